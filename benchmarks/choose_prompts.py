@@ -1,7 +1,7 @@
 """`python -m benchmarks.choose_prompts`: prompts whose outputs do not loop, chosen before any speed is measured.
 
 The target decodes each candidate plainly and greedily. A prompt qualifies if no end of its output repeats exactly with
-some period (see `slipstream.lab.loops`), because a loop is easy to draft and says little about other text. Candidates
+some period (see `slipstream.bench.loops`), because a loop is easy to draft and says little about other text. Candidates
 are the embedded held-out prompts and, for code, JSON lines of other files with a "prompt". Chosen texts of such files
 are written to the output folder only, which must not be tracked by git.
 """
@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.prompts import SPARE, TOKENS, Prompt, encode
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.lab.loops import PERIODS, SHORTEST, TURNS, periodic_tail
-from slipstream.lab.provenance import commit, digest, model, now, public
+from slipstream.bench.loops import PERIODS, SHORTEST, TURNS, periodic_tail
+from slipstream.bench.provenance import commit, digest, model, now, public
 
 EMBEDDED = ROOT / "slipstream" / "zoo" / "prompts"
 CONTEXT = 1024

@@ -21,12 +21,12 @@ from rich.console import Console
 from benchmarks.markdown import beside, bound
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
+from slipstream.bench.benchmark import BenchConfig, Contender, bench
+from slipstream.bench.prompts import Prompt, PromptSet, load
+from slipstream.bench.results import Result
+from slipstream.bench.tables import ends
 from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.lab.benchmark import BenchConfig, Contender, bench
-from slipstream.lab.prompts import Prompt, PromptSet, load
-from slipstream.lab.results import Result
-from slipstream.lab.tables import ends
 from slipstream.llm import LLM
 from slipstream.settings import EXECUTORS
 from slipstream.targets.sources import as_target

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.markdown import beside, bound
-from slipstream.lab.estimates import ratio
+from slipstream.bench.estimates import ratio
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ from benchmarks.made_models import deeper, written
 from benchmarks.markdown import beside
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
+from slipstream.bench.benchmark import BenchConfig, Contender, bench
+from slipstream.bench.prompts import load
+from slipstream.bench.results import Result
 from slipstream.core.target import Target
 from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
 from slipstream.drafters.string_match import Writer
-from slipstream.lab.benchmark import BenchConfig, Contender, bench
-from slipstream.lab.prompts import load
-from slipstream.lab.results import Result
 from slipstream.llm import LLM
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import INTERSECTION, STRING

@@ -27,6 +27,7 @@ from time import perf_counter, process_time
 
 import torch
 
+from slipstream.bench.provenance import machine
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.sequence import Sequence
@@ -34,7 +35,6 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.sam import SamDrafter
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
-from slipstream.lab.provenance import machine
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence as Seq
 from typing import Any
 
-from slipstream.lab.tables import Table
+from slipstream.bench.tables import Table
 
 QUIET = 0.03
 """Share of the machine's time that other processes may use before the report has a warning."""

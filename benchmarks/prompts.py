@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.lab.provenance import digest
+from slipstream.bench.provenance import digest
 
 SETS = ("code", "edit")
 TOKENS = 128

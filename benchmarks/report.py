@@ -11,8 +11,8 @@ from benchmarks.figures import FIGURES, Figure, judge
 from benchmarks.markdown import document, noise, rows, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
-from slipstream.lab.estimates import agreement, spread
-from slipstream.lab.tables import ends
+from slipstream.bench.estimates import agreement, spread
+from slipstream.bench.tables import ends
 
 SCHEMA = 1
 

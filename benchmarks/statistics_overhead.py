@@ -14,10 +14,10 @@ from time import perf_counter, process_time
 from typing import Any
 
 from slipstream import LLM, SamplingParams
+from slipstream.bench.prompts import built_in
+from slipstream.bench.provenance import commit, machine, now, versions
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
-from slipstream.lab.prompts import built_in
-from slipstream.lab.provenance import commit, machine, now, versions
 
 TOKENS, PROMPTS, REPLAYS = 96, 4, 200
 LIMIT = 0.01

@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.markdown import QUIET, rows, table
 from benchmarks.tutorial_kit import ROOT, Kit, block, fence, named, warnings
+from slipstream.bench import plots
+from slipstream.bench.estimates import unsure
+from slipstream.bench.plots import Plot
+from slipstream.bench.tables import counted, interval, percent, times
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.lab import plots
-from slipstream.lab.estimates import unsure
-from slipstream.lab.plots import Plot
-from slipstream.lab.tables import counted, interval, percent, times
 
 CLOSED_C, CLOSED_LONGEST = 0.05, 12
 CLOSED_ALPHAS = (0.9, 0.8, 0.7, 0.6, 0.4)
@@ -67,7 +67,7 @@ def doubling(axes: Any, xs: list[int], ys: list[int]) -> None:
 
 
 def closed_form(kit: Kit) -> str:
-    from slipstream.core.theory import best_gamma, speedup
+    from slipstream.theory.closed_forms import best_gamma, speedup
 
     gammas = list(range(1, CLOSED_LONGEST + 1))
     lines = [(f"alpha {a:g}", gammas, [speedup(a, g, CLOSED_C) for g in gammas]) for a in CLOSED_ALPHAS]
@@ -88,8 +88,8 @@ def closed_form(kit: Kit) -> str:
 
 def pairs(kit: Kit) -> str:
     from slipstream.cli.pairs import assumed, published, rate
-    from slipstream.lab.hardware import find_hardware
-    from slipstream.lab.known_pairs import PAIRS, outlook
+    from slipstream.plan.hardware import find_hardware
+    from slipstream.plan.known_pairs import PAIRS, outlook
 
     place, body = find_hardware("h100"), []
     for pair in PAIRS:
@@ -104,7 +104,7 @@ def pairs(kit: Kit) -> str:
 
 
 def advice(kit: Kit) -> str:
-    from slipstream.lab.advice import ADVICE
+    from slipstream.plan.advice import ADVICE
 
     body = [[one.situation, one.recommendation, one.why] for one in ADVICE]
     return block(fence("slipstream pairs --advice"), rows(["situation", "do this", "because"], body, (0, 1, 2)))
@@ -210,7 +210,7 @@ def lengths(kit: Kit) -> str:
 
 def three_lengths(kit: Kit) -> str:
     """From the same run as `lengths`, so that all lengths can be compared."""
-    from slipstream.lab.results import read
+    from slipstream.bench.results import read
 
     command, path = sweep_command(kit), kit.folder / "lengths.json"
     if not path.exists():
@@ -347,7 +347,7 @@ def batches(kit: Kit) -> str:
 
 
 def origin(kit: Kit) -> str:
-    from slipstream.lab.provenance import commit, machine, now, versions
+    from slipstream.bench.provenance import commit, machine, now, versions
 
     here = machine()
     named = ", ".join(f"{name} {found}" for name, found in versions().items())

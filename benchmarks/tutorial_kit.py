@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.lab import plots
-from slipstream.lab.plots import Plot
-from slipstream.lab.reports import section
-from slipstream.lab.results import Result, read
-from slipstream.lab.tables import Section, remark
+from slipstream.bench import plots
+from slipstream.bench.plots import Plot
+from slipstream.bench.results import Result, read
+from slipstream.bench.tables import Section, remark
+from slipstream.cli.reports import section
 
 WIDTH = 100
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,7 +28,6 @@ from slipstream.core.stats import SpecStats
 from slipstream.core.stop_strings import completed_at
 from slipstream.core.target import Target, begun
 from slipstream.core.token_logprob import TokenLogprob
-from slipstream.core.turns import Turns
 from slipstream.core.warp import check_possible
 from slipstream.drafters.choice import STACK, DrafterFactory
 from slipstream.drafters.guard import Guard
@@ -43,6 +42,7 @@ from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not
 from slipstream.engine.scored import Scored
 from slipstream.errors import ParameterError, PromptError, UnsupportedModelError, did_you_mean
 from slipstream.grammar.compiler import Grammars
+from slipstream.host.turns import Turns
 from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, DRAFT_TOKENIZERS, SAME, one_of

@@ -9,12 +9,12 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.kernels.processor import has_bfloat16_dots
+from slipstream.bench.provenance import engine_facts
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
-from slipstream.lab.provenance import engine_facts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import CONTEXT, Tiny, make_model
 

@@ -18,7 +18,7 @@ from benchmarks.backend.report import assemble, markdown
 from benchmarks.backend.session import Session, hide, places
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
-from slipstream.lab.provenance import OtherProcesses, commit, machine, now
+from slipstream.bench.provenance import OtherProcesses, commit, machine, now
 
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS = Path(tempfile.gettempdir()) / "slipstream-benchmark-models"

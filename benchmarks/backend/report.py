@@ -21,8 +21,8 @@ from benchmarks.backend.lineup import (
     pass_label,
 )
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from slipstream.lab.estimates import ratio, spread
-from slipstream.lab.tables import ends
+from slipstream.bench.estimates import ratio, spread
+from slipstream.bench.tables import ends
 
 SCHEMA = 1
 ORDER = ("missed", "not measured", "reached")

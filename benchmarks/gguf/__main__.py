@@ -28,9 +28,9 @@ from benchmarks.prompts import SETS, Prompt, load, shortened
 from benchmarks.protocol import ROOT, THREADS, Worker, fingerprint
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.lab.estimates import ratio, spread
-from slipstream.lab.provenance import OtherProcesses, digest
-from slipstream.lab.tables import ends
+from slipstream.bench.estimates import ratio, spread
+from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.bench.tables import ends
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
 

@@ -27,10 +27,10 @@ from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
+from slipstream.bench.estimates import ratio, spread
+from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.bench.tables import ends, interval, percent
 from slipstream.core.params import SamplingParams
-from slipstream.lab.estimates import ratio, spread
-from slipstream.lab.provenance import OtherProcesses, digest
-from slipstream.lab.tables import ends, interval, percent
 from slipstream.llm import LLM
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.targets.gguf.load_gguf import from_file

@@ -29,8 +29,8 @@ from benchmarks.provenance import provenance
 from benchmarks.report import assemble, markdown
 from benchmarks.session import Session
 from slipstream import zoo
-from slipstream.lab.estimates import mean
-from slipstream.lab.provenance import OtherProcesses, digest
+from slipstream.bench.estimates import mean
+from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.models.text import load_tokenizer
 
 TOGETHER = 8

@@ -11,10 +11,10 @@ from benchmarks.peers.lineup import BASE, CLASSES, MODES, SYSTEMS, Match, matche
 from benchmarks.prompts import SETS, Prompts
 from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
-from slipstream.lab import loops
-from slipstream.lab.estimates import mean, ratio, spread, unsure
-from slipstream.lab.plots import Plot, intervals
-from slipstream.lab.tables import ends
+from slipstream.bench import loops
+from slipstream.bench.estimates import mean, ratio, spread, unsure
+from slipstream.bench.plots import Plot, intervals
+from slipstream.bench.tables import ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

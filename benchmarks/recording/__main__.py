@@ -16,7 +16,7 @@ from time import perf_counter
 
 from benchmarks.recording.drawing import Recording, Take, Token, draw
 from slipstream import LLM, SamplingParams, __version__
-from slipstream.lab.provenance import OtherProcesses, machine
+from slipstream.bench.provenance import OtherProcesses, machine
 from slipstream.settings import EXECUTORS
 
 ROOT = Path(__file__).resolve().parents[2]

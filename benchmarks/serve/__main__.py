@@ -26,9 +26,9 @@ from benchmarks.serve.lineup import GROUPS, Group, fixed, texts_of_prompts
 from benchmarks.serve.report import markdown
 from benchmarks.serve.row_drafts_host import measure
 from benchmarks.serve.servers import Pair, running
-from slipstream.lab.endpoint import Endpoint
-from slipstream.lab.load import LoadArm, LoadConfig, load_test, requests_of
-from slipstream.lab.provenance import OtherProcesses, command_line, public
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.load import LoadArm, LoadConfig, load_test, requests_of
+from slipstream.bench.provenance import OtherProcesses, command_line, public
 
 HOST_ROUNDS, HOST_TOKENS = 5, 64
 PARTS = ("runs", "probes", "skipped")

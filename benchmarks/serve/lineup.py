@@ -11,12 +11,12 @@ from typing import Any
 from benchmarks.made_models import random_weights
 from benchmarks.serve.servers import Pair, Served, llamacpp, ours, vllm_by_hand
 from slipstream import zoo
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.load import Load, LoadArm
+from slipstream.bench.load_client import COMPLETIONS, Request
+from slipstream.bench.load_prompts import LoadPrompts
+from slipstream.bench.prompts import select
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.lab.endpoint import Endpoint
-from slipstream.lab.load import Load, LoadArm
-from slipstream.lab.load_client import COMPLETIONS, Request
-from slipstream.lab.load_prompts import LoadPrompts
-from slipstream.lab.prompts import select
 from slipstream.models.text import load_tokenizer
 
 LOADS = (1, 2, 4, 8, 16, 64)

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from slipstream.lab.endpoint import Endpoint
-from slipstream.lab.load_client import COMPLETIONS, LoadClient, Request, read
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.load_client import COMPLETIONS, LoadClient, Request, read
 
 TIMEOUT = 120.0
 PREFIX, TAIL = 768, 16

@@ -6,9 +6,9 @@ from typing import Any
 
 from benchmarks.markdown import document, noise, rows as table_rows, table
 from benchmarks.serve.figures import Row
-from slipstream.lab.report_load import latencies, speeds
-from slipstream.lab.results import Result
-from slipstream.lab.tables import ends
+from slipstream.bench.report_load import latencies, speeds
+from slipstream.bench.results import Result
+from slipstream.bench.tables import ends
 
 ORDER = ("missed", "not measured", "reached")
 

@@ -12,11 +12,11 @@ from typing import Any
 from benchmarks.contenders import interpreter
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
+from slipstream.bench.configs import Choice
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.server_process import ServerProcess
+from slipstream.bench.vllm_server import VllmServer, preloaded
 from slipstream.errors import ServedError
-from slipstream.lab.configs import Choice
-from slipstream.lab.endpoint import Endpoint
-from slipstream.lab.server_process import ServerProcess
-from slipstream.lab.vllm_server import VllmServer, preloaded
 
 CONTEXT = 1024
 STREAMS = 64

@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
 from benchmarks.serve.lineup import Group, Requests, edits, fixed, prompts
 from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, ours, vllm, vllm_by_hand
-from slipstream.lab.configs import Choice
-from slipstream.lab.endpoint import Endpoint
-from slipstream.lab.estimates import Estimate, ratio
-from slipstream.lab.load import Load, LoadArm
+from slipstream.bench.configs import Choice
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.estimates import Estimate, ratio
+from slipstream.bench.load import Load, LoadArm
 
 TOKENS = 64
 LOADS = (1, 8)

@@ -30,8 +30,8 @@ from recipes.embedded.card import command_of
 from recipes.embedded.token_cache import Batches, HeldOut, Mix, prepare
 from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_id
 from recipes.embedded.transplant import transplanted
-from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError
+from slipstream.host.interrupt import Interrupt
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from slipstream.training.corpus import Package, build_corpus, installed_packages
 from slipstream.training.devices import has_bfloat16_products

@@ -89,7 +89,7 @@ def bench(
     }  # fmt: skip
     files.check()
     texts.check()
-    from slipstream.lab.benchmark import BenchConfig
+    from slipstream.bench.benchmark import BenchConfig
 
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
@@ -98,18 +98,18 @@ def bench(
     check_contenders(models, contenders)
     asked = map(config.params, config.temperatures)
     llm = load(models.one("none"), quiet=files.as_json, asked=asked)
-    from slipstream.lab import benchmark as lab
+    from slipstream.bench import benchmark
 
     chosen = texts.load(llm, tokens)
     render.line(f"bench: {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
-    with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.bench(llm, contenders, chosen, config, files.out, advance))
+    with render.progress("measuring (interleaved)", benchmark.steps(llm, contenders, chosen, config)) as advance:
+        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
     finish(result, files)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
 
 
 def show_comparison(first: str, second: str, as_json: bool) -> None:
-    from slipstream.lab.bench_compare import changes, compare
+    from slipstream.bench.bench_compare import changes, compare
 
     found = compare(first, second)
     if as_json:

@@ -124,9 +124,9 @@ def bench_served(
     temperatures = values_of("--temperature", sampling["temperature"], float)
     if len(temperatures) > 1:
         raise ParameterError("a load has one temperature", fix="run the command for each")
-    from slipstream.lab.endpoint import Endpoint
-    from slipstream.lab.load import Load, LoadArm, LoadConfig, load_test, requests_of
-    from slipstream.lab.load_prompts import LoadPrompts
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import Load, LoadArm, LoadConfig, load_test, requests_of
+    from slipstream.bench.load_prompts import LoadPrompts
 
     own = {"requests": served.requests, "warm_up": served.warm_up}
     at_once = served.concurrency or (None if served.rate else "1,4,16")

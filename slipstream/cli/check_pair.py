@@ -17,7 +17,7 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.settings import INTERSECTION, STRING
 
 if TYPE_CHECKING:
-    from slipstream.lab.measure import Run
+    from slipstream.bench.measure import Run
     from slipstream.models.pair_check import PairReport
 
 SHOWN_RATES = (0.6, 0.8)
@@ -64,9 +64,9 @@ def check_pair(
 
 def measured(pairs: Seq[ModelOptions]) -> dict[str, list[Run]]:
     """Target -> plain decoding and the draft model, on the same prompts; all take turns."""
+    from slipstream.bench.measure import Arm, line_up, passes, race
+    from slipstream.bench.prompts import built_in
     from slipstream.core.params import SamplingParams
-    from slipstream.lab.measure import Arm, line_up, passes, race
-    from slipstream.lab.prompts import built_in
 
     params = SamplingParams(max_tokens=TOKENS)
     runs: dict[str, list[Run]] = {}

@@ -20,7 +20,7 @@ from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.lab.contender import Contender
+    from slipstream.bench.contender import Contender
 
 _PANEL = "Speculation"
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class LabModels(ModelOptions):
 
 def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool = False, **changes: Any) -> Contender:
     """One drafter, as given on the command line. Raises ParameterError for `draft_tokens=auto` unless `adaptive`."""
-    from slipstream.lab.contender import Contender
+    from slipstream.bench.contender import Contender
 
     one, options = parsed(models, spec, more, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]

@@ -12,11 +12,11 @@ from rich.text import Text
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.options import ModelOptions, grouped
-from slipstream.core.interrupt import Interrupt
 from slipstream.core.params import SamplingParams
+from slipstream.host.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from slipstream.lab.measure import Arm, Run
+    from slipstream.bench.measure import Arm, Run
     from slipstream.llm import LLM
 
 PROMPT_LINES = 4
@@ -62,7 +62,7 @@ def demo(
             for i in range(min(SHOWN, len(job.prompts))):
                 if not show(llm, job, i, interrupt):
                     raise typer.Exit(130)
-    from slipstream.lab.provenance import OtherProcesses
+    from slipstream.bench.provenance import OtherProcesses
 
     neighbours = OtherProcesses()
     found = measure(jobs, rounds)
@@ -76,8 +76,8 @@ def demo(
 def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
     """Plain decoding and the draft model on code to continue; also the n-gram drafter on code to edit."""
     from slipstream import zoo
-    from slipstream.lab.measure import Arm
-    from slipstream.lab.prompts import built_in
+    from slipstream.bench.measure import Arm
+    from slipstream.bench.prompts import built_in
 
     params = SamplingParams(max_tokens=tokens)
     wanted = (models.drafter,) if models.drafter else ("model", "ngram")
@@ -97,7 +97,7 @@ def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
 
 def warm_up(llm: LLM, jobs: list[Job]) -> None:
     """Decode a few tokens with each arm, so that the first times shown are not those of first calls."""
-    from slipstream.lab.measure import decode
+    from slipstream.bench.measure import decode
 
     with render.status("warming up"):
         for job in jobs:
@@ -108,7 +108,7 @@ def warm_up(llm: LLM, jobs: list[Job]) -> None:
 
 def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
     """Stream one prompt with the last arm of its job, and compare the text with plain decoding. False on Ctrl-C."""
-    from slipstream.lab.measure import decode
+    from slipstream.bench.measure import decode
 
     console = render.out()
     plain, fast = job.arms[0], job.arms[-1]
@@ -138,7 +138,7 @@ def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
 
 
 def measure(jobs: list[Job], rounds: int) -> dict[str, list[Run]]:
-    from slipstream.lab.measure import line_up, passes, race
+    from slipstream.bench.measure import line_up, passes, race
 
     found = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
     with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in found.values())) as advance:
@@ -163,7 +163,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 def report(found: dict[str, list[Run]], neighbours: float | None) -> None:
     """Print the table, its notes, and the warnings that `bench` would give. neighbours: see `benchmark.warnings`."""
-    from slipstream.lab.benchmark import warnings
+    from slipstream.bench.benchmark import warnings
 
     console = render.out()
     console.print()

@@ -40,7 +40,7 @@ def doctor(
     params = sampling.params()
     files.check()
     texts.check()
-    from slipstream.lab.diagnosis import DoctorConfig
+    from slipstream.plan.diagnosis import DoctorConfig
 
     config = DoctorConfig(
         tokens=min(params.max_tokens, 64), rounds=rounds, seconds=seconds, batch=batch, seed=params.seed or 0,
@@ -54,7 +54,7 @@ def doctor(
             f"{len(contenders)} drafters were named, only one can be examined",
             fix="name one: --drafter model; A+B combines two",
         )
-    from slipstream.lab import diagnosis as lab
+    from slipstream.plan import diagnosis
 
     check_contenders(models, contenders)
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
@@ -64,7 +64,7 @@ def doctor(
         f"doctor: {examined.label}, K={examined.draft_tokens}, {chosen.size} of "
         f"{chosen.source}, target={models.target}, {on(llm.target)}"
     )
-    with render.progress("measuring (interleaved)", lab.steps(llm, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.doctor(llm, examined, chosen, config, files.out, advance))
+    with render.progress("measuring (interleaved)", diagnosis.steps(llm, chosen, config)) as advance:
+        result, code = unfinished(lambda: diagnosis.doctor(llm, examined, chosen, config, files.out, advance))
     finish(result, files)
     raise typer.Exit(code)

@@ -18,9 +18,9 @@ from slipstream.settings import SAME
 from slipstream.zoo import EMBEDDED, checkpoint_of
 
 if TYPE_CHECKING:
+    from slipstream.bench.contender import Contender
     from slipstream.cli.options import ModelOptions
     from slipstream.core.params import SamplingParams
-    from slipstream.lab.contender import Contender
 
 
 def check_contenders(models: ModelOptions, contenders: Seq[Contender]) -> None:

@@ -23,8 +23,8 @@ from slipstream.settings import AUTO, one_of
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
+    from slipstream.bench.vllm_server import VllmServer
     from slipstream.cli.serve import ServerOptions
-    from slipstream.lab.vllm_server import VllmServer
 
 _PANEL = "Engine"
 OURS, VLLM = "slipstream", "vllm"
@@ -87,8 +87,8 @@ def vllm_server(
 ) -> VllmServer:
     """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
-    from slipstream.lab.configs import Choice
-    from slipstream.lab.vllm_server import VllmServer
+    from slipstream.bench.configs import Choice
+    from slipstream.bench.vllm_server import VllmServer
 
     ignored = [f.name for f in fields(ModelOptions) if f.name not in READ and getattr(models, f.name) != f.default]
     if ignored:
@@ -140,7 +140,7 @@ def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
 def started(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
     """Name -> URL of servers that run until the end; they load at the same time. Raises ServedError with what a server
     printed if it does not start."""
-    from slipstream.lab.vllm_server import LOADING, interpreter
+    from slipstream.bench.vllm_server import LOADING, interpreter
 
     python = interpreter(engine.vllm_python)
     with ExitStack() as stack:
@@ -154,7 +154,7 @@ def started(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterato
 def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
     """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
     it does not start, or ends by itself."""
-    from slipstream.lab.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
+    from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
     from slipstream.server.serving import bound
 
     ignored = [f.name for f in fields(server) if f.name not in LISTENING and getattr(server, f.name) != f.default]

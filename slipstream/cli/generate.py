@@ -17,8 +17,8 @@ from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
 from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
 from slipstream.cli.structured_options import StructuredOptions
 from slipstream.core.checked_text import check_text
-from slipstream.core.interrupt import Interrupt
 from slipstream.errors import PromptError
+from slipstream.host.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from slipstream.core.beam_params import BeamParams

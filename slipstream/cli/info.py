@@ -55,7 +55,7 @@ def info(
 def show_matrix(as_json: bool, markdown: bool) -> None:
     """Print the support matrix."""
     from slipstream.drafters.registry import DRAFTERS
-    from slipstream.lab import support_matrix as support
+    from slipstream.plan import support_matrix as support
 
     if as_json:
         print(json.dumps(support.matrix()))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.bench.prompts import Entry, select
 from slipstream.cli import render
 from slipstream.errors import ServedError
-from slipstream.lab.prompts import Entry, select
 
 if TYPE_CHECKING:
-    from slipstream.lab.prompts import PromptSet
-    from slipstream.lab.results import Result
+    from slipstream.bench.prompts import PromptSet
+    from slipstream.bench.results import Result
     from slipstream.llm import LLM
 
 
@@ -47,9 +47,9 @@ class PromptOptions:
 
     def load(self, llm: LLM, tokens: int, warn_random: bool = True) -> PromptSet:
         """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
-        from slipstream.lab import prompts as lab
+        from slipstream.bench import prompts
 
-        return lab.load(
+        return prompts.load(
             llm, self.prompts, self.count, self.category or (), self.template, warn_random, self.turns, tokens
         )
 
@@ -69,7 +69,7 @@ class OutputOptions:
 
 def writable(**files: Path | None) -> None:
     """Raise ResultError unless all of these files, each named by its option, can be written."""
-    from slipstream.lab.results import check_writable
+    from slipstream.bench.results import check_writable
 
     for option, path in files.items():
         if path is not None:
@@ -96,8 +96,8 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
 
     show  prints the result for people; None: print the tables and the finding of `reports.section`.
     """
-    from slipstream.lab.reports import section
-    from slipstream.lab.results import INTERRUPTED
+    from slipstream.bench.results import INTERRUPTED
+    from slipstream.cli.reports import section
 
     if files.as_json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))
@@ -112,7 +112,7 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
     if files.out is not None:
         render.line(f"wrote {files.out}; `slipstream report {files.out}` turns it into a page")
     if files.page is not None:
-        from slipstream.lab.report_page import write_page
+        from slipstream.cli.report_page import write_page
 
         write_page([result], files.page, "--page")
         render.line(f"wrote {files.page}")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.padding import Padding
 
+from slipstream.bench.tables import Column, Table, count, percent, times, words
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.lab.tables import Column, Table, count, percent, times, words
 
 if TYPE_CHECKING:
-    from slipstream.core.forecast import Forecast
-    from slipstream.lab.advice import Advice
-    from slipstream.lab.hardware import Hardware
-    from slipstream.lab.known_pairs import KnownPair, Outlook
-    from slipstream.lab.suggest import Suggestions
+    from slipstream.plan.advice import Advice
+    from slipstream.plan.hardware import Hardware
+    from slipstream.plan.known_pairs import KnownPair, Outlook
+    from slipstream.plan.suggest import Suggestions
+    from slipstream.theory.forecast import Forecast
 
 UNKNOWN = "no published figure"
 HARDWARE = "h100"
@@ -40,9 +40,9 @@ def pairs(
     """List recommended pairs of target and draft model, with published figures and predictions."""
     quieten()
     from slipstream.core.params import check_number
-    from slipstream.lab.advice import ADVICE
-    from slipstream.lab.hardware import find_hardware
-    from slipstream.lab.known_pairs import PAIRS, outlook
+    from slipstream.plan.advice import ADVICE
+    from slipstream.plan.hardware import find_hardware
+    from slipstream.plan.known_pairs import PAIRS, outlook
 
     if advice:
         if as_json:
@@ -62,7 +62,7 @@ def pairs(
 
 def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
     """One pair as plain JSON values."""
-    from slipstream.lab.known_pairs import MODELS
+    from slipstream.plan.known_pairs import MODELS
 
     sizes = {
         role: {
@@ -81,7 +81,7 @@ def record(pair: KnownPair, seen: Outlook) -> dict[str, Any]:
 
 
 def show_pairs(rows: list[tuple[KnownPair, Outlook]], place: Hardware) -> None:
-    from slipstream.lab.known_pairs import MODELS
+    from slipstream.plan.known_pairs import MODELS
 
     numbers = sources([pair for pair, _ in rows])
     columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
@@ -122,8 +122,8 @@ LEGEND = (
 
 def assumed(place: Hardware | None) -> str:
     """The assumptions of all predictions of a table, in one line."""
-    from slipstream.core.forecast import WEIGHTS_READ
-    from slipstream.lab.known_pairs import CONTEXT
+    from slipstream.plan.known_pairs import CONTEXT
+    from slipstream.theory.forecast import WEIGHTS_READ
 
     basis = WEIGHTS_READ
     if place is not None:
@@ -191,8 +191,8 @@ def suggest_draft(
     Exit code 0 if a model fits, 1 if none does. No weights are loaded.
     """
     quieten()
-    from slipstream.lab.hardware import find_hardware
-    from slipstream.lab.suggest import embedded_models, hub_cache, is_registered, suggest
+    from slipstream.plan.hardware import find_hardware
+    from slipstream.plan.suggest import embedded_models, hub_cache, is_registered, suggest
 
     folders = list(models) if models else hub_cache()
     if target == "embedded":
@@ -209,7 +209,7 @@ def suggest_draft(
 
 
 def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
-    from slipstream.lab.suggest import REGISTRY
+    from slipstream.plan.suggest import REGISTRY
 
     console = render.out()
     if found.fitting:
@@ -245,8 +245,8 @@ def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
 def argument_for(candidate: Any) -> str:
     """The name of a candidate for use on the command line."""
     from slipstream import zoo
-    from slipstream.lab.known_pairs import MODELS
-    from slipstream.lab.suggest import REGISTRY
+    from slipstream.plan.known_pairs import MODELS
+    from slipstream.plan.suggest import REGISTRY
 
     if candidate.place == REGISTRY:
         return MODELS[candidate.name].hub
@@ -255,7 +255,7 @@ def argument_for(candidate: Any) -> str:
 
 def show_rejected(found: Suggestions) -> None:
     """Print the rejected models, grouped by reason."""
-    from slipstream.lab.suggest import ANOTHER_VOCABULARY
+    from slipstream.plan.suggest import ANOTHER_VOCABULARY
 
     reasons: dict[str, list[str]] = {}
     for one in found.rejected:
@@ -270,7 +270,7 @@ def show_rejected(found: Suggestions) -> None:
 
 
 def show_alternatives(found: Suggestions) -> None:
-    from slipstream.lab.suggest import ALTERNATIVES
+    from slipstream.plan.suggest import ALTERNATIVES
 
     console = render.out()
     console.print("Without a draft model:", style="bold")

@@ -22,8 +22,7 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.errors import SlipstreamError, sentence
-from slipstream.lab.tables import (
+from slipstream.bench.tables import (
     Alarm,
     Section,
     Table,
@@ -33,10 +32,11 @@ from slipstream.lab.tables import (
     percent as percent,
     size as size,
 )
+from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
+    from slipstream.bench.measure import Run
     from slipstream.core.stats import SpecStats
-    from slipstream.lab.measure import Run
     from slipstream.llm import Completion
 
 # Basic terminal colours only: they are readable in light and dark themes, and green and magenta can be told apart with

@@ -18,8 +18,8 @@ def report(
     svg: Annotated[Path | None, typer.Option(help="Write the plots as SVG files to this folder instead.")] = None,
 ) -> None:
     """Turn result files into one self-contained HTML page (offline, light and dark, printable), or into plots."""
-    from slipstream.lab.report_page import export, write_page
-    from slipstream.lab.results import read_all
+    from slipstream.bench.results import read_all
+    from slipstream.cli.report_page import export, write_page
 
     found = [result for path in results for result in read_all(path)]
     folders = [(kind, folder) for kind, folder in (("png", png), ("svg", svg)) if folder is not None]

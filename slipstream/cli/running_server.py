@@ -49,10 +49,10 @@ def examine(
     params, numbers = sampling.params(), values_of("--concurrency", server.concurrency, int)
     files.check()
     entries = texts.check()
-    from slipstream.lab.diagnosis_served import KIND, diagnose_served, watch
-    from slipstream.lab.endpoint import Endpoint
-    from slipstream.lab.load import Load, LoadArm, LoadConfig, load_test, requests_of
-    from slipstream.lab.load_prompts import LoadPrompts
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import Load, LoadArm, LoadConfig, load_test, requests_of
+    from slipstream.bench.load_prompts import LoadPrompts
+    from slipstream.plan.diagnosis_served import KIND, diagnose_served, watch
 
     place, c = Endpoint(server.base_url or "", server.served_model), server.c
     config = LoadConfig(rounds=rounds, seconds=seconds, seed=params.seed or 0)

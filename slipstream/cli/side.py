@@ -14,9 +14,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.core.interrupt import Interrupt
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.model import ModelDrafter
+from slipstream.host.interrupt import Interrupt
 from slipstream.llm import LLM, Prompt
 
 NARROW = 100

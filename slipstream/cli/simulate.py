@@ -17,9 +17,9 @@ from slipstream.cli.simulate_tables import section
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.core.forecast import Rates, StepCosts
-    from slipstream.lab.hardware import Hardware
-    from slipstream.lab.roofline import ModelSize
+    from slipstream.plan.hardware import Hardware
+    from slipstream.plan.roofline import ModelSize
+    from slipstream.theory.forecast import Rates, StepCosts
 
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
@@ -66,7 +66,7 @@ def simulate(
 
 
 def _presets() -> dict[str, Any]:
-    from slipstream.lab.hardware import PRESETS
+    from slipstream.plan.hardware import PRESETS
 
     return {"presets": {key: vars(hardware) | {"ridge": hardware.ridge} for key, hardware in PRESETS.items()}}
 
@@ -74,7 +74,7 @@ def _presets() -> dict[str, Any]:
 def _lengths(
     draft: DraftOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
-    from slipstream.core.forecast import forecast
+    from slipstream.theory.forecast import forecast
 
     if len(batches) > 1:
         raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
@@ -95,9 +95,9 @@ def _lengths(
 
 
 def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> StepCosts:
-    from slipstream.core.cost_curve import CostCurve
-    from slipstream.core.forecast import StepCosts
     from slipstream.core.params import check_number
+    from slipstream.theory.cost_curve import CostCurve
+    from slipstream.theory.forecast import StepCosts
 
     if options.measure:
         return _measured(target or "embedded", model, batch, options.host)
@@ -112,9 +112,9 @@ def _costs(options: CostOptions, target: str | None, model: str | None, batch: i
 
 
 def _measured(target: str, model: str | None, batch: int, host: float) -> StepCosts:
-    from slipstream.core.forecast import StepCosts
     from slipstream.drafters.draft_costs import measure_draft_costs
     from slipstream.targets.target_costs import measure_costs
+    from slipstream.theory.forecast import StepCosts
 
     llm = load(ModelOptions(target=target, draft=model))
     with render.status("measuring"):
@@ -129,8 +129,8 @@ def _plan(
     draft: DraftOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     from slipstream.core.params import check_number
-    from slipstream.lab.capacity import Serving, groups_needed
-    from slipstream.lab.roofline import placed
+    from slipstream.plan.capacity import Serving, groups_needed
+    from slipstream.plan.roofline import placed
 
     hardware = _hardware(place)
     if target is None or model is None:
@@ -171,8 +171,8 @@ def _plan(
 
 
 def _tree(draft: DraftOptions, costs: StepCosts) -> dict[str, Any] | None:
-    from slipstream.core.forecast import best_tree
-    from slipstream.core.trees import expected_tokens
+    from slipstream.theory.forecast import best_tree
+    from slipstream.theory.trees import expected_tokens
 
     if draft.tree_rates is None:
         return None
@@ -186,9 +186,9 @@ def _tree(draft: DraftOptions, costs: StepCosts) -> dict[str, Any] | None:
 
 def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
-    from slipstream.lab.known_pairs import known_model
-    from slipstream.lab.roofline import ModelSize
     from slipstream.models.facts import facts
+    from slipstream.plan.known_pairs import known_model
+    from slipstream.plan.roofline import ModelSize
 
     known = known_model(name)
     if known is not None:
@@ -199,13 +199,13 @@ def _model(name: str, role: str) -> ModelSize:
         return ModelSize.like_llama(size * unit, name)
     if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
         return ModelSize.of(facts(checkpoint(name, role)), name)
-    from slipstream.lab.known_pairs import require_model
+    from slipstream.plan.known_pairs import require_model
 
     return require_model(name).size
 
 
 def _hardware(place: HardwareOptions) -> Hardware:
-    from slipstream.lab.hardware import Hardware, find_hardware
+    from slipstream.plan.hardware import Hardware, find_hardware
 
     own = {"bandwidth": place.bandwidth, "flops": place.tflops, "memory": place.memory, "link": place.link}
     units = {"bandwidth": 1e9, "flops": 1e12, "memory": 1e9, "link": 1e9}
@@ -222,9 +222,9 @@ def _hardware(place: HardwareOptions) -> Hardware:
 
 def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
     """Acceptance rates by position, up to the longest draft: as given, or of the pair (see `acceptance_rates`)."""
-    from slipstream.core.forecast import Rates
     from slipstream.core.params import check_integer, check_number
-    from slipstream.lab.known_pairs import acceptance_rates
+    from slipstream.plan.known_pairs import acceptance_rates
+    from slipstream.theory.forecast import Rates
 
     check_integer("longest", draft.longest, 1)
     if draft.draft_tokens is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.lab.tables import Column, Section, Table, percent, size, times, words
+from slipstream.bench.tables import Column, Section, Table, percent, size, times, words
 
 
 def section(found: dict[str, Any]) -> Section:
@@ -47,7 +47,7 @@ def lengths(found: dict[str, Any]) -> Section:
     made = Section("Speed-up", lead if found["best"] else "No draft length is faster than plain decoding.")
     made.tables.append(Table("Speed-up by draft length", columns, rows, note))
     if found["costs"]["curve"] and len(found["costs"]["curve"]["rows"]) > 2:  # measured
-        from slipstream.lab.report_doctor import costs
+        from slipstream.plan.report_doctor import costs
 
         made.tables.append(costs(found["costs"]["curve"]))
     made.notes = [*([best_tree(found["tree"])] if found["tree"] else []), f"Assumptions: {found['assumptions']}."]

@@ -17,7 +17,7 @@ from slipstream.errors import ParameterError
 from slipstream.settings import DTYPES, one_of
 
 if TYPE_CHECKING:
-    from slipstream.lab.parameter_sweep import Setting
+    from slipstream.bench.parameter_sweep import Setting
 
 SWEPT = "Swept"
 
@@ -96,13 +96,13 @@ def sweep(
     files.check()
     texts.check()
     axes, settings = plan(models, temperature, batch, tree_nodes, option or ())
-    from slipstream.lab.benchmark import BenchConfig
+    from slipstream.bench.benchmark import BenchConfig
 
     config = BenchConfig(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed,
         temperatures=tuple(axes["temperature"]), batches=tuple(axes["batch"]),
     )  # fmt: skip
-    from slipstream.lab import parameter_sweep as lab
+    from slipstream.bench import parameter_sweep
 
     check_contenders(models, [setting.contender for setting in settings])
     engines = {
@@ -120,8 +120,10 @@ def sweep(
         f"{chosen.source}, target={models.target}, "
         f"{on(llm.target)}"
     )
-    with render.progress("measuring (interleaved)", lab.steps(settings, llm, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.sweep(engines, settings, axes, chosen, config, files.out, advance))
+    with render.progress("measuring (interleaved)", parameter_sweep.steps(settings, llm, chosen, config)) as advance:
+        result, code = unfinished(
+            lambda: parameter_sweep.sweep(engines, settings, axes, chosen, config, files.out, advance)
+        )
     finish(result, files)
     raise typer.Exit(code or (1 if any(point["texts"] == "BUG" for point in result.data["arms"]) else 0))
 
@@ -148,7 +150,7 @@ def plan(
         lengths = values_of("--draft-tokens", models.draft_tokens, int)
     axes: dict[str, Any] = {"draft_tokens": lengths, "drafter": specs, "temperature": temperatures, "batch": batches}
     axes |= {"dtype": models.dtypes, **extra}
-    from slipstream.lab.parameter_sweep import Setting, grid
+    from slipstream.bench.parameter_sweep import Setting, grid
 
     settings = []
     for values in grid(axes):

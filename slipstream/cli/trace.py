@@ -16,8 +16,8 @@ from slipstream.cli.options import SamplingOptions, grouped
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.lab.prompts import Entry
-    from slipstream.lab.results import Result
+    from slipstream.bench.prompts import Entry
+    from slipstream.bench.results import Result
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -44,7 +44,7 @@ def trace(
     files.check()
     entry = embedded(kind, number) if prompt is None else None
     check_contenders(models, contenders[:1])
-    from slipstream.lab import prompts as texts, tracing as lab
+    from slipstream.bench import prompts as texts, tracing
 
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:
@@ -63,14 +63,14 @@ def trace(
                 advance()
             done = tokens
 
-        result, code = unfinished(lambda: lab.trace(llm, traced, ids, params, files.out, moved, name))
+        result, code = unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, moved, name))
     finish(result, files, show)
     raise typer.Exit(code)
 
 
 def embedded(kind: str, number: int) -> Entry:
     """One embedded prompt, counted from 1. Raises ParameterError."""
-    from slipstream.lab.prompts import entries
+    from slipstream.bench.prompts import entries
 
     shipped = entries(kind)
     if number > len(shipped):
@@ -83,7 +83,7 @@ def embedded(kind: str, number: int) -> Entry:
 
 def show(result: Result) -> None:
     """Print the text in colours, acceptance over time as bars, and the tables."""
-    from slipstream.lab.reports import section
+    from slipstream.cli.reports import section
 
     console, data = render.out(), result.data
     text = Text()

@@ -14,8 +14,8 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
-from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError
+from slipstream.host.interrupt import Interrupt
 from slipstream.training.methods import METHODS
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from slipstream.errors import ParameterError
 from slipstream.settings import SAME
 
 if TYPE_CHECKING:
-    from slipstream.lab.benchmark import Contender
-    from slipstream.lab.results import Result
+    from slipstream.bench.benchmark import Contender
+    from slipstream.bench.results import Result
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
@@ -97,8 +97,8 @@ def tune(
     writable(write=write)
     files.check()
     texts.check()
-    from slipstream.lab.configs import Choice
-    from slipstream.lab.tuning import TuneConfig
+    from slipstream.bench.configs import Choice
+    from slipstream.plan.tuning import TuneConfig
 
     config = TuneConfig(
         tokens=min(params.max_tokens, 64), confirm=confirm, rounds=rounds, seconds=seconds, batch=batch,
@@ -106,8 +106,8 @@ def tune(
     )  # fmt: skip
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafters model,ngram")
-    from slipstream.lab import tuning as lab
-    from slipstream.lab.results import write_text
+    from slipstream.bench.results import write_text
+    from slipstream.plan import tuning
 
     check_contenders(models, contenders)
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
@@ -116,8 +116,8 @@ def tune(
     render.line(f"tune: {names}; {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
     engine = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=engine)
-    with render.progress("measuring (interleaved)", lab.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: lab.tune(llm, contenders, chosen, config, files.out, advance, origin))
+    with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
+        result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))
     finish(result, files, show)
     configs = result.data["configs"]
     if write is not None and configs is not None:
@@ -128,7 +128,7 @@ def tune(
 
 def show(result: Result) -> None:
     """Print the tables, the choice, and the equivalent settings of other programs."""
-    from slipstream.lab.reports import section
+    from slipstream.cli.reports import section
 
     render.section(section(result))
     console = render.out()

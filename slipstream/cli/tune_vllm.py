@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slipstream.bench.vllm_server import VllmServer
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ServedError
-from slipstream.lab.vllm_server import VllmServer
 
 if TYPE_CHECKING:
+    from slipstream.bench.results import Result
     from slipstream.cli.tune import TuneModels
-    from slipstream.lab.results import Result
 
 LENGTHS = (2, 4, 8)
 """Draft lengths that are tried of drafters that are not lookups; lookups learn theirs."""
@@ -33,10 +33,10 @@ def tune_vllm(
     writable(write=write)
     files.check()
     entries = texts.check()
-    from slipstream.lab.endpoint import Endpoint
-    from slipstream.lab.load import Load, LoadArm, LoadConfig, load_test, requests_of
-    from slipstream.lab.load_prompts import LoadPrompts
-    from slipstream.lab.results import write as save, write_text
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import Load, LoadArm, LoadConfig, load_test, requests_of
+    from slipstream.bench.load_prompts import LoadPrompts
+    from slipstream.bench.results import write as save, write_text
 
     servers = compared(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)

@@ -94,7 +94,7 @@ def verify(
             )
         check_own_settings(models)
         return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
-    from slipstream.lab.verify_checks import CHECKS, UNTESTED, VerifyConfig
+    from slipstream.verify.checks import CHECKS, UNTESTED, VerifyConfig
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
@@ -102,14 +102,14 @@ def verify(
         distribution_prompts=distribution_prompts, length=first, level=level,
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip
-    from slipstream.lab import verification as lab
+    from slipstream.verify import verification
 
     asked = config.sampled if "distribution" in config.checks else config.params
     llm = load(models, quiet=files.as_json, asked=[asked])
     chosen = prompts.load(llm, config.params.max_tokens, warn_random=False)
     render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
-    with render.progress("checking", lab.steps(chosen, config, llm.most_draft_tokens)) as advance:
-        result, code = unfinished(lambda: lab.verify(llm, chosen, config, files.out, advance, models.method))
+    with render.progress("checking", verification.steps(chosen, config, llm.most_draft_tokens)) as advance:
+        result, code = unfinished(lambda: verification.verify(llm, chosen, config, files.out, advance, models.method))
     finish(result, files)
     raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
 
@@ -126,8 +126,8 @@ def compare_servers(
     files: OutputOptions,
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model."""
-    from slipstream.lab.endpoint import Endpoint
-    from slipstream.lab.verify_served import ServedConfig, requests_of, verify_served
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.verify.served import ServedConfig, requests_of, verify_served
 
     params = sampling.params()
     config = ServedConfig(

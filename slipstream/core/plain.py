@@ -29,8 +29,8 @@ from slipstream.core.step import for_each, record, wanted
 from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import end_of, stop
 from slipstream.core.target import MultiStep, Target, TargetOut
-from slipstream.core.torch_threads import host_threads
 from slipstream.errors import TargetError
+from slipstream.host.torch_threads import host_threads
 
 
 def plain_steps(

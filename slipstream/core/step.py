@@ -17,9 +17,9 @@ from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.token_logprob import TokenLogprob
-from slipstream.core.torch_threads import host_threads
 from slipstream.core.warp import distributions, distributions_and_dead_ends, first_maxima
 from slipstream.errors import TargetError
+from slipstream.host.torch_threads import host_threads
 
 
 def step(

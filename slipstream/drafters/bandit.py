@@ -30,7 +30,6 @@ from typing import Any, cast
 
 import torch
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import Strict, check_integer, check_number
@@ -42,6 +41,7 @@ from slipstream.drafters.hybrid import Lookup, Member, current_names, joint_taps
 from slipstream.drafters.merge import Part, merge
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs
+from slipstream.theory.cost_curve import CostCurve
 
 MATCH_CLASSES = 7  # statistics of a lookup are kept for matches of 0, 1, 2-3, 4-7, ... tokens
 FIRST_IDLE = 2  # idle steps before the first retry

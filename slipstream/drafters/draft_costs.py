@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence as Seq
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.step import step
 from slipstream.core.target import Target
 from slipstream.targets.target_costs import made_up_text
+from slipstream.theory.cost_curve import CostCurve
 
 
 def measure_draft_costs(

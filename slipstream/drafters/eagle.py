@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.table import RunSettings, backend_for_head
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer
@@ -42,6 +41,7 @@ from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRows
 from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.theory.cost_curve import CostCurve
 
 log = logging.getLogger("slipstream")
 

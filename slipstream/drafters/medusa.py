@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import sample_draft_tokens
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.core.trees import Tree, best_count, best_tree, optimal_tree, renumbered
 from slipstream.drafters.chains import possible
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, check_accuracies
 from slipstream.heads.medusa_runtime import MedusaRuntime
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import Tree, best_count, best_tree, optimal_tree, renumbered
 
 MODES = ("tree", "chain", "sampled")
 

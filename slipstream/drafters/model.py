@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.core.common_beginning import common_beginning
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.encoder import Encoder
@@ -31,6 +30,7 @@ from slipstream.drafters.model_tree import Ran, accepted_path, grow
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError, did_you_mean
 from slipstream.models.pair_check import require_kind
+from slipstream.theory.cost_curve import CostCurve
 
 log = logging.getLogger("slipstream")
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.drafters.chains import ended_early, joint, possible, uncut
 from slipstream.drafters.control import Control
 from slipstream.drafters.tree_growth import Tree, add_level
+from slipstream.theory.cost_curve import CostCurve
 
 Ran = tuple[list[int], tuple[int, ...]]
 """Tokens and parents of the nodes that the model ran last for a sequence."""

@@ -33,14 +33,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.trees import Tree, best_count, optimal_tree
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import Tree, best_count, optimal_tree
 
 ASSUMED = (0.40, 0.14, 0.07, 0.045, 0.03, 0.022, 0.017, 0.014)
 """Assumed acceptance rate of each rank before anything has been counted."""

@@ -17,7 +17,7 @@ To add a drafter:
 
 Only where it applies: a new kind of draft head is recognised by a line in `heads.recognition.SIGNS`; a drafter that is
 trained here names its method in `trained_by`, which is a line in `training.methods` and a command in `cli/train.py`;
-what other programs call the method is written in `lab/configs.py`.
+what other programs call the method is written in `bench/configs.py`.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import invert
 from slipstream.core.draft import visible
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence
-from slipstream.core.trees import best_count, renumbered
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import best_count, renumbered
 
 ROOT = -1
 

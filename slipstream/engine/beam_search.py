@@ -15,9 +15,9 @@ from slipstream.core.beams import Beams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Memory, Target
-from slipstream.core.torch_threads import host_threads
-from slipstream.core.turns import Turns
 from slipstream.errors import ParameterError, TargetError
+from slipstream.host.torch_threads import host_threads
+from slipstream.host.turns import Turns
 
 
 class Search:

@@ -30,13 +30,13 @@ from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
-from slipstream.core.turns import Turns
 from slipstream.drafters.guard import Guard
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.fits_target import check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.mixed_drafters import MixedDrafters
 from slipstream.engine.shared_prefixes import SharedPrefixes
 from slipstream.engine.timed_step import Group, RestingStep, TimedStep
+from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
 """Of this process, because several engines may share a drafter. In order, so that a program repeats its texts."""

@@ -19,9 +19,9 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun
-from slipstream.core.torch_threads import host_threads
 from slipstream.engine.scored import Scored
 from slipstream.errors import TargetError
+from slipstream.host.torch_threads import host_threads
 
 MOST_SCORED = 256
 """Most tokens that are scored in one forward, all texts together."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.core.cores import available_cores
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
+from slipstream.host.cores import available_cores
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_tokenizer import GgufTokenizer

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 from slipstream.errors import PairError, ParameterError
 from slipstream.models.facts import ROLES, ModelFacts, TokenMap, facts
+from slipstream.theory.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 from slipstream.zoo import checkpoint_of
 
 SHOWN = 5

@@ -11,7 +11,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import EarlyExit
-from slipstream.core.theory import best_gamma, speedup
+from slipstream.theory.closed_forms import best_gamma, speedup
 
 STARTS, TOKENS, REPEATS = 4, 32, 9
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.backends.table import choose, resolve_settings
-from slipstream.core.cores import container_memory
 from slipstream.core.sizes import size
 from slipstream.errors import CheckpointError, LoadError
+from slipstream.host.cores import container_memory
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import ModelFacts, facts

@@ -8,13 +8,13 @@ from time import perf_counter
 
 import torch
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.core.torch_threads import host_threads
 from slipstream.errors import ParameterError
+from slipstream.host.torch_threads import host_threads
+from slipstream.theory.cost_curve import CostCurve
 
 ROWS = (1, 2, 4, 8, 16, 32)
 

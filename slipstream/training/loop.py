@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from slipstream.core.interrupt import Interrupt
 from slipstream.errors import ParameterError, TrainingError
+from slipstream.host.interrupt import Interrupt
 from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
 from slipstream.training.devices import Devices
 from slipstream.training.display import Display

@@ -13,7 +13,7 @@ from benchmarks.peers.lineup import MODES, OURS, SYSTEMS, both, lineup, matches
 from benchmarks.peers.table import assemble, markdown, plot, verdict
 from benchmarks.prompts import Prompt
 from benchmarks.session import Session
-from slipstream.lab.plots import svg
+from slipstream.bench.plots import svg
 
 LINEUP = lineup(5, 10)
 PROMPTS = {"both": [Prompt([1]), Prompt([2], 64, "edit"), Prompt([3])]}

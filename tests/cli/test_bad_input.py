@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.lab.results import Result, write
+from slipstream.bench.results import Result, write
 from tests.checkpoints import CONTEXT
 
 BUDGET = "--data corpus --budget-tokens 9"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from slipstream.bench.results import FORMAT_VERSION
 from slipstream.cli.contenders import LabModels, values_of
 from slipstream.errors import ParameterError
-from slipstream.lab.results import FORMAT_VERSION
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.lab import measure
+    from slipstream.bench import measure
 
     timed, calls = measure._timed, []
 

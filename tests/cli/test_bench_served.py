@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream import LLM
-from slipstream.lab.report_load import section
-from slipstream.lab.results import read
+from slipstream.bench.report_load import section
+from slipstream.bench.results import read
 from tests.checkpoints import Tiny
 from tests.server.hosting import Host, hosted
 
@@ -58,7 +58,7 @@ def test_tables_for_people(cli, host, texts, tmp_path):
 
 
 def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypatch):
-    from slipstream.lab.endpoint import Endpoint
+    from slipstream.bench.endpoint import Endpoint
 
     described = Endpoint.described
     monkeypatch.setattr(Endpoint, "described", lambda self: {**described(self), "root": "/home/somebody/models/tiny"})
@@ -74,7 +74,7 @@ def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypat
 
 def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, texts, monkeypatch):
     seen = []
-    from slipstream.lab.load_client import LoadClient
+    from slipstream.bench.load_client import LoadClient
 
     ask = LoadClient.ask
 

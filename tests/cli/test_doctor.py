@@ -31,7 +31,7 @@ def test_json_for_programs(cli, pair, texts):
 
 
 def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.lab import measure
+    from slipstream.bench import measure
 
     timed, calls = measure._timed, []
 

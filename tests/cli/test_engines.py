@@ -22,7 +22,7 @@ from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.errors import ParameterError, ServedError
-from tests.lab.vllm_environment import python as python
+from tests.bench.vllm_environment import python as python
 
 VLLM = EngineOptions(engine="vllm")
 
@@ -184,10 +184,10 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
 ) -> None:
     from contextlib import contextmanager
 
+    from slipstream.bench import load
+    from slipstream.bench.results import Result
     from slipstream.cli.measuring import OutputOptions, PromptOptions
     from slipstream.core.params import SamplingParams
-    from slipstream.lab import load
-    from slipstream.lab.results import Result
 
     @contextmanager
     def started(servers: dict[str, Any], engine: EngineOptions) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import CheckpointError
-from slipstream.lab.support_matrix import matrix, page
+from slipstream.plan.support_matrix import matrix, page
 from tests.checkpoints import make_model, make_tokenizer
 from tests.targets.huggingface.architectures import random_model
 

@@ -12,13 +12,13 @@ import pytest
 
 import slipstream.drafters
 from slipstream import LLM, SamplingParams
+from slipstream.bench.configs import Choice, others
+from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.session import Session
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
-from slipstream.lab.configs import Choice, others
-from slipstream.lab.measure import recreated_per_pass
 from tests.checkpoints import Tiny
 from tests.drafters.conformance import Case, Conformance
 from tests.targets.toy import ToyTarget

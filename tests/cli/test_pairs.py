@@ -11,9 +11,9 @@ import typer
 
 from slipstream.cli.main import app, canonical
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.lab.advice import ADVICE
-from slipstream.lab.known_pairs import MODELS, PAIRS
-from slipstream.lab.suggest import ALTERNATIVES
+from slipstream.plan.advice import ADVICE
+from slipstream.plan.known_pairs import MODELS, PAIRS
+from slipstream.plan.suggest import ALTERNATIVES
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 
 COMMANDS = [command for advice in ADVICE for command in advice.commands] + [

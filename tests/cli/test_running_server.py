@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from slipstream import LLM
-from slipstream.lab import load_client
-from slipstream.lab.endpoint import Endpoint
-from slipstream.lab.results import read
+from slipstream.bench import load_client
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.results import read
+from tests.bench.virtual_time import Script, ScriptedServer
 from tests.checkpoints import Tiny
-from tests.lab.virtual_time import Script, ScriptedServer
 from tests.server.hosting import Host, hosted
 
 QUICK = ["-n", "6", "--rounds", "2", "--concurrency", "1,2"]

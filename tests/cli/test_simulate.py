@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream.core.cost_curve import CostCurve
+from slipstream.theory.cost_curve import CostCurve
 
 
 def found(cli, *arguments):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
-from slipstream.lab.tables import Column, Table, words
 
 COLUMNS = [words("method"), words("setting"), Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"),
            Column("tau", digits=2), words("text"), Column("memory", "B"), Column("host", "%")]  # fmt: skip

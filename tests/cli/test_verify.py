@@ -77,12 +77,12 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.lab import verify_checks as lab
+    from slipstream.verify import checks
 
     def stop(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lab, "cells", stop)
+    monkeypatch.setattr(checks, "cells", stop)
     result = cli("verify", texts, *pair, *QUICK, "--out", tmp_path / "r.json")
     assert result.code == 130
     assert "the run was interrupted" in result.said

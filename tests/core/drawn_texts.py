@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.forecast import StepCosts
-from slipstream.core.trees import Acceptance, Tree
+from slipstream.theory.forecast import StepCosts
+from slipstream.theory.trees import Acceptance, Tree
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

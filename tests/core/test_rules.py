@@ -13,8 +13,8 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.rules import RULES, Rule, rule_named, verify
-from slipstream.core.theory import acceptance_rate, block_expected_accepted, expected_accepted
 from slipstream.errors import RuleError
+from slipstream.theory.closed_forms import acceptance_rate, block_expected_accepted, expected_accepted
 from tests.core import wrong
 from tests.core.exact import (
     Outcome,

@@ -13,7 +13,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES, SpecStats
 from slipstream.core.stop import stop
-from slipstream.core.theory import expected_length
+from slipstream.theory.closed_forms import expected_length
 
 
 def advance(seq: Sequence, draft: Draft, path: list[int], following: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.drafter import Drafter
 from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
+from slipstream.theory.cost_curve import CostCurve
 from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model

@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 import torch
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
@@ -19,12 +18,13 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, decide, step
 from slipstream.core.stop import stop
 from slipstream.core.target import TargetOut
-from slipstream.core.theory import expected_tokens
 from slipstream.drafters.bandit import BanditConfig, BanditDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.scripted import Script, ScriptedDrafter, right, wrong
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
+from slipstream.theory.closed_forms import expected_tokens
+from slipstream.theory.cost_curve import CostCurve
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 

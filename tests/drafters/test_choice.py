@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, zoo
+from slipstream.bench.configs import Choice
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.drafters.choice import asked, checkpoints_of, embedded_role, method_of, names_of
@@ -16,9 +17,8 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.heads.eagle_save import save_eagle
-from slipstream.lab.configs import Choice
-from slipstream.lab.tuning import configurations
 from slipstream.models.checkpoint import read_json
+from slipstream.plan.tuning import configurations
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, random_llama
 from tests.heads.tiny_heads import config as eagle_config, head as eagle_head

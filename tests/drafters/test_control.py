@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.core.theory import best_gamma
 from slipstream.drafters.control import KINDS, Control
 from slipstream.errors import ParameterError
+from slipstream.theory.closed_forms import best_gamma
 
 
 @pytest.mark.parametrize("kind", KINDS)

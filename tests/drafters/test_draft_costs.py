@@ -4,12 +4,12 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.draft_costs import measure_draft_costs
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import RandomDrafter
+from slipstream.theory.cost_curve import CostCurve
 from tests.targets.charging import Charging, Clock, Preparing
 from tests.targets.toy import ToyTarget
 

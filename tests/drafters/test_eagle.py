@@ -17,7 +17,6 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.native_eagle import NativeEagle
 from slipstream.backends.torch.torch_eagle import TorchEagle
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.decode_steps import DecodedSteps
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft
@@ -34,6 +33,7 @@ from slipstream.heads import eagle_rows
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_save import save_eagle
 from slipstream.targets.decoder import Decoder
+from slipstream.theory.cost_curve import CostCurve
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
 from tests.end_to_end.sampling import sample

@@ -13,13 +13,13 @@ import transformers
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.core.theory import speedup
 from slipstream.core.warp import warp
 from slipstream.drafters.layerskip import COMPARED, LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.exits import Exit, measure_exits
+from slipstream.theory.closed_forms import speedup
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Case, Conformance
 from tests.targets.toy import ToyTarget

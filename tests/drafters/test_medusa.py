@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from slipstream.backends.native.native_medusa import NativeMedusa
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import TargetOut
-from slipstream.core.trees import optimal_tree
 from slipstream.core.warp import warp
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter, assumed
 from slipstream.drafters.registry import make_drafter
@@ -27,6 +25,8 @@ from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import optimal_tree
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
 from tests.heads.tiny_heads import medusa_drafter, tiny_heads

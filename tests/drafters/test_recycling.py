@@ -9,9 +9,9 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.core.trees import Tree
 from slipstream.drafters.recycling import REBUILD, RecyclingConfig, RecyclingDrafter, Shape, _Plan
 from slipstream.llm import LLM
+from slipstream.theory.trees import Tree
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 

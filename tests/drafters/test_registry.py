@@ -10,6 +10,8 @@ from importlib import import_module
 
 import pytest
 
+from slipstream.bench.configs import PROGRAMS, Choice, others, slipstream
+from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.drafters import defaults, options_of, summary
 from slipstream.cli.tune import TuneModels
 from slipstream.core.drafter import Drafter
@@ -18,8 +20,6 @@ from slipstream.drafters.hybrid import Lookup
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import SIGNS
-from slipstream.lab.configs import PROGRAMS, Choice, others, slipstream
-from slipstream.lab.measure import recreated_per_pass
 from slipstream.settings import RULES as NAMED_RULES
 from slipstream.training.methods import METHODS
 from tests.targets.toy import ToyTarget

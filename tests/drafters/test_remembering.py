@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.drafter import Drafter, remembers
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
@@ -15,6 +14,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.llm import LLM
+from slipstream.theory.cost_curve import CostCurve
 from tests.drafters.makers import REMEMBERING, maker, other
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test

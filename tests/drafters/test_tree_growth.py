@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.dice import invert
 from slipstream.core.sequence import Sequence
-from slipstream.core.trees import expected_tokens, optimal_tree
 from slipstream.drafters.tree_growth import Tree, add_branches, add_level, rerank
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import expected_tokens, optimal_tree
 
 CHANCES = (0.5, 0.2, 0.1)
 

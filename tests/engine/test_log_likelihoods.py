@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.core.turns import Turns
 from slipstream.engine import log_likelihoods
 from slipstream.engine.log_likelihoods import score
 from slipstream.engine.scored import Scored
 from slipstream.errors import PromptError, TargetError
+from slipstream.host.turns import Turns
 from slipstream.targets.sources import as_target
 from tests.checkpoints import CONTEXT, Tiny, random_llama
 from tests.engine.paged_toy import PagedToy

@@ -9,10 +9,10 @@ from typing import Any
 import typer
 import yaml
 
+from slipstream.bench.vllm_server import VllmServer
 from slipstream.cli.engines import EngineOptions, vllm_server
 from slipstream.cli.main import app
 from slipstream.cli.options import ModelOptions
-from slipstream.lab.vllm_server import VllmServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
+from slipstream.bench.configs import Choice, vllm
 from slipstream.cli.main import main
-from slipstream.lab.configs import Choice, vllm
 from tests.examples.served import EXAMPLES, vllm_of
 
 CONFIG = EXAMPLES / "vllm-70b.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from slipstream.lab import prompts
-from slipstream.lab.verification import empty, overall
-from slipstream.lab.verify_checks import Checks, VerifyConfig
+from slipstream.bench import prompts
 from slipstream.llm import LLM
+from slipstream.verify.checks import Checks, VerifyConfig
+from slipstream.verify.verification import empty, overall
 
 
 def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:

@@ -29,7 +29,7 @@ class Mutant:
     verify: Mapping[str, Any] = field(default_factory=dict)
 
 
-WARP = ("core/test_warp.py", "core/test_sampling_parameters.py", "lab/test_verify_reference.py")
+WARP = ("core/test_warp.py", "core/test_sampling_parameters.py", "verify/test_reference.py")
 RULES = ("core/test_rules_exact.py", "core/test_rules.py", "core/test_step.py")
 STEP = ("core/test_step.py", "test_llm.py", "engine/test_engine.py")
 STOP = ("core/test_stop.py", "core/test_step.py", "test_llm.py")

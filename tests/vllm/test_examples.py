@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.lab.vllm_server import ENVIRONMENT, interpreter
+from slipstream.bench.vllm_server import ENVIRONMENT, interpreter
 from tests.examples.served import EXAMPLES, vllm_of
 
 if not ENVIRONMENT.exists():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slipstream import LLM, SamplingParams, zoo
+from slipstream.bench.configs import Choice
+from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.heads.head_convert import convert_head
-from slipstream.lab.configs import Choice
-from slipstream.lab.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.settings import HEAD_FORMATS
 
 if not ENVIRONMENT.exists():

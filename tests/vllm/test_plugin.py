@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from slipstream import zoo
+from slipstream.bench.configs import Choice
+from slipstream.bench.server_process import ServerProcess
+from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 from slipstream.errors import ServedError
-from slipstream.lab.configs import Choice
-from slipstream.lab.server_process import ServerProcess
-from slipstream.lab.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
 
 if not ENVIRONMENT.exists():
     pytest.skip("vLLM is not installed: run `make vllm`", allow_module_level=True)

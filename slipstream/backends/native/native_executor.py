@@ -22,8 +22,8 @@ from slipstream.backends.native.paged import NativePaged, as_int64, check_finite
 from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.target import Runtime
-from slipstream.core.torch_threads import host_threads
 from slipstream.errors import ParameterError, TargetError
+from slipstream.host.torch_threads import host_threads
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_slice, check_steps
 from slipstream.models.weights import Weights

@@ -21,7 +21,7 @@ from slipstream.backends.native.kernels.compiled import ready
 from slipstream.backends.native.kernels.layer import one_layer
 from slipstream.backends.native.kernels.pool import COUNTER_BYTES, MOST_THREADS, POSTED, STOP, serve
 from slipstream.backends.native.kernels.units import run_unit
-from slipstream.core.cores import available_cores
+from slipstream.host.cores import available_cores
 
 IDLE_SPINS = 60_000
 """Spins (one or two milliseconds in all) before an idle worker sleeps. This is longer than the host's work between two

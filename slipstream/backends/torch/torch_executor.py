@@ -18,8 +18,8 @@ from slipstream.backends.torch.rows_apart import rows_apart, spoilt
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
 from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
 from slipstream.core.target import Runtime
-from slipstream.core.torch_threads import all_threads
 from slipstream.errors import ParameterError, TargetError
+from slipstream.host.torch_threads import all_threads
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_ids, check_settings

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from slipstream.core.cores import available_cores
 from slipstream.core.params import check_integer
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.host.cores import available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_shape import ENDS, GgufShape, gguf_shape

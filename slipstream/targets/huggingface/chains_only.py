@@ -18,8 +18,8 @@ from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, Runtime, TargetOut
-from slipstream.core.torch_threads import all_threads
 from slipstream.errors import TargetError, UnsupportedModelError
+from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import check_ids
 from slipstream.models.module_shape import UNBOUNDED, ModuleShape
 from slipstream.targets.decoder import check_finite

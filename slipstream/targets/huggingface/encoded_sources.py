@@ -17,8 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.torch_threads import all_threads
 from slipstream.errors import TargetError
+from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import check_ids
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.output_rules import OutputRules, ruled

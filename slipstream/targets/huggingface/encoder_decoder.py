@@ -22,8 +22,8 @@ from slipstream.core.draft import Draft
 from slipstream.core.encoder import Encoder
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Runtime, TargetOut
-from slipstream.core.torch_threads import all_threads
 from slipstream.errors import UnsupportedModelError
+from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import Batch
 from slipstream.models.module_shape import ModuleShape, shape_of
 from slipstream.targets.decoder import Decoder

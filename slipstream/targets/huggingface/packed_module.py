@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.backends.torch.torch_paged import TorchPaged, consecutive
 from slipstream.core.target import Runtime
-from slipstream.core.torch_threads import all_threads
+from slipstream.host.torch_threads import all_threads
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, Output, check_ids, check_slice
 from slipstream.models.module_shape import ModuleShape

@@ -25,8 +25,8 @@ from slipstream.backends.native.threads import (
     available_threads,
     pool,
 )
-from slipstream.core import cores
-from slipstream.core.cores import container_quota
+from slipstream.host import cores
+from slipstream.host.cores import container_quota
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 

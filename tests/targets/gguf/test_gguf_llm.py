@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.bench.provenance import engine_facts
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import warp
 from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
-from slipstream.lab.provenance import engine_facts
 from slipstream.models import llamacpp_library
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header

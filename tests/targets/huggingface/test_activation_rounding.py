@@ -13,13 +13,13 @@ from transformers.cache_utils import DynamicLayer
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import UnsupportedModelError
-from slipstream.lab.verify_texts import QUANTISED, ROUNDING, rounding
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import huggingface_target
 from slipstream.targets.huggingface.activation_rounding import measured_limit, quantised_layers
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.trials import Limit, limit_of, own_logits
+from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.rounding_linear import ROUNDS, with_int8_layers
 

@@ -13,8 +13,8 @@ import transformers
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, UnsupportedModelError
-from slipstream.lab import support_matrix
-from slipstream.lab.support_matrix import quantisations
+from slipstream.plan import support_matrix
+from slipstream.plan.support_matrix import quantisations
 from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder

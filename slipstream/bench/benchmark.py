@@ -1,0 +1,290 @@
+"""`slipstream bench`: measures drafters against plain decoding in one interleaved run.
+
+Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals are those of `slipstream.bench.estimates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.bench import loops
+from slipstream.bench.contender import Contender
+from slipstream.bench.estimates import NO_DRAFTS, REASONS
+from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race
+from slipstream.bench.prompts import PromptSet
+from slipstream.bench.provenance import OtherProcesses, drafts, provenance
+from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.tables import counted
+from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.errors import ParameterError
+from slipstream.settings import AUTO
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+QUIET = 0.1
+"""If other processes use a larger share of the machine's time than this, the report warns."""
+LOOPS = 0.1
+"""If a larger share of the output tokens lies in loops, the report warns."""
+
+
+@dataclass(frozen=True)
+class BenchConfig(Strict):
+    """tokens       largest number of new tokens per prompt.
+    rounds       timed passes over the prompts for each arm.
+    seconds      time limit for the passes; at least three are run.
+    temperatures, batches, contexts   every combination is measured, each with its own plain decoding.
+    contexts     tokens before the answer: each prompt follows so much earlier text (see `PromptSet.in_context`); None:
+                 the prompt alone.
+    sampling     further fields of `SamplingParams`.
+    """
+
+    tokens: int = 64
+    rounds: int = 5
+    seconds: float = 60.0
+    temperatures: tuple[float, ...] = (0.0,)
+    batches: tuple[int, ...] = (1,)
+    contexts: tuple[int | None, ...] = (None,)
+    seed: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_integer("tokens", self.tokens, 1)
+        check_integer("rounds", self.rounds, 1)
+        check_number("seconds", self.seconds, 0.0, float("inf"))
+        if not self.temperatures or not self.batches or not self.contexts:
+            raise ParameterError("no temperature, batch size or context was given", fix="give at least one of each")
+        for context in self.contexts:
+            if context is not None:
+                check_integer("context", context, 1)
+        for batch in self.batches:
+            check_integer("batch", batch, 1)
+        for temperature in self.temperatures:
+            self.params(temperature)
+
+    def params(self, temperature: float) -> SamplingParams:
+        """Raises ParameterError for values out of range."""
+        return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
+
+
+def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]:
+    """For each temperature and batch size: plain decoding, then every contender."""
+    ready = [replace(c, **dict(zip(("drafter", "options"), made(llm, c), strict=True))) for c in contenders]
+    out: list[Arm] = []
+    for temperature in config.temperatures:
+        for batch in config.batches:
+            common: dict[str, Any] = {"params": config.params(temperature), "batch": batch}
+            plain = Arm("plain", llm, **common)
+            out.append(plain)
+            for c in ready:
+                lengths = DraftLengths(c.draft_tokens) if c.adaptive else None
+                out.append(
+                    Arm(c.label, llm, c.drafter, c.draft_tokens, c.options, lengths=lengths, against=plain, **common)
+                )
+    return out
+
+
+def made(llm: LLM, contender: Contender) -> tuple[Any, dict[str, Any]]:
+    return load_weights_once(llm, contender.drafter, contender.options)
+
+
+def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
+    """The draft models and heads that the contenders load."""
+    return drafts((c.drafter, c.options) for c in contenders)
+
+
+def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
+    """How often `bench` calls `advance`."""
+    plain = [
+        Arm("", llm, params=config.params(t), batch=b)
+        for t in config.temperatures
+        for b in config.batches
+        for _ in range(len(contenders) + 1)
+    ]
+    return len(config.contexts) * passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
+
+
+def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
+    """A run for each arm at each context length. Drafters with weights are loaded once."""
+    found: list[Run] = []
+    made = arms(llm, contenders, config)
+    for context in config.contexts:
+        ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
+        own: dict[int, Arm] = {}
+        for arm in made:  # arms of another context are compared with plain decoding in that context
+            own[id(arm)] = replace(arm, against=None if arm.against is None else own[id(arm.against)])
+        runs = line_up(list(own.values()), ids, prompts.categories)
+        for run in runs:
+            run.context = context
+        found += runs
+    return found
+
+
+def bench(
+    llm: LLM,
+    contenders: Seq[Contender],
+    prompts: PromptSet,
+    config: BenchConfig,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Result:
+    """Measures the contenders and writes the result to `out` after every pass. An interruption leaves the measurements
+    so far in the file, with `complete` false, and in the attribute `result` of the raised exception."""
+    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
+    result = Result("bench", _settings(contenders, config), source)
+    runs: list[Run] = []
+    neighbours = OtherProcesses()
+
+    def collect() -> dict[str, Any]:
+        result.provenance["neighbours"] = neighbours.share()
+        result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
+        ready = [run for run in runs if run.measured]
+        return {"prompts": prompts.as_dict(), "arms": [arm_data(run, prompts, ready) for run in ready]}
+
+    with kept(result), recording(result, out, collect) as save:
+        runs += lines(llm, contenders, prompts, config)
+        race(runs, config.rounds, advance, config.seconds, save, config.seed)
+    return result
+
+
+def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
+    """One arm as plain JSON values: figures over all prompts and by category, and the single measurements."""
+    categories = {}
+    for kind in dict.fromkeys(prompts.categories):
+        groups = [g for g, group in enumerate(run.groups) if prompts.categories[group[0]] == kind]
+        categories[kind] = figures(run, groups)
+    return {
+        "label": run.arm.name,
+        "plain": run.plain is None,
+        "draft_tokens": run.arm.draft_tokens if run.arm.lengths is None else AUTO,
+        "temperature": run.arm.params.temperature,
+        "batch": run.arm.batch,
+        "context": run.context,
+        "against": None if run.plain is None else runs.index(run.plain),
+        "rounds": run.rounds,
+        "lossless": run.lossless,
+        "exact": run.exact,
+        "texts": text_verdict(run),
+        "divergences": [
+            {"prompt": prompts.prompts[i].name, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences
+        ],
+        "peak_memory": run.peak_memory,
+        "overall": figures(run),
+        "categories": categories,
+        "loops": {"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
+        "subsets": subsets(run),
+        "distance": None if run.distance is None else run.distance.as_dict(),
+        "cells": {
+            "prompts": run.groups,
+            "seconds": [[cell.seconds for cell in row] for row in run.cells],
+            "tokens": [[cell.tokens for cell in row] for row in run.cells],
+        },
+    }
+
+
+def subsets(run: Run) -> dict[str, Any]:
+    """Speed-ups over parts of the texts, by how they go in plain decoding: {"prompts", "speedup"}, the latter None for
+    no prompt. A batch counts as looping if one of its texts loops, and as ended by itself if all are.
+
+    all         every text
+    no loop     texts that do not end in a loop (see `slipstream.bench.loops`)
+    loop        those that do
+    ended       texts that ended by themselves, before the largest number of tokens
+    """
+    plain = run.plain or run
+    looped = set(loops.looping(plain.texts))
+    parts = {
+        "all": list(range(len(run.groups))),
+        "no loop": [g for g, group in enumerate(run.groups) if not looped & set(group)],
+        "loop": [g for g, group in enumerate(run.groups) if looped & set(group)],
+        "ended": [g for g, group in enumerate(run.groups) if all(plain.finishes.get(i) == "stop" for i in group)],
+    }
+    return {
+        name: {
+            "prompts": sum(len(run.groups[g]) for g in groups),
+            "speedup": asdict(run.speedup(groups)) if groups else None,
+        }
+        for name, groups in parts.items()
+    }
+
+
+def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
+    """The figures of one arm over all prompt groups or some. Times in seconds."""
+    stats = run.stats(groups)
+    wall = float((run.seconds_per_token(groups).mean(1) * run.weights(groups)).sum()) * run.rounds
+    spent = dict(stats.seconds)
+    spent["outside"] = max(0.0, wall - stats.total_seconds)
+    return {
+        "tokens_per_second": asdict(run.tokens_per_second(groups)),
+        "speedup": asdict(run.speedup(groups)),
+        "first_token_seconds": run.first_token_seconds(groups),
+        "seconds_per_later_token": run.seconds_per_later_token(groups),
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "position_rates": stats.position_rates,
+        "shares": {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
+        "stats": stats.as_dict(),
+    }
+
+
+def text_verdict(run: Run) -> str:
+    """The texts compared with those of plain decoding: "plain", "sampled" (not comparable), "identical", "near-tie" or
+    "BUG"."""
+    if run.plain is None:
+        return "plain"
+    if not run.arm.params.greedy:
+        return "sampled"
+    if not run.divergences:
+        return "identical"
+    return "near-tie" if all(d.near_tie for _, d in run.divergences) else "BUG"
+
+
+def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
+    """Warnings that limit how far the numbers can be trusted."""
+    found = []
+    if neighbours is not None and neighbours > QUIET:
+        found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
+    notes = {run.tokens_per_second().note for run in runs if run.measured} - {""}
+    found += [REASONS[note] for note in sorted(notes)]
+    found += loop_warnings(runs)
+    for run in runs:
+        where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
+        where = where if run.context is None else f"{where[:-1]}, context {run.context})"
+        stats = run.stats() if run.measured else None
+        if not run.lossless and run.plain is not None:
+            found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")
+        if text_verdict(run) == "BUG" and run.lossless:
+            i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
+            found.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
+        if stats is not None and stats.drafter_faults:
+            found.append(
+                f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
+            )
+        if stats is not None and run.plain is not None and not stats.proposed:
+            found.append(f"{where}: {REASONS[NO_DRAFTS]}")
+    return found
+
+
+def loop_warnings(runs: Seq[Run]) -> list[str]:
+    """A warning if much of the text of plain decoding is a loop, for the condition where it is most."""
+    plain = [run for run in runs if run.plain is None and run.texts]
+    worst = max(plain, key=lambda run: loops.share(run.texts), default=None)
+    if worst is None or loops.share(worst.texts) <= LOOPS:
+        return []
+    many = len(loops.looping(worst.texts))
+    return [
+        f"{loops.share(worst.texts):.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
+        "loop is easy to draft, so other text gains less"
+    ]
+
+
+def _settings(contenders: Seq[Contender], config: BenchConfig) -> dict[str, Any]:
+    named = [
+        {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
+        for c in contenders
+    ]
+    return {"contenders": named, **asdict(config)}

@@ -1,0 +1,271 @@
+"""Load on OpenAI-compatible servers: `slipstream bench --serve`, and `make bench-serve`.
+
+An arm is one server under one load. Passes over the arms interleave, as in `bench`: in each pass every arm gets the
+same requests, and the same arrival times where they are random. Latencies are counted from when a request was due, not
+from when it was sent: a server that stalls delays the requests behind it, and a client that waited with them would hide
+it (coordinated omission). With a fixed number in flight a request is due as soon as the one before it has ended, so
+such a load cannot overload a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence as Seq
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.estimates import FEWEST_PASSES
+from slipstream.bench.load_client import LoadClient, Request, Timed, read
+from slipstream.bench.load_figures import Pass, arm_data, warnings
+from slipstream.bench.provenance import conditions, public_values
+from slipstream.bench.results import Result, kept, recording
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ParameterError, ServedError
+
+if TYPE_CHECKING:
+    import httpx
+
+LEAST = 16
+"""Requests of a pass, if none is asked for: as many, or twice as many as are in flight."""
+
+
+@dataclass(frozen=True)
+class Load(Strict):
+    """How requests come: so many in flight at all times, or at random with a rate (Poisson arrivals).
+
+    concurrency  requests in flight; None: `rate` says when they come.
+    rate         requests a second, on average.
+    requests     of one pass.  warm_up: requests before the first pass, which do not count.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    requests: int = LEAST
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate is None):
+            raise ParameterError("a load has either a concurrency or a rate", fix="give one of them")
+        if self.concurrency is not None:
+            check_integer("concurrency", self.concurrency, 1)
+        if self.rate is not None:
+            check_number("rate", self.rate, 0.0, 1e6, open_low=True)
+        check_integer("requests", self.requests, 1)
+        check_integer("warm_up", self.warm_up, 0)
+
+    @classmethod
+    def of(
+        cls, concurrency: int | None = None, rate: float | None = None, requests: int | None = None,
+        warm_up: int | None = None,
+    ) -> Load:  # fmt: skip
+        """With the usual number of requests where none is given."""
+        many = max(LEAST, 2 * (concurrency or 0)) if requests is None else requests
+        return cls(concurrency, rate, many, (concurrency or 2) if warm_up is None else warm_up)
+
+    @property
+    def label(self) -> str:
+        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} a second"
+
+    def arrivals(self, seed: Seq[int]) -> np.ndarray:
+        """Seconds from the beginning of a pass at which its requests are due, [requests]; only with a rate."""
+        assert self.rate is not None
+        return np.random.default_rng(seed).exponential(1 / self.rate, self.requests).cumsum()
+
+
+@dataclass(frozen=True)
+class LoadArm:
+    """One server under one load.
+
+    name      of the server, or of the variant of its requests.
+    requests  (pass, number) -> request; the warm-up is pass -1.
+    against   the arm that this one is compared with; None: none.
+    """
+
+    name: str
+    endpoint: Endpoint
+    load: Load
+    requests: Callable[[int, int], Request]
+    against: LoadArm | None = None
+
+
+@dataclass(frozen=True)
+class LoadConfig(Strict):
+    """rounds    passes over each arm.
+    seconds   time limit; at least three passes are run.
+    timeout   seconds that one request may take.
+    """
+
+    rounds: int = 3
+    seconds: float = 1e9
+    timeout: float = 300.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("rounds", self.rounds, 1)
+        check_integer("seed", self.seed, 0)
+        check_number("seconds", self.seconds, 0.0, 1e9)
+        check_number("timeout", self.timeout, 0.0, 1e9, open_low=True)
+
+
+@dataclass
+class LoadRun:
+    """An arm and its passes so far."""
+
+    arm: LoadArm
+    passes: list[Pass] = field(default_factory=list)
+
+
+def requests_of(arms: Seq[LoadArm], config: LoadConfig) -> int:
+    """How often `load_test` calls `advance`."""
+    return sum(arm.load.warm_up + config.rounds * arm.load.requests for arm in arms)
+
+
+def load_test(
+    arms: Seq[LoadArm],
+    config: LoadConfig,
+    settings: dict[str, Any] | None = None,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+    kind: str = "bench-served",
+    conclude: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda arms: {},
+) -> Result:
+    """Measures all arms and writes the result to `out` after every pass. An interruption leaves the passes so far in
+    the file and in the attribute `result` of the exception. kind: of the result. conclude: arms -> what else its data
+    hold.
+
+    Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
+    """
+    places = list(dict.fromkeys(arm.endpoint for arm in arms))
+    known = {place: place.described() for place in places}
+    arms = named(arms, {place: replace(place, model=known[place]["id"]) for place in places})
+    servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
+    result = Result(kind, {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
+    runs = [LoadRun(arm) for arm in arms]
+
+    def collect() -> dict[str, Any]:
+        ready = [run for run in runs if run.passes and _run_of(runs, run.arm.against or run.arm).passes]
+        data = [figures_of(run, ready) for run in ready]
+        result.warnings = warnings(data)
+        return {"arms": data} | conclude(data)
+
+    with kept(result), recording(result, out, collect) as save:
+        asyncio.run(measure(runs, config, save, advance))
+    return result
+
+
+def named(arms: Seq[LoadArm], places: dict[Endpoint, Endpoint]) -> list[LoadArm]:
+    """The arms with other endpoints."""
+    made: dict[int, LoadArm] = {}
+    for arm in arms:
+        base = None if arm.against is None else made[id(arm.against)]
+        made[id(arm)] = replace(arm, endpoint=places[arm.endpoint], against=base)
+    return list(made.values())
+
+
+def figures_of(run: LoadRun, runs: Seq[LoadRun]) -> dict[str, Any]:
+    """`arm_data` of a run, with its place among the others."""
+    base = None if run.arm.against is None else _run_of(runs, run.arm.against)
+    found = arm_data(run.passes, None if base is None else base.passes)
+    head = {"name": run.arm.name, "url": run.arm.endpoint.base_url, "load": run.arm.load.label, **asdict(run.arm.load)}
+    return head | {"against": None if base is None else runs.index(base)} | found
+
+
+def _run_of(runs: Seq[LoadRun], arm: LoadArm) -> LoadRun:
+    return next(run for run in runs if run.arm is arm)
+
+
+async def measure(
+    runs: Seq[LoadRun],
+    config: LoadConfig,
+    each_pass: Callable[[], None] = lambda: None,
+    advance: Callable[[], None] = lambda: None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> None:
+    """Warm-up of all arms, then their passes in turns. Passes are added to the runs as they end."""
+    async with AsyncExitStack() as stack:
+        clients: dict[Endpoint, LoadClient] = {}
+        for place in dict.fromkeys(run.arm.endpoint for run in runs):
+            clients[place] = await stack.enter_async_context(LoadClient(place, config.timeout, transport))
+        for run in runs:
+            if run.arm.load.warm_up:
+                warm = replace(run.arm.load, requests=run.arm.load.warm_up)
+                _check_answered(run.arm, await one_pass(run.arm, warm, -1, clients, config, advance))
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        for number in range(config.rounds):
+            if number >= FEWEST_PASSES and clock() - began > config.seconds:
+                break
+            for run in in_turns(runs, number):
+                made = await one_pass(run.arm, run.arm.load, number, clients, config, advance)
+                _check_answered(run.arm, made)
+                run.passes.append(made)
+            each_pass()
+
+
+def in_turns(runs: Seq[LoadRun], number: int) -> list[LoadRun]:
+    """The order of the arms in a pass. It rotates, so that no arm is always the first, and every other pass goes
+    backwards: a server that has just answered for one arm may be slower, or faster, for the next."""
+    first = number // 2 % len(runs)
+    order = [*runs[first:], *runs[:first]]
+    return order[::-1] if number % 2 else order
+
+
+async def one_pass(
+    arm: LoadArm, load: Load, number: int, clients: dict[Endpoint, LoadClient], config: LoadConfig,
+    advance: Callable[[], None],
+) -> Pass:  # fmt: skip
+    """All requests of one pass, to their ends."""
+    client, clock = clients[arm.endpoint], asyncio.get_running_loop().time
+    asked = [arm.requests(number, i) for i in range(load.requests)]
+    before = await client.counters()
+
+    async def ask(request: Request, scheduled: float) -> Timed:
+        made = await client.ask(request, scheduled)
+        advance()
+        return made
+
+    began = clock()
+    if load.rate is None:
+        assert load.concurrency is not None
+        done = await _in_flight(asked, load.concurrency, ask)
+    else:
+        done = await _arriving(asked, began + load.arrivals([config.seed, number + 1]), ask)
+    ended = max(each.ended for each in done)
+    after = await client.counters()
+    gained = after.since(before) if before and after else None
+    said = next((each.said for each in done if each.fault), "")
+    return Pass(ended - began, [read(each) for each in done], gained, said)
+
+
+async def _in_flight(asked: Seq[Request], many: int, ask: Callable[[Request, float], Any]) -> list[Timed]:
+    clock, waiting, done = asyncio.get_running_loop().time, iter(asked), []
+
+    async def slot() -> None:
+        for request in waiting:
+            done.append(await ask(request, clock()))
+
+    await asyncio.gather(*(slot() for _ in range(min(many, len(asked)))))
+    return done
+
+
+async def _arriving(asked: Seq[Request], due: np.ndarray, ask: Callable[[Request, float], Any]) -> list[Timed]:
+    async def later(request: Request, at: float) -> Timed:
+        await asyncio.sleep(at - asyncio.get_running_loop().time())
+        made: Timed = await ask(request, at)
+        return made
+
+    return list(await asyncio.gather(*(later(*each) for each in zip(asked, due.tolist(), strict=True))))
+
+
+def _check_answered(arm: LoadArm, made: Pass) -> None:
+    if not made.good:
+        raise ServedError(
+            f"no request of {arm.name} at {arm.endpoint.base_url} succeeded: {made.answers[0].fault}"
+            + f", {made.said[:300]}" * bool(made.said),
+            fix="ask the server by hand, or look into its log",
+        )

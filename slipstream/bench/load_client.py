@@ -1,0 +1,202 @@
+"""One request of a load test: sent to an OpenAI-compatible server as a stream, and timed.
+
+While requests run, what arrives is only stored with its time; it is read afterwards (`read`), so that the client
+disturbs a server on the same machine as little as it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from slipstream.bench.counters import Counters, read_counters
+from slipstream.bench.endpoint import Endpoint
+from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    import httpx
+
+COMPLETIONS, CHAT = "/completions", "/chat/completions"
+EARLY = "stream ended early"
+TEXT = ("content", "reasoning", "reasoning_content", "tool_calls")
+"""Members of a delta that hold output tokens."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """path: COMPLETIONS or CHAT. body: all but the model and the fields that ask for a stream with its usage."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass
+class Timed:
+    """A request as it went. Times are seconds on the clock of the event loop.
+
+    scheduled  when it was due. sent: when it was sent, which is later if the client lags behind. ended: the last byte.
+    pieces     what arrived, with times.
+    fault      what went wrong, e.g. "status 429" or "timeout"; "" for nothing. said: the answer to a refused request.
+    """
+
+    scheduled: float
+    sent: float = 0.0
+    ended: float = 0.0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    fault: str = ""
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a request gave. Times are seconds from when it was due, so that waiting in the client counts.
+
+    first    to the first text; None if there was none.
+    rest     from the first text to the last; None if all of it came at once.
+    gaps     between two pieces of text that follow each other; one may hold several tokens.
+    whole    to the end of the stream.  late: to when it was sent.
+    tokens   output tokens, by the server's usage; if it gives none, the pieces of text, and `counted` is false.
+    prompt_tokens, cached_tokens  by the usage, 0 if it does not say.
+    """
+
+    first: float | None
+    rest: float | None
+    gaps: list[float]
+    whole: float
+    late: float
+    tokens: int
+    counted: bool
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    fault: str = ""
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds per output token after the first (TPOT)."""
+        return None if self.rest is None or self.tokens < 2 else self.rest / (self.tokens - 1)
+
+
+class LoadClient:
+    """Connections to one server. An asynchronous context manager.
+
+    timeout    seconds that a request may take from when it is sent.
+    transport  in place of the network, for tests.
+    """
+
+    def __init__(self, endpoint: Endpoint, timeout: float, transport: httpx.AsyncBaseTransport | None = None):
+        self.endpoint, self._timeout = endpoint, timeout
+        self._http = _http(endpoint, transport)
+
+    async def __aenter__(self) -> LoadClient:
+        return self
+
+    async def __aexit__(self, *given: object) -> None:
+        await self._http.aclose()
+
+    async def ask(self, request: Request, scheduled: float) -> Timed:
+        """Send a request now and wait for its end. What goes wrong is noted, not raised."""
+        import httpx
+
+        clock = asyncio.get_running_loop().time
+        made = Timed(scheduled, clock())
+        try:
+            await asyncio.wait_for(self._stream(request, made), self._timeout)
+        except asyncio.TimeoutError:
+            made.fault = "timeout"
+        except httpx.HTTPError as fault:
+            made.fault, made.said = f"connection ({type(fault).__name__})", str(fault)
+        made.ended = clock()
+        return made
+
+    async def _stream(self, request: Request, made: Timed) -> None:
+        body = {
+            "model": self.endpoint.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **request.body,
+        }
+        clock = asyncio.get_running_loop().time
+        address = self.endpoint.base_url.rstrip("/") + request.path
+        async with self._http.stream("POST", address, json=body) as answer:
+            if answer.status_code != 200:
+                made.fault = f"status {answer.status_code}"
+                made.said = (await answer.aread()).decode(errors="replace")
+                return
+            async for piece in answer.aiter_raw():
+                made.pieces.append((clock(), piece))
+
+    async def counters(self) -> Counters | None:
+        """What the server reports at /metrics; None if it reports nothing there."""
+        import httpx
+
+        root = re.sub(r"/v\d+/?$", "", self.endpoint.base_url)
+        try:
+            answer = await self._http.get(f"{root.rstrip('/')}/metrics")
+        except httpx.HTTPError:
+            return None
+        return read_counters(answer.text) if answer.status_code == 200 else None
+
+
+def _http(endpoint: Endpoint, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+    try:
+        import httpx
+    except ImportError as fault:
+        raise ParameterError("httpx is not installed", fix="pip install 'slipstream[bench]'") from fault
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    headers = {"Accept-Encoding": "identity"} | endpoint.headers
+    return httpx.AsyncClient(timeout=None, limits=unlimited, headers=headers, transport=transport)
+
+
+def read(timed: Timed) -> Answered:
+    """What the pieces of a stream say."""
+    texts: list[float] = []
+    usage: Mapping[str, Any] = {}
+    fault, ended = timed.fault, False
+    try:
+        for at, chunk in _chunks(timed.pieces) if not fault else ():
+            if chunk is None:
+                ended = True
+                continue
+            if "error" in chunk:
+                fault = fault or "error in the stream"
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                ended = ended or bool(choice.get("finish_reason"))
+                if _has_text(choice):
+                    texts.append(at)
+    except (ValueError, AttributeError):  # not JSON, or other JSON
+        fault = "not a stream of completions"
+    details = usage.get("prompt_tokens_details") or {}
+    return Answered(
+        first=texts[0] - timed.scheduled if texts else None,
+        rest=texts[-1] - texts[0] if len(texts) > 1 else None,
+        gaps=[b - a for a, b in pairwise(texts)],
+        whole=timed.ended - timed.scheduled,
+        late=timed.sent - timed.scheduled,
+        tokens=int(usage.get("completion_tokens") or len(texts)),
+        counted="completion_tokens" in usage,
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+        fault=fault or ("" if ended else EARLY),
+    )
+
+
+def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
+    """(time at which it was complete, JSON value) of each event; None for [DONE]. An event is one line of data."""
+    rest = b""
+    for at, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                yield at, None if data == b"[DONE]" else json.loads(data)
+
+
+def _has_text(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or any(delta.get(name) for name in TEXT))

@@ -1,0 +1,366 @@
+"""Loads prompts for measurements: built-in ones, and files.
+
+    Spec-Bench   JSON lines with question_id, category, turns (a question, and follow-ups); 2401.07851
+    HumanEval    JSON lines with task_id, prompt: code to continue; 2107.03374
+    JSON lines   {"prompt": ...} or {"text": ...}, and optionally "category"
+    text         one prompt per line; or, if there are lines that are just ---, one prompt between two of them
+
+The speed-up of a drafter depends mostly on the text. So prompts are real texts, repeated prompts are dropped, and
+results are reported per category.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.bench.provenance import text_digest
+from slipstream.bench.tables import counted
+from slipstream.errors import ParameterError, PromptError, did_you_mean
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+TEMPLATES = ("auto", "chat", "raw")
+FENCE = "---"
+PROBED = 48
+"""Number of first tokens of a prompt that `surprises` scores."""
+RANDOM = 0.85
+"""A prompt with a mean surprise above this share of ln V, the surprise of uniform noise, counts as random tokens."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One prompt as text. request: a question to answer, not text to continue. later: further turns of the
+    conversation, which are asked after the answers to those before."""
+
+    text: str
+    category: str
+    name: str
+    request: bool = False
+    later: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as token ids."""
+
+    ids: list[int]
+    category: str
+    name: str
+
+
+@dataclass
+class PromptSet:
+    """source: file name or built-in kinds. digest: hash of the chosen texts. warnings: shown with the results."""
+
+    source: str
+    prompts: list[Prompt]
+    digest: str
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> str:
+        """ "6 prompts" """
+        return counted(len(self.prompts), "prompt")
+
+    @property
+    def ids(self) -> list[list[int]]:
+        return [prompt.ids for prompt in self.prompts]
+
+    def in_context(self, tokens: int, most: int) -> list[list[int]]:
+        """Token ids of each prompt after earlier text, `tokens` in all: the other prompts, in their order, as often as
+        needed. A longer prompt keeps its end. Raises ParameterError if `tokens` is above `most`."""
+        if tokens > most:
+            raise ParameterError(
+                f"a context of {tokens} tokens was asked for, the target has room for {most} before the answer",
+                fix=f"give at most {most}, or fewer new tokens",
+            )
+        found = []
+        for i, own in enumerate(self.ids):
+            others = [ids for k in range(1, len(self.ids)) for ids in [self.ids[i - k]]] or [own]
+            row = list(own)
+            for earlier in cycle(others):
+                if len(row) >= tokens:
+                    break
+                row = [*earlier, *row]
+            found.append(row[-tokens:])
+        return found
+
+    @property
+    def categories(self) -> list[str]:
+        """The category of each prompt."""
+        return [prompt.category for prompt in self.prompts]
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {kind: self.categories.count(kind) for kind in dict.fromkeys(self.categories)}
+        lengths = [len(prompt.ids) for prompt in self.prompts]
+        return {
+            "source": self.source,
+            "digest": self.digest,
+            "categories": counts,
+            "names": [prompt.name for prompt in self.prompts],
+            "lengths": lengths,
+        }
+
+
+def load(
+    llm: LLM,
+    source: str = "code,edit",
+    count: int | None = None,
+    categories: Seq[str] = (),
+    template: str = "auto",
+    warn_random: bool = True,
+    turns: int = 1,
+    tokens: int = 64,
+) -> PromptSet:
+    """Chooses and encodes prompts.
+
+    source      a file, or built-in kinds, as in "code" or "code,edit".
+    count       largest number of prompts, taken from all categories in turn; None takes all. A conversation is one.
+    categories  use only these categories.
+    template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
+    warn_random warn about prompts that look like random tokens to the target.
+    turns       turns of a conversation to use, each as a prompt: see `later_turns`. 1: only the first.
+    tokens      largest number of new tokens of an answer between two turns.
+
+    Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
+    """
+    chosen, warnings = select(source, count, categories, template)
+    prompts, long = [], 0
+    for entry in chosen:
+        ids = encode(llm, entry, template)
+        if len(ids) > llm.checks.longest:
+            if not is_built_in(source):
+                long += 1
+                continue
+            ids = ids[-max(1, (llm.checks.longest + 1) // 2) :]
+        prompts.append(Prompt(ids, entry.category, entry.name))
+        if entry.later and turns > 1:
+            follow = later_turns(llm, entry, template, turns, tokens)
+            long += min(len(entry.later), turns - 1) - len(follow)
+            prompts += follow
+    if long:
+        context = counted(llm.checks.longest + 1, "token")
+        warnings.append(f"{counted(long, 'prompt')} left out: too long for the context of {context}")
+    if not prompts:
+        raise PromptError(f"no prompt of {source} fits into the target's context of {llm.checks.longest + 1} tokens")
+    name = source if is_built_in(source) else Path(source).name
+    made = PromptSet(name, prompts, _digest(chosen, turns), warnings)
+    if warn_random:
+        made.warnings += surprises(llm, made)
+    return made
+
+
+def select(
+    source: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
+) -> tuple[list[Entry], list[str]]:
+    """The prompts that `load` would choose, as text, and warnings. Raises what `load` raises, but for what a tokenizer
+    says. Does not import torch: to be called before a model is loaded."""
+    if template not in TEMPLATES:
+        raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
+    if count is not None and count < 1:
+        raise ParameterError(f"the number of prompts is {count}, must be at least 1")
+    found = entries(source)
+    known = list(dict.fromkeys(entry.category for entry in found))
+    for name in categories:
+        if name not in known:
+            raise ParameterError(f"{source} has no category {name!r}", fix=did_you_mean(name, known))
+    if categories:
+        found = [entry for entry in found if entry.category in categories]
+    warnings: list[str] = []
+    unique = list({entry.text: entry for entry in reversed(found)}.values())[::-1]
+    if len(unique) < len(found):
+        gone = len(found) - len(unique)
+        warnings.append(
+            f"{gone} of {counted(len(found), 'prompt')} left out as repetitions: a drafter that learns could repeat "
+            "its earlier answer"
+        )
+    return in_turns(unique, count), warnings
+
+
+def is_built_in(source: str) -> bool:
+    from slipstream import zoo
+
+    return all(kind in zoo.PROMPT_KINDS for kind in source.split(","))
+
+
+def entries(source: str) -> list[Entry]:
+    """All prompts of a file, or of built-in kinds."""
+    from slipstream import zoo
+
+    if is_built_in(source):
+        return [
+            Entry(entry["prompt"], kind, _name(entry), request=kind == "edit")
+            for kind in source.split(",")
+            for entry in zoo.prompts(kind)
+        ]
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise PromptError(
+            f"there is no prompt file {source!r}, and no built-in kind of that name",
+            fix=f"name a file, or {' or '.join(zoo.PROMPT_KINDS)}",
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise PromptError(f"{source} cannot be read: {fault}", fix="give UTF-8 text or JSON lines") from fault
+    lines = path.suffix in (".jsonl", ".json", ".ndjson") or text.lstrip().startswith("{")
+    found = list(_json_lines(path, text) if lines else _plain_text(path, text))
+    if not found:
+        raise PromptError(f"{source} holds no prompt", fix="one JSON object a line, or one prompt a line")
+    return found
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry.get("name") or f"{entry['package']}/{entry['file']}")
+
+
+def in_turns(found: Seq[Entry], count: int | None) -> list[Entry]:
+    """At most `count` entries, chosen from all categories in turn, and sorted by category."""
+    own: dict[str, list[Entry]] = {}
+    for entry in found:
+        own.setdefault(entry.category, []).append(entry)
+    taken = dict.fromkeys(own, 0)
+    left = len(found) if count is None else min(count, len(found))
+    while left:
+        for kind, group in own.items():
+            if left and taken[kind] < len(group):
+                taken[kind] += 1
+                left -= 1
+    return [entry for kind, group in own.items() for entry in group[: taken[kind]]]
+
+
+def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
+    """Token ids of a prompt, in the chat template if `template` asks for it."""
+    has = bool(getattr(llm.tokenizer, "chat_template", None))
+    if template == "chat" or (template == "auto" and entry.request and has):
+        return llm.chat_prompt(entry.text)  # raises if there is no template
+    if llm.tokenizer is None:
+        raise PromptError("a text prompt needs a tokenizer", fix="use a target that has one")
+    return list(llm.tokenizer.encode(entry.text))
+
+
+def _digest(chosen: Seq[Entry], turns: int) -> str:
+    return text_digest(*(text for entry in chosen for text in (entry.text, *entry.later[: turns - 1])))
+
+
+def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
+    """The second to last turn of a conversation, as prompts that hold the turns before and the target's own answers to
+    them: at most `tokens` tokens each, greedy, decoded plainly. Turns that do not fit into the context are left out."""
+    from slipstream.core.params import SamplingParams
+
+    drafter = llm.drafter
+    chat = template == "chat" or (template == "auto" and bool(getattr(llm.tokenizer, "chat_template", None)))
+    said, found = [entry.text], []
+    try:
+        llm.use(None)
+        for turn, question in enumerate(entry.later[: turns - 1], start=2):
+            before = llm.generate([_conversation(llm, said, chat)], SamplingParams(max_tokens=tokens))[0]
+            said += [before.text, question]
+            ids = _conversation(llm, said, chat)
+            if len(ids) > llm.checks.longest:
+                break
+            found.append(Prompt(ids, entry.category, f"{entry.name}, turn {turn}"))
+    finally:
+        llm.use(drafter)
+    return found
+
+
+def _conversation(llm: LLM, said: Seq[str], chat: bool) -> list[int]:
+    """Token ids of what the user and the assistant said in turns, the user first; without a template, as paragraphs."""
+    if not chat:
+        return list(llm.tokenizer.encode("\n\n".join(said)))
+    roles = ("user", "assistant")
+    return llm.chat_prompt([{"role": roles[i % 2], "content": text} for i, text in enumerate(said)])
+
+
+def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
+    """Token ids of the first prompts of a kind: text to continue, or requests ("edit"). Long prompts keep only
+    their end, so that half of the context is free for the answer."""
+    ids = [encode(llm, entry, "auto") for entry in entries(kind)[:count]]
+    return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
+
+
+def surprises(llm: LLM, made: PromptSet) -> list[str]:
+    """A warning if prompts look like random tokens to the target, because acceptance rates on them are meaningless. An
+    encoder-decoder gives no probability to its sources."""
+    if llm.target.capabilities.encoder is not None:
+        return []
+    uniform = math.log(llm.target.vocab_size)
+    long = [prompt.ids for prompt in made.prompts if len(prompt.ids) >= 4]
+    levels = [surprise(llm, ids) for ids in long]
+    odd = sum(level > RANDOM * uniform for level in levels)
+    if not odd:
+        return []
+    worst = max(levels)
+    return [
+        f"random tokens, to judge by the target: {odd} of {made.size} (up to {worst:.1f} nats per token; uniform noise "
+        f"has {uniform:.1f}). Acceptance on them says nothing about real text"
+    ]
+
+
+def surprise(llm: LLM, ids: Seq[int]) -> float:
+    """Mean -ln p of the first tokens of a text under the target, in nats per token."""
+    import torch
+
+    from slipstream.core.draft import Draft
+    from slipstream.core.sequence import Sequence
+
+    ids = list(ids[: PROBED + 1])
+    target, seq = llm.target, Sequence(ids[:1], context=llm.target.context)
+    try:
+        out = target.run([seq], Draft.chains([ids[1:]], device=target.device))  # one row per token
+        logs = torch.log_softmax(out.logits[: len(ids) - 1].double(), -1)  # [n, V]
+        following = torch.tensor(ids[1:], device=logs.device)[:, None]
+        return float(-logs.gather(1, following).mean())
+    finally:
+        target.release(seq.id)
+
+
+def _json_lines(path: Path, text: str) -> Iterable[Entry]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError as fault:
+                raise PromptError(
+                    f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",
+                    fix="one JSON object a line, without line breaks inside",
+                ) from fault
+            yield _entry(path, number, found)
+
+
+def _entry(path: Path, number: int, found: Any) -> Entry:
+    where = f"{path.name}, line {number},"
+    if not isinstance(found, dict):
+        raise PromptError(f"{where} is a {type(found).__name__}, an object is needed", fix='as in {"prompt": "..."}')
+    category = str(found.get("category") or ("HumanEval" if "task_id" in found else path.stem))
+    name = str(found.get("question_id", found.get("task_id", number)))
+    turns = found.get("turns")
+    later: tuple[Any, ...] = ()
+    if isinstance(turns, list) and turns:
+        text, request, later = turns[0], True, tuple(turns[1:])
+    else:
+        text, request = found.get("prompt", found.get("text")), False
+    if not isinstance(text, str) or not text.strip():
+        has = ", ".join(map(repr, found)) or "nothing"
+        raise PromptError(f"{where} holds no prompt; it has {has}", fix="needed is turns, prompt or text, not empty")
+    if not all(isinstance(turn, str) and turn.strip() for turn in later):
+        raise PromptError(f"{where} holds a turn that is not text", fix="give each turn as a string, not empty")
+    return Entry(text, category, name, request, later)
+
+
+def _plain_text(path: Path, text: str) -> Iterable[Entry]:
+    lines = text.splitlines()
+    if any(line.strip() == FENCE for line in lines):
+        parts = "\n".join(FENCE if line.strip() == FENCE else line for line in lines).split(f"\n{FENCE}")
+        lines = [part.removeprefix(FENCE).strip("\n") for part in parts]
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield Entry(line, path.stem, str(number))

@@ -1,0 +1,268 @@
+"""Report of a bench result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.bench import plots
+from slipstream.bench.estimates import unsure
+from slipstream.bench.plots import Plot
+from slipstream.bench.results import Result
+from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, words
+
+PHASES = ("draft", "target", "verify", "host", "outside")
+SHOWN_POSITIONS = 8
+VERDICTS = {"plain": "", "sampled": "sampled", "identical": "identical", "near-tie": "identical*", "BUG": Alarm("BUG")}
+WHO = (words("method"), words("setting"))
+
+
+def section(result: Result) -> Section:
+    arms = result.data["arms"]
+    made = Section("Drafters against plain decoding", lead(arms))
+    if not arms:
+        return made
+    fast = [arm for arm in arms if not arm["plain"]]
+    conditions = list(dict.fromkeys(condition(arm) for arm in arms))
+    names = list(dict.fromkeys(name(arm) for arm in fast))
+    made.tables.append(speeds(arms))
+    if fast:
+        made.plots.append(speedups(fast, conditions, names))
+        made.tables += [*by_text(fast), *by_condition(fast), *distances(fast)]
+        if len(arms[0]["categories"]) > 1:
+            made.tables.append(by_category(arms))
+            made.plots.append(category_plot(fast, conditions, names))
+        made.tables.append(by_position(fast))
+        made.plots.append(positions(fast, conditions))
+    made.plots.append(split(arms, conditions))
+    made.tables.append(memory_and_time(arms))
+    if len(conditions) == 1:
+        made.tables = [part for table in made.tables for part in table.divided("setting")]
+    made.notes += [f"{name(arm)}, prompt {d['prompt']}: {parted(d)}" for arm in fast for d in arm["divergences"]]
+    return made
+
+
+def lead(arms: list[dict[str, Any]]) -> str:
+    return fastest(arms, lambda arm: f"{name(arm)} ({condition(arm)})", "drafter")
+
+
+def fastest(arms: list[dict[str, Any]], named: Callable[[dict[str, Any]], str], noun: str) -> str:
+    """The finding: the fastest arm that drafted, and whether it is shown to differ from plain decoding."""
+    fast = [arm for arm in arms if not arm["plain"]]
+    if not fast:
+        return "Nothing was measured before the run ended."
+    drafting = [arm for arm in fast if arm["overall"]["stats"]["proposed"]]
+    best = max(drafting or fast, key=lambda arm: arm["overall"]["speedup"]["value"])
+    gain = best["overall"]["speedup"]
+    who = f"{named(best)}, {interval(gain)}"
+    if gain["value"] < 1:
+        return f"No {noun} is faster than plain decoding. The least slow one: {who}.{unsure(gain)}"
+    return f"Fastest: {who} over plain decoding.{unsure(gain)}"
+
+
+def name(arm: dict[str, Any]) -> str:
+    return arm["label"] + ("" if arm["plain"] else f", K={arm['draft_tokens']}")
+
+
+def condition(arm: dict[str, Any]) -> str:
+    sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
+    batch = f", batch {arm['batch']}" if arm["batch"] > 1 else ""
+    return sampling + batch + (f", context {arm['context']}" if arm.get("context") else "")
+
+
+def setting(arm: dict[str, Any]) -> str:
+    """The condition as a cell: a line for each part."""
+    return condition(arm).replace(", ", "\n")
+
+
+def parted(d: dict[str, Any]) -> str:
+    verdict = "a near-tie, within rounding" if d["near_tie"] else "too far apart for rounding: a bug"
+    return (
+        f"the texts differ from token {d['position']} on, where the target's two best logits are {d['margin']:.2g} "
+        f"apart and rounding moves them by {d['noise']:.2g}: {verdict}."
+    )
+
+
+def speeds(arms: list[dict[str, Any]]) -> Table:
+    columns = [*WHO, Column("speed-up (95%)", "x"), Column("tok/s"), Column("accept", "%"), Column("tau", digits=2),
+               words("text")]  # fmt: skip
+    rows = []
+    for arm in arms:
+        f = arm["overall"]
+        gain = "1" if arm["plain"] else f["speedup"]
+        speed, text = f["tokens_per_second"]["value"], VERDICTS[arm["texts"]]
+        rows.append([name(arm), setting(arm), gain, speed, f["acceptance_rate"], f["mean_acceptance_length"], text])
+    return Table(
+        "Speed and acceptance", columns, rows,
+        f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
+        "decoding over that of the method, per prompt in the same pass, prefill included. accept: accepted draft "
+        "tokens over verified ones. tau: tokens per step, the bonus token included. identical*: identical except for "
+        "near-ties, which rounding decides.",
+    )  # fmt: skip
+
+
+TEXTS = {"all": "all", "no loop": "no loop", "loop": "loops", "ended": "ended"}
+"""Part of the texts, a key of `benchmark.subsets` -> what the table calls it."""
+
+
+def by_text(fast: list[dict[str, Any]]) -> list[Table]:
+    """Speed-up with and without looping texts; no table if all texts are of one kind."""
+    rows = []
+    for arm in fast:
+        parts = arm.get("subsets") or {}  # results of earlier versions have none
+        shown = [part for part in TEXTS if parts and parts[part]["prompts"]]
+        if any(parts[part]["prompts"] < parts["all"]["prompts"] for part in shown) or "loop" in shown:
+            rows += [
+                [name(arm), setting(arm), f"{TEXTS[part]}: {parts[part]['prompts']}", parts[part]["speedup"]]
+                for part in shown
+            ]
+    columns = [*WHO, words("texts"), Column("speed-up (95%)", "x")]
+    note = (
+        "By the texts of plain decoding, with their number. loops: more than a quarter of the text repeats exactly up "
+        "to its end. ended: the text ended by itself, before the largest number of new tokens."
+    )
+    return [Table("Speed-up with and without looping texts", columns, rows, note)] if rows else []
+
+
+def by_condition(fast: list[dict[str, Any]]) -> list[Table]:
+    """Speed-up of each method by context length, a row, and batch size, a column; only if one of them varies."""
+    batches = sorted({arm["batch"] for arm in fast})
+    contexts = list(dict.fromkeys(arm.get("context") for arm in fast))
+    if len(batches) == 1 and len(contexts) == 1:
+        return []
+    found = {(name(a), a["temperature"], a.get("context"), a["batch"]): a["overall"]["speedup"] for a in fast}
+    several = len({arm["temperature"] for arm in fast}) > 1
+    rows = [
+        [who + f"\nT={t:g}" * several, "prompt" if context is None else str(context),
+         *(found.get((who, t, context, batch)) for batch in batches)]
+        for who, t in dict.fromkeys((name(arm), arm["temperature"]) for arm in fast)
+        for context in contexts
+    ]  # fmt: skip
+    columns = [words("method"), Column("context"), *(Column(f"batch {batch}", "x") for batch in batches)]
+    note = "Each over plain decoding with the same context and batch. context: tokens before the answer."
+    return [Table("Speed-up by context length and batch size", columns, rows, note)]
+
+
+def distances(fast: list[dict[str, Any]]) -> list[Table]:
+    """How far lossy rules are from the target's distribution, beside their speed."""
+    lossy = [arm for arm in fast if arm.get("distance")]
+    rows = [
+        [name(a), setting(a), f"{a['distance']['tv']:.3f}", f"{a['distance']['kl']:.3f}", a["overall"]["speedup"]]
+        for a in lossy
+    ]
+    columns = [*WHO, Column("TV"), Column("KL, nats"), Column("speed-up (95%)", "x")]
+    note = (
+        "Of each output token's distribution from the target's, given the text before; mean over tokens. 0: lossless. "
+        "Draft tokens that were not drawn, and trees, are taken as given, which overstates both."
+    )
+    return [Table("Distance from the target's distribution", columns, rows, note)] if lossy else []
+
+
+def by_category(arms: list[dict[str, Any]]) -> Table:
+    columns = [words("category"), *WHO, Column("speed-up (95%)", "x"), Column("tok/s")]
+    rows = []
+    for kind in arms[0]["categories"]:
+        for arm in arms:
+            f = arm["categories"][kind]
+            gain = "1" if arm["plain"] else f["speedup"]
+            rows.append([kind, name(arm), setting(arm), gain, f["tokens_per_second"]["value"]])
+    return Table("Speed-up by category", columns, rows)
+
+
+def by_position(fast: list[dict[str, Any]]) -> Table:
+    deepest = min(SHOWN_POSITIONS, max(len(arm["overall"]["position_rates"]) for arm in fast))
+    columns = [*WHO, *(Column(str(depth + 1), "%") for depth in range(deepest))]
+    rows = []
+    for arm in fast:
+        rates = arm["overall"]["position_rates"][:deepest]
+        rows.append([name(arm), setting(arm), *rates, *[None] * (deepest - len(rates))])
+    return Table(
+        "Acceptance by position", columns, rows,
+        "Share of the steps with a draft token at position 1, 2, ... that accepted it.",
+    )  # fmt: skip
+
+
+def memory_and_time(arms: list[dict[str, Any]]) -> Table:
+    columns = [*WHO, Column("first", "ms"), Column("next", "ms", 1), Column("memory", "B"),
+               *(Column(phase, "%") for phase in PHASES[:-1])]  # fmt: skip
+    rows = []
+    for arm in arms:
+        f = arm["overall"]
+        seconds = f["first_token_seconds"], f["seconds_per_later_token"]
+        draft, target, verify, host, outside = (f["shares"][phase] for phase in PHASES)
+        shares = draft, target, verify, host + outside
+        rows.append([name(arm), setting(arm), *seconds, arm["peak_memory"], *shares])
+    return Table(
+        "Latency, memory, and where the time goes", columns, rows,
+        "first, next: time to the first token and per later token. Memory: peak of the whole process on a CPU, of "
+        "tensors on CUDA. draft: proposing and observing; target: forward and commit; verify: probabilities, rule, "
+        "stop conditions; host: the rest of a step, and the time between steps.",
+    )  # fmt: skip
+
+
+def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]) -> Plot:
+    rows = [
+        (name(arm) + (f"\n{condition(arm)}" if len(conditions) > 1 else ""), arm["overall"]["speedup"],
+         names.index(name(arm)))
+        for arm in fast
+    ]  # fmt: skip
+    return Plot(
+        "speedup", "Speed-up over plain decoding",
+        "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.",
+        "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
+        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
+        height=1.0 + 0.48 * len(rows),
+    )  # fmt: skip
+
+
+def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list[str]) -> Plot:
+    first = [arm for arm in fast if condition(arm) == conditions[0]]
+    rows = [
+        (f"{kind}\n{name(arm)}", arm["categories"][kind]["speedup"], names.index(name(arm)))
+        for kind in first[0]["categories"]
+        for arm in first
+    ]
+    return Plot(
+        "speedup-by-category", f"Speed-up by category, {conditions[0]}",
+        "As above, for each category of prompts. The speed-up of a drafter depends mostly on the text.",
+        "; ".join(f"{label.replace(chr(10), ', ')}: {interval(e)}" for label, e, _ in rows),
+        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
+        height=1.0 + 0.48 * len(rows),
+    )  # fmt: skip
+
+
+def positions(fast: list[dict[str, Any]], conditions: list[str]) -> Plot:
+    groups = []
+    for arm in fast:
+        rates = arm["overall"]["position_rates"]
+        label = name(arm) + (f", {condition(arm)}" if len(conditions) > 1 else "")
+        groups.append((label, list(range(1, len(rates) + 1)), rates))
+    return Plot(
+        "acceptance-by-position", "Acceptance by position",
+        "Share of the steps with a draft token at that position that accepted it.",
+        "; ".join(f"{label}: {', '.join(percent(y) for y in ys)}" for label, _, ys in groups),
+        lambda axes, narrow: _whole(axes, groups, narrow),
+    )  # fmt: skip
+
+
+def _whole(axes: Any, groups: Any, narrow: bool) -> None:
+    plots.lines(axes, groups, "position in the draft", "accepted", narrow)
+    longest = max((len(xs) for _, xs, _ in groups), default=1)
+    axes.set_xticks(range(1, longest + 1, max(1, longest // 10)))
+
+
+def split(arms: list[dict[str, Any]], conditions: list[str]) -> Plot:
+    rows = [
+        (
+            name(arm) + (f"\n{condition(arm)}" if len(conditions) > 1 else ""),
+            {phase: arm["overall"]["shares"][phase] for phase in PHASES},
+        )
+        for arm in arms
+    ]
+    return Plot(
+        "time-split", "Where the time goes",
+        "Shares of wall time: drafting, the target's forward, verification, the rest of a step, and between steps.",
+        "; ".join(f"{label}: " + ", ".join(f"{p} {percent(v)}" for p, v in parts.items()) for label, parts in rows),
+        lambda axes, narrow: plots.shares(axes, rows, narrow),
+        height=1.3 + 0.42 * len(rows),
+    )  # fmt: skip

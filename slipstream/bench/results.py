@@ -1,0 +1,214 @@
+"""Result files: one JSON format for all measurements.
+
+    {"format": "slipstream-lab", "format_version": 2, "kind": "bench", "complete": true,
+     "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
+
+kind        the command that wrote it: "bench", "sweep", "trace", ...; it defines the contents of `data`.
+complete    false if the run was interrupted or failed; `data` then holds the measurements until that moment.
+settings    the settings of the command.
+provenance  the conditions of the measurement (see `slipstream.bench.provenance`).
+warnings    what limits how far the numbers can be trusted.
+
+A file of another version is refused.
+
+    result = Result("bench", settings, provenance)
+    with recording(result, path, collect=lambda: {...}) as save:   # raises at once if the path is not writable
+        ...                                                        # `save()` writes the measurements so far
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import ResultError
+
+FORMAT, FORMAT_VERSION = "slipstream-lab", 2
+INTERRUPTED = "the run was interrupted: these are the measurements until then"
+
+
+@dataclass
+class Result:
+    """See the module docstring. All values are plain JSON values; NaN and infinities are written as null."""
+
+    kind: str
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    data: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
+        body = {
+            "settings": self.settings,
+            "provenance": self.provenance,
+            "warnings": self.warnings,
+            "data": self.data,
+        }
+        return head | _plain(body)
+
+
+def write(result: Result, path: str | Path) -> None:
+    """Writes the file atomically: to a temporary file, which is then renamed. Raises ResultError."""
+    path = Path(path)
+    text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
+    """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError, which says which
+    `option` names the file."""
+    data = text.encode() if isinstance(text, str) else text
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates it with mode 0600
+        os.replace(temporary, path)
+    except OSError as fault:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        raise ResultError(
+            f"{path} cannot be written: {fault.strerror}", fix=f"choose another file with {option}"
+        ) from fault
+
+
+def check_writable(path: str | Path, option: str = "--out") -> None:
+    """Raises ResultError if a file cannot be written at `path`, which `option` names. To be called before a long
+    measurement."""
+    path = Path(path)
+    folder = path.parent
+    if path.is_dir():
+        raise ResultError(f"{path} is a folder, not a file", fix=f"name one: {path / 'result.json'}")
+    if not folder.is_dir():
+        raise ResultError(f"the folder {folder} does not exist", fix=f"mkdir -p {folder}, or choose another {option}")
+    try:
+        handle, probe = tempfile.mkstemp(dir=folder, prefix=".slipstream.")
+    except OSError as fault:
+        raise ResultError(
+            f"the folder {folder} cannot be written to: {fault.strerror}",
+            why="nothing was measured yet",
+            fix=f"choose another {option}",
+        ) from fault
+    os.close(handle)
+    os.unlink(probe)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ResultError(f"{path} exists and may not be written", fix=f"choose another {option}")
+
+
+def read(path: str | Path, kind: str | None = None) -> Result:
+    """Loads a result file. Raises ResultError if it is not one of this version, or not of `kind` if that is given."""
+    path = Path(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
+    except (UnicodeDecodeError, json.JSONDecodeError) as fault:
+        raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
+    return _checked(str(path), found, kind)
+
+
+def _checked(path: str, found: Any, kind: str | None = None) -> Result:
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ResultError(
+            f"{path} is not a result file of Slipstream", fix="give a file that bench, sweep or trace wrote with --out"
+        )
+    version = found.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ResultError(
+            f"{path} has format version {version}, this Slipstream reads version {FORMAT_VERSION}",
+            why="the meaning of fields changes between versions",
+            fix="measure again with this version, or read it with the Slipstream that wrote it",
+        )
+    names = ("kind", "settings", "provenance", "warnings", "data", "complete")
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ResultError(f"{path} lacks {', '.join(missing)}", why="it is damaged", fix="measure again")
+    if kind is not None and found["kind"] != kind:
+        raise ResultError(f"{path} is the result of {found['kind']!r}, one of {kind!r} is needed")
+    return Result(**{name: found[name] for name in names})
+
+
+def read_all(path: str | Path) -> list[Result]:
+    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
+    `read`."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None  # `read` says what is wrong
+    runs = found.get("runs") if isinstance(found, dict) else None
+    if not isinstance(runs, dict) or not runs:
+        return [read(path)]
+    return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
+
+
+@contextmanager
+def recording(
+    result: Result, path: str | Path | None, collect: Callable[[], dict[str, Any]]
+) -> Iterator[Callable[[], None]]:
+    """Saves the measurements of the block, also if it is interrupted. Yields `save`, which writes the measurements so
+    far.
+
+    path     None writes no file, but `result.data` is still filled in.
+    collect  returns the measurements so far as the `data` of the result; must also work after an interruption.
+
+    An exception (Ctrl-C included) leaves `complete` false in the file and is raised again.
+    """
+    if path is not None:
+        check_writable(path)
+
+    def save() -> None:
+        result.data = _plain(collect())  # the same values as in the file
+        if path is not None:
+            write(result, path)
+
+    try:
+        yield save
+    except BaseException:
+        result.complete = False
+        save()
+        raise
+    result.complete = True
+    save()
+
+
+class kept:
+    """Attaches the unfinished result to the exception that interrupts the measurement, so that it can still be shown,
+    if `data[what]` is not empty."""
+
+    def __init__(self, result: Result, what: str = "arms"):
+        self.result, self.what = result, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, fault: BaseException | None, trace: Any) -> None:
+        if fault is not None and self.result.data.get(self.what):
+            fault.result = self.result  # type: ignore[attr-defined]
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity; keys of objects are strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

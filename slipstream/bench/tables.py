@@ -1,0 +1,173 @@
+"""Reports as data: tables, plots, remarks. A renderer turns them into text for a terminal (`slipstream.cli.render`),
+HTML (`slipstream.cli.report_page`) or Markdown (`benchmarks.markdown`).
+
+Cells hold values in basic units (shares, seconds, bytes). The unit of the column decides how they are formatted, so all
+renderers write the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.sizes import size as size
+from slipstream.errors import sentence
+
+if TYPE_CHECKING:
+    from slipstream.bench.plots import Plot
+
+NOTHING = "-"
+"""The text of a cell that is None."""
+
+
+class Alarm(str):
+    """Text that reports a fault; renderers highlight it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """name     heading.
+    unit     "%" (cells are shares), "x" (factors), "ms" (cells are seconds), "B" (bytes), or "" for plain numbers.
+    digits   after the point, of "ms" and plain numbers.
+    words    cells are text and aligned left; numbers are aligned right.
+    """
+
+    name: str
+    unit: str = ""
+    digits: int = 0
+    words: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name}, ms" if self.unit == "ms" else self.name
+
+    def text(self, cell: Any) -> str:
+        """The cell as it is shown. A mapping {"value", "low", "high"} is an interval; text stays as it is."""
+        if cell is None:
+            return NOTHING
+        if isinstance(cell, str):
+            return cell
+        if isinstance(cell, Mapping):
+            return interval(cell) if self.unit == "x" else f"{self.text(cell['value'])} ({ends(cell, self.text)})"
+        return FORMATS[self.unit](cell, self.digits)
+
+
+def words(name: str) -> Column:
+    """A column of text."""
+    return Column(name, words=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows: one cell per column. note: explains the columns. long: too long for a terminal."""
+
+    title: str
+    columns: Seq[Column]
+    rows: Seq[Seq[Any]]
+    note: str = ""
+    long: bool = False
+
+    def texts(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+
+    def of(self, columns: Seq[int]) -> Table:
+        """The table of only these columns, by their indices."""
+        return replace(
+            self, columns=[self.columns[i] for i in columns], rows=[[row[i] for i in columns] for row in self.rows]
+        )
+
+    def divided(self, heading: str) -> list[Table]:
+        """A table for each value of the column of that heading, with the value in its title instead; the last one has
+        the note. Only this table if there is no such column."""
+        headings = [column.heading for column in self.columns]
+        if heading not in headings or not self.rows:
+            return [self]
+        at = headings.index(heading)
+        texts = [text[at] for text in self.texts()]
+        others, made = [i for i in range(len(headings)) if i != at], []
+        for value in dict.fromkeys(texts):
+            rows = [row for row, text in zip(self.rows, texts, strict=True) if text == value]
+            title = f"{self.title}, {', '.join(value.splitlines())}"
+            made.append(replace(self, title=title, rows=rows, note="").of(others))
+        made[-1] = replace(made[-1], note=self.note)
+        return made
+
+
+@dataclass
+class Section:
+    """The report of one result.
+
+    lead     the finding in a sentence or two.
+    tables   the first one answers the question, the others are details.
+    notes    remarks, a sentence each.
+    html     a part that is neither table nor plot, only for a page, shown first; `script`: the script it needs.
+    """
+
+    title: str
+    lead: str
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    html: str = ""
+    script: str = ""
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def percent(share: float | None) -> str:
+    """0.734 -> "73%"."""
+    return NOTHING if share is None else f"{100 * share:.0f}%"
+
+
+def times(factor: float) -> str:
+    """1.613 -> "1.61x", 11.58 -> "11.6x"."""
+    return f"{_factor(factor)}x"
+
+
+def interval(e: Mapping[str, Any]) -> str:
+    """A factor with its 95 % interval, "1.61x (1.42-1.80)", or why it has none, "1.61x (few passes)"."""
+    return f"{times(e['value'])} ({ends(e, _factor)})"
+
+
+def ends(e: Mapping[str, Any], written: Callable[[float], str], between: str = "-") -> str:
+    """The ends of a 95 % interval, or why there is none."""
+    return str(e["note"]) if e["low"] is None else f"{written(e['low'])}{between}{written(e['high'])}"
+
+
+def _factor(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}"
+
+
+def count(n: float) -> str:
+    """14162304 -> "14.2M"."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if n >= limit:
+            return f"{n / limit:.1f}{unit}" if n < 100 * limit else f"{n / limit:.0f}{unit}"
+    return f"{n:.0f}"
+
+
+def counted(n: int, noun: str) -> str:
+    """(1, "prompt") -> "1 prompt"; (1200, "prompt") -> "1,200 prompts"."""
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
+def small(value: float | None) -> str:
+    """A number with three significant digits. None stands for infinity, which JSON does not have."""
+    return "inf" if value is None else f"{value:.3g}"
+
+
+def remark(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    return sentence(text[:1].upper() + text[1:])
+
+
+FORMATS: Mapping[str, Callable[[float, int], str]] = {
+    "%": lambda value, digits: percent(value),
+    "x": lambda value, digits: times(value),
+    "ms": lambda value, digits: f"{1e3 * value:.{digits}f}",
+    "B": lambda value, digits: size(value),
+    "": lambda value, digits: f"{value:.{digits}f}",
+}

@@ -1,0 +1,294 @@
+"""`slipstream trace`: records one generation token by token: which drafter proposed a token, whether it was accepted,
+and its probabilities.
+
+A `Recorder` wraps the drafter. `observe` already gets everything about a step (the draft, the target's logits, the
+verdict), so decoding is unchanged and has no overhead without tracing. Tracing slows decoding down, so no timings are
+recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from copy import copy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from slipstream.bench.benchmark import Contender, checkpoints
+from slipstream.bench.provenance import provenance
+from slipstream.bench.results import Result, kept, recording
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import CompositeDrafter, Drafter
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+from slipstream.core.warp import distributions
+from slipstream.drafters.hybrid import Lookup
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+WINDOW = 10
+"""Number of steps of the rolling acceptance rate."""
+ALTERNATIVES = 3
+"""Number of the target's most likely tokens that are recorded for each position."""
+
+
+@dataclass(frozen=True)
+class RejectedToken:
+    """A draft token that was rejected. p, q: its probability under the target and under the drafter; q is None if the
+    token was chosen deterministically."""
+
+    token: int
+    by: str
+    p: float
+    q: float | None
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """One output token.
+
+    by        what proposed it: "target", or the name of the drafter (for a stack, of the member).
+    step      index of the step, from 0 (prefill); place: index of the token within the step, from 0.
+    p, q      as in `RejectedToken`; q is also None for tokens of the target.
+    entropy   entropy of the target's distribution at this position, in bits.
+    rejected  draft tokens for this position that were rejected.
+    top       the target's most likely tokens with their probabilities.
+    """
+
+    token: int
+    drafted: bool
+    by: str
+    step: int
+    place: int
+    p: float
+    q: float | None
+    entropy: float
+    rejected: list[RejectedToken]
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step. drafted: verified draft tokens; depth: depth of the deepest; accepted: accepted draft tokens; tokens:
+    output tokens."""
+
+    drafted: int
+    depth: int
+    accepted: int
+    tokens: int
+
+
+@dataclass
+class Recorder:
+    """Wraps a drafter and records the steps of one sequence.
+
+    p and entropy are of the distribution that verification used, or of the softmax of the target's logits at
+    temperature 0.
+    """
+
+    drafter: Drafter
+    tokens: list[TokenRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name, self.taps = self.drafter.name, self.drafter.taps
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        return self.drafter.propose(seqs, budget)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self._note(seqs[0], draft, out.logits[: len(draft.nodes(0)) + 1], verdict)
+        self.drafter.observe(seqs, draft, out, verdict)
+
+    def release(self, seq_id: int) -> None:
+        self.drafter.release(seq_id)
+
+    def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
+        run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
+        probs = target_probs(seq, draft, logits, len(run))  # [1 + N, V]
+        who, children = proposers(self.drafter, draft), draft.children(0)
+        nodes = [*path, -2]  # -2: not a node of the draft
+        if verdict.cut[0]:  # the last token is an accepted draft token: find its node
+            parent = path[-1] if path else -1
+            nodes[-1] = next(n for n in children[parent] if draft.ids[n] == run[-1])
+        at = -1
+        for place, (token, node) in enumerate(zip(run, nodes, strict=True)):
+            row = probs[at + 1]
+            rejected = [n for n in children.get(at, []) if n != node]
+            if node >= 0:  # siblings after it were not tried
+                rejected = [n for n in rejected if n < node]
+            values, ids = row.topk(min(ALTERNATIVES, len(row)))
+            self.tokens.append(
+                TokenRecord(
+                    token=token,
+                    drafted=place < accepted,
+                    by=who[node] if node >= 0 else "target",
+                    step=len(self.steps),
+                    place=place,
+                    p=float(row[token]),
+                    q=_q(draft, node, token) if node >= 0 else None,
+                    entropy=float(-(row * row.clamp(min=1e-300).log2()).sum()),
+                    rejected=[
+                        RejectedToken(draft.ids[n], who[n], float(row[draft.ids[n]]), _q(draft, n, draft.ids[n]))
+                        for n in rejected
+                    ],
+                    top=list(zip(ids.tolist(), values.tolist(), strict=True)),
+                )
+            )
+            at = node
+        depths = draft.depths
+        if seq.finish:
+            depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
+        self.steps.append(StepRecord(len(depths), max(depths, default=0), accepted, len(run)))
+
+
+def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
+    """float64 [1 + N, V]: the distributions that verification used, or the softmax at temperature 0. `seq` already
+    contains the `emitted` tokens of this step."""
+    if seq.params.greedy:
+        return torch.softmax(logits.double(), -1).cpu()
+    before = copy(seq)
+    before.tokens = seq.tokens[: len(seq.tokens) - emitted]
+    return distributions(logits, [before], draft).cpu()
+
+
+class RecordedMember:
+    """Wraps a member of a stack and records the paths that it proposed for the traced sequence in this step."""
+
+    def __init__(self, member: Drafter):
+        self.member, self.name, self.taps = member, member.name, member.taps
+        self.paths: set[tuple[int, ...]] = set()
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = self.member.propose(seqs, budget)
+        self.paths = {tuple(path) for path in paths(draft)}
+        return draft
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.member.observe(seqs, draft, out, verdict)
+        self.paths = set()  # a member that is not called in the next step proposes nothing in it
+
+    def release(self, seq_id: int) -> None:
+        self.member.release(seq_id)
+
+
+class RecordedLookup(RecordedMember):
+    """The same for a lookup, whose match length and continuation of other draft tokens a stack also uses."""
+
+    member: Lookup
+
+    def match_length(self, seq_id: int) -> int:
+        return self.member.match_length(seq_id)
+
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+        more, match = self.member.continue_from(seq, drafted, depth)
+        self.paths |= {(*drafted, *more[: i + 1]) for i in range(len(more))}
+        return more, match
+
+
+def with_recorded_members(drafter: Drafter) -> Drafter:
+    """The drafter; if it is a stack, its members are wrapped in `RecordedMember`."""
+    if isinstance(drafter, CompositeDrafter):
+        drafter.members = tuple(
+            RecordedLookup(m) if isinstance(m, Lookup) else RecordedMember(m) for m in drafter.members
+        )
+    return drafter
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    """For each node of the first sequence, the tokens on the path from the root to it."""
+    return [[draft.ids[n] for n in draft.ancestors(0, node)] for node in range(len(draft.nodes(0)))]
+
+
+def proposers(drafter: Drafter, draft: Draft) -> list[str]:
+    """The proposer of each node: the drafter, or the first member of a stack that proposed the same path."""
+    members = drafter.members if isinstance(drafter, CompositeDrafter) else ()
+    recorded = [m for m in members if isinstance(m, RecordedMember)]
+    return [next((w.name for w in recorded if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
+
+
+def _q(draft: Draft, node: int, token: int) -> float | None:
+    return None if draft.q is None else float(draft.q[node, token])
+
+
+def rolling(steps: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
+    """The acceptance rate after each step that drafted: over the last `window` such steps, and since the beginning.
+    token: number of output tokens until then."""
+    points, seen, done = [], [], 0
+    for each in steps:
+        done += each.tokens
+        if each.drafted:
+            seen.append(each)
+            recent = seen[-window:]
+            points.append(
+                {
+                    "token": done,
+                    "rate": sum(r.accepted for r in recent) / sum(r.drafted for r in recent),
+                    "overall": sum(r.accepted for r in seen) / sum(r.drafted for r in seen),
+                }
+            )
+    return points
+
+
+def trace(
+    llm: LLM,
+    contender: Contender,
+    prompt: str | Seq[int],
+    params: SamplingParams,
+    out: str | Path | None = None,
+    advance: Callable[[int], None] = lambda tokens: None,
+    name: str = "prompt",
+) -> Result:
+    """Generates once and records everything. advance: called after each step with the number of tokens so far."""
+    settings = {
+        "contender": contender.label,
+        "draft_tokens": contender.draft_tokens,
+        "window": WINDOW,
+        "distribution": "softmax" if params.greedy else "warped",
+        "params": asdict(params),
+    }
+    result = Result("trace", settings, provenance(llm, params.seed, drafts=checkpoints([contender])))
+    llm.use(contender.drafter, **contender.options)
+    llm.draft_tokens = contender.draft_tokens
+    recorder = Recorder(with_recorded_members(llm.drafter))  # type: ignore[attr-defined]
+    llm.use(recorder)
+    seq = llm.sequence(prompt, params)
+    show = llm.tokenizer.decode if llm.tokenizer is not None else str
+
+    def collect() -> dict[str, Any]:
+        text = [show([token]) for token in seq.asked]
+        used = sorted({i for t in recorder.tokens for i in (t.token, *(g.token for g in t.rejected), *dict(t.top))})
+        return {
+            "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
+            "tokens": [asdict(token) for token in recorder.tokens],
+            "pieces": pieces(llm, seq),
+            "vocabulary": {token: show([token]) for token in used},
+            "steps": [asdict(each) for each in recorder.steps],
+            "rolling": rolling(recorder.steps),
+            "stats": {k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
+            "finish": seq.finish,
+        }
+
+    with kept(result), recording(result, out, collect):
+        for _ in llm.decode([seq]):
+            advance(len(recorder.tokens))
+    if seq.stats.drafter_faults:
+        result.warnings.append(f"the drafter failed {seq.stats.drafter_faults} times; plain decoding continued instead")
+    return result
+
+
+def pieces(llm: LLM, seq: Sequence) -> list[str]:
+    """The text that each output token adds; joined, they are the output text."""
+    from slipstream.models.text import TextStream, decoder_of
+
+    if llm.tokenizer is None:
+        return [f" {token}" for token in seq.output]
+    stream = TextStream(decoder_of(llm.tokenizer))
+    for token, drafted in zip(seq.output, seq.drafted, strict=True):
+        stream.push(token, drafted)
+    return [piece.text for piece in stream.finish(None)] if seq.output else []

@@ -1,0 +1,139 @@
+"""vLLM's server as a process of its own, with a choice of ours as its settings and our drafters in reach.
+
+vLLM lives in another environment, so nothing here imports it. That environment need not have Slipstream: a folder with
+a link to this package and its entry points is put on the process' path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import slipstream
+from slipstream.bench.configs import Choice, vllm
+from slipstream.bench.server_process import ServerProcess
+from slipstream.core.params import Strict
+from slipstream.errors import LoadError, ParameterError
+
+ENVIRONMENT = Path(".venv-vllm")
+"""What `make vllm` makes."""
+OLDEST, TOO_NEW = (0, 32), (0, 34)
+"""Versions of vLLM for which the settings are written and the plug-in was tried."""
+LOADING = 900.0
+"""Seconds that a start may take: large models are read from disks, and compiled."""
+BESIDE_SPECULATION = "with speculation vLLM refuses min_p and logit_bias, and loads no logits processors"
+
+
+@dataclass(frozen=True)
+class VllmServer(Strict):
+    """choice   target, drafter and draft length.
+    arguments  further ones of `vllm serve`, by name: {"tensor_parallel_size": 2}. True: a flag without a value; members
+               of `speculative_config` are added to those of the choice.
+    threads    of a CPU build; None: as vLLM chooses.
+    """
+
+    choice: Choice
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All arguments by name. Raises ParameterError where vLLM does not have the drafter, and for arguments that it
+        would refuse or ignore beside speculation."""
+        made = vllm(self.choice)
+        if made.values is None:
+            raise ParameterError(made.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix, sam or "
+                                 "several of them")  # fmt: skip
+        values = dict(made.values)
+        for name, value in self.arguments.items():
+            both = isinstance(value, Mapping) and isinstance(values.get(name), Mapping)
+            values[name] = {**values[name], **value} if both else value
+        if "speculative_config" in values and values.get("logits_processors"):
+            raise ParameterError("logits_processors is given beside speculation", why=BESIDE_SPECULATION,
+                                 fix="leave one of them out")  # fmt: skip
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def command(self, python: Path, host: str = "127.0.0.1") -> list[str]:
+        """The process' command; {port} stands for the port."""
+        made = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.choice.target),
+                "--host", host, "--port", "{port}"]  # fmt: skip
+        for name, value in self.values.items():
+            made.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                made.append(json.dumps(value) if isinstance(value, (Mapping, list)) else str(value))
+        return made
+
+    @contextmanager
+    def process(
+        self, python: Path, name: str = "vLLM", host: str = "127.0.0.1", port: int = 0,
+        watch: Callable[[str], None] = lambda line: None, key: str = "", environment: Mapping[str, str] | None = None,
+    ) -> Iterator[ServerProcess]:  # fmt: skip
+        """The server, ended at the end. key: that requests must name; "": none. environment: variables besides."""
+        with tempfile.TemporaryDirectory() as folder:
+            variables = {"PYTHONPATH": _path_with_us(Path(folder)), "VLLM_NO_USAGE_STATS": "1", **preloaded(python)}
+            variables |= environment or {}
+            if key:
+                variables["VLLM_API_KEY"] = key
+            if self.threads is not None:
+                variables |= {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            server = ServerProcess(name, self.command(python, host), variables, host, port, watch=watch)
+            try:
+                yield server
+            finally:
+                server.stop()
+
+
+def interpreter(given: Path | None) -> Path:
+    """Python of vLLM's environment: the one that is given, or of `make vllm`, or ours. Raises LoadError if there is
+    none, or if its vLLM is none of the versions that Slipstream knows."""
+    made = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    python = given or (made.absolute() if made.exists() else Path(sys.executable))
+    ask = "from importlib.metadata import distributions as d; print([x.version for x in d() if x.name in ('vllm', " \
+          "'vllm-cpu')][0])"  # fmt: skip
+    try:
+        found = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as fault:
+        raise LoadError(f"{python} cannot be run: {fault.strerror}", fix="check --vllm-python") from fault
+    version = found.stdout.strip()
+    if found.returncode or not version:
+        raise LoadError(f"{python} has no vLLM", fix="run `make vllm`, or name the Python of an environment that has "
+                        "it: --vllm-python PATH")  # fmt: skip
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if not OLDEST <= numbers < TOO_NEW:
+        raise LoadError(
+            f"{python} has vLLM {version}",
+            why=f"Slipstream writes its settings for {'.'.join(map(str, OLDEST))} up to, but not including, "
+            f"{'.'.join(map(str, TOO_NEW))}",
+            fix="install a version in this range",
+        )
+    return python
+
+
+def _path_with_us(folder: Path) -> str:
+    """A path on which Python finds this package, with its entry point, and nothing else of our environment."""
+    package = Path(slipstream.__file__).parent
+    (folder / "slipstream").symlink_to(package, target_is_directory=True)
+    about = folder / f"slipstream-{slipstream.__version__}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipstream\nVersion: {slipstream.__version__}\n")
+    (about / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nslipstream = slipstream.integrations.vllm:register\n"
+    )
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def preloaded(python: Path) -> dict[str, str]:
+    """The OpenMP and allocator libraries of a CPU build, which vLLM's documentation says to preload."""
+    root = python.parent.parent
+    libraries = [*root.glob("lib/libiomp5.so"), *root.glob("lib/python*/site-packages/vllm/libs/libtcmalloc*.so*")]
+    if not libraries or sys.platform != "linux" or "LD_PRELOAD" in os.environ:
+        return {}
+    return {"LD_PRELOAD": ":".join(map(str, sorted(libraries)))}

@@ -1,0 +1,124 @@
+"""Report of a tune result."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from slipstream.bench import plots
+from slipstream.bench.plots import Plot
+from slipstream.bench.results import Result
+from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, times, words
+
+SHOWN_POSITIONS = 4
+
+
+def section(result: Result) -> Section:
+    data = result.data
+    made = Section("Which drafter and draft length?", lead(data))
+    if data["raced"]:
+        made.tables.append(raced(data["raced"], data["choice"]))
+    if data["drafters"]:
+        made.plots.append(predictions(data["drafters"], data["raced"]))
+        made.tables.append(recorded(data["drafters"]))
+    if data["configs"]:
+        made.html, made.script = configs(data["configs"]), SCRIPT.read_text(encoding="utf-8")
+    if data["choice"] and data["choice"]["break_even"] is not None:
+        made.notes.append(
+            f"Disable speculation if the acceptance rate falls below {percent(data['choice']['break_even'])}."
+        )
+    return made
+
+
+def lead(data: dict[str, Any]) -> str:
+    choice = data["choice"]
+    if not data["raced"]:
+        return "The run ended before any setting was confirmed, so nothing is chosen."
+    if choice is None:
+        return "Choice: none. No drafter was significantly faster than plain decoding, so use plain decoding."
+    return (
+        f"Choice: {choice['label']}, K={choice['draft_tokens']}: {interval(choice['speedup'])} over plain decoding "
+        f"measured, {times(choice['predicted'])} predicted."
+    )
+
+
+def raced(rows: list[dict[str, Any]], choice: dict[str, Any] | None) -> Table:
+    cells = []
+    for row in rows:
+        gain = row["speedup"]
+        picked = choice and all(choice[k] == row[k] for k in ("contender", "draft_tokens"))
+        texts = "as plain" if row["exact"] else Alarm("DIFFERENT")
+        off = f"{row['predicted'] / gain['value'] - 1:+.0%}"
+        who = f"{row['label']}, K={row['draft_tokens']}"
+        cells.append([who, row["predicted"], gain, off, texts, "chosen" if picked else ""])
+    columns = [words("setting"), Column("predicted", "x"), Column("measured (95%)", "x"), Column("off by"),
+               words("texts"), words("")]  # fmt: skip
+    return Table("Measured against plain decoding", columns, cells)
+
+
+def recorded(rows: list[dict[str, Any]]) -> Table:
+    cells = []
+    for row in rows:
+        m, gains = row["measured"], row["predicted"]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        rates = [percent(rate) for rate in m["position_rates"]]
+        tau = row.get("mean_acceptance_length")
+        gain = times(gains[best]) + ("?" if row.get("noisy") else "") + f", K={best + 1}"
+        step = m["costs"]["seconds"][0] + m["plain_host"]
+        cost = (m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]) / step
+        drafted = m["drafted"][0] if m["drafted"] else 0.0
+        shown = " ".join(rates[:SHOWN_POSITIONS]) + " ..." * (len(rates) > SHOWN_POSITIONS)
+        cells.append([row["label"], drafted, shown, tau, cost, gain])
+    columns = [words("drafter"), Column("drafts", "%"), words("accepted by position"), Column("tau", digits=2),
+               Column("cost", digits=2), Column("predicted")]  # fmt: skip
+    note = (
+        "drafts: share of the steps that draft. tau: tokens per step, prefill included. cost: of drafting per step, in "
+        "plain steps. predicted: at the best draft length."
+    )
+    if any(row.get("noisy") for row in rows):
+        note += " ?: rough, because timings of the same work differ."
+    return Table("Measured at the longest draft", columns, cells, note)
+
+
+def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> Plot:
+    def draw(axes: Any, narrow: bool) -> None:
+        for i, row in enumerate(rows):
+            colour, gains = plots.SERIES[i % len(plots.SERIES)], row["predicted"]
+            dash = plots.DASHES[i % len(plots.DASHES)]
+            axes.plot(range(1, len(gains) + 1), gains, color=colour, linestyle=dash, label=row["label"])
+            for done in confirmed:
+                if done["contender"] == i:
+                    gain = done["speedup"]
+                    marker = plots.MARKERS[i % len(plots.MARKERS)]
+                    spread, at = plots.errors([gain]), [done["draft_tokens"]]
+                    axes.errorbar(at, [gain["value"]], spread, fmt=marker, color=colour, capsize=3)
+        axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
+        axes.set_xlabel("draft length K")
+        axes.set_ylabel("speed-up over plain decoding")
+        plots.ticks(axes, range(1, max(len(row["predicted"]) for row in rows) + 1))
+        plots.legend(axes, narrow, columns=3)
+
+    return Plot(
+        "tune-predicted", "Predicted and measured speed-up",
+        "Lines: predicted from one measurement. Points: measured against plain decoding, with 95 % intervals. Plain "
+        "decoding is 1.",
+        "; ".join(f"{r['label']}: {', '.join(times(g) for g in r['predicted'])} at K = 1, 2, ..." for r in rows),
+        draw, height=3.6,
+    )  # fmt: skip
+
+
+SCRIPT = Path(__file__).parent / "templates" / "copy.js"
+COPY = '<button type="button" class="copy">Copy</button>'
+
+
+def configs(made: dict[str, Any]) -> str:
+    """The choice as a configuration for every program, to copy."""
+    parts = []
+    for name, entry in made.items():
+        text = json.dumps(entry, indent=1) if name == "slipstream" else entry["text"]
+        note = "" if name == "slipstream" else entry["note"]
+        code = f'<div class="scroll" tabindex="0"><pre><code>{escape(text)}</code></pre></div>{COPY}' if text else ""
+        parts.append(f"<h3>{escape(name)}</h3>{code}" + (f'<p class="note">{escape(note)}</p>' if note else ""))
+    return f"<details open><summary>The choice as a configuration</summary>{''.join(parts)}</details>"

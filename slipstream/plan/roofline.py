@@ -1,0 +1,187 @@
+"""Predicts the time of a forward pass on given hardware with a roofline model.
+
+    seconds = matrix products + attention + exchanges between devices + overhead
+    each of the first two: max(bytes / bandwidth, operations / peak)
+
+Matrix products read every weight once for any number of rows, and compute more for more rows. Attention reads the KV
+cache of every sequence. Layers run one after the other, so the reading of one part does not hide the computing of the
+other: with large batches and long contexts attention is memory-bound while the matrix products are compute-bound.
+
+A mixture of experts reads only the experts that its rows pick: few for one row, nearly all for many, so verifying draft
+tokens costs more than with a dense model. The router is assumed to pick evenly and independently; real rows are similar
+and pick fewer experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slipstream.core.params import Strict, check_number
+from slipstream.errors import ParameterError
+from slipstream.plan.hardware import Hardware
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.forecast import StepCosts
+
+if TYPE_CHECKING:
+    from slipstream.models.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class ModelSize(Strict):
+    """The sizes of a model that determine what a forward reads and computes.
+
+    parameters   number of weights.
+    step         weights that a decode step of one row reads (picked experts only, without the input embedding).
+    layers, width, attention   number of layers, width of the residual stream, width of all attention heads together.
+    kv           numbers in the KV cache per token: keys and values of all layers.
+    experts, picked, mixtures  experts per layer, experts that a row picks, weights of all experts of all layers.
+    bits         bits per weight (4 to 32); kv_bits: bits per number in the KV cache. Arithmetic is always 16-bit.
+    """
+
+    name: str
+    parameters: float
+    step: float
+    layers: int
+    width: int
+    attention: int
+    kv: float
+    experts: int = 0
+    picked: int = 0
+    mixtures: float = 0.0
+    bits: float = 16
+    kv_bits: float = 16
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "step"):
+            check_number(f"{name} of {self.name}", getattr(self, name), 0.0, 1e15, open_low=True)
+        check_number("bits", self.bits, 1, 64)
+        check_number("kv_bits", self.kv_bits, 1, 64)
+
+    @staticmethod
+    def of(facts: ModelFacts, name: str = "") -> ModelSize:
+        """The sizes of a checkpoint."""
+        config, experts = facts.config, facts.config.experts
+        mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
+        return ModelSize(
+            name=name or facts.source,
+            parameters=facts.parameters,
+            step=facts.step_parameters,
+            layers=config.layers,
+            width=config.hidden_size,
+            attention=config.heads * config.head_dim,
+            kv=facts.kv_bytes(1),
+            experts=experts.count if experts else 0,
+            picked=experts.per_token if experts else 0,
+            mixtures=mixed,
+        )
+
+    @staticmethod
+    def like_llama(parameters: float, name: str = "") -> ModelSize:
+        """The assumed sizes of a dense model with this number of weights: 12 layers width^2 weights, width 128 layers,
+        8 KV heads of 128, all weights read in each step."""
+        layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
+        kv_heads = min(8, layers)
+        return ModelSize(name or f"{parameters / 1e9:g}B", parameters, parameters, layers, 128 * layers, 128 * layers,
+                         kv=2 * layers * kv_heads * 128)  # fmt: skip
+
+    def at(self, bits: float, kv_bits: float = 16) -> ModelSize:
+        """The same model, quantised."""
+        return replace(self, bits=bits, kv_bits=kv_bits)
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * self.bits / 8
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes in the KV cache per token."""
+        return self.kv * self.kv_bits / 8
+
+    def weights_read(self, rows: float) -> float:
+        """Weights that a forward of `rows` rows reads: of a mixture, the experts that some row picks."""
+        if not self.experts:
+            return self.step
+        always = self.step - self.mixtures * self.picked / self.experts
+        return always + self.mixtures * (1 - (1 - self.picked / self.experts) ** rows)
+
+
+def forward_seconds(
+    model: ModelSize, hardware: Hardware, rows: float, sequences: float = 1, context: float = 0
+) -> float:
+    """Seconds of one forward with `rows` rows in all, for `sequences` sequences of `context` tokens each."""
+    n = hardware.devices
+    parts = (  # (bytes read, operations): one after the other, so neither hides behind the other's
+        (model.weights_read(rows) * model.bits / 8, 2 * rows * model.step),  # matrix products
+        (sequences * context * model.kv_bytes, 4 * rows * model.layers * model.attention * context),  # attention
+    )
+    reading, computing = hardware.bandwidth * hardware.reading, hardware.flops * hardware.computing
+    seconds = sum(max(read / n / reading, operations / n / computing) for read, operations in parts)
+    if n > 1:  # ring all-reduce: each device sends (n - 1) / n of its 16-bit partial sums twice
+        sent = 2 * (n - 1) / n * rows * model.width * 2
+        seconds += 2 * model.layers * (hardware.exchange + sent / (hardware.link * hardware.talking))
+    return seconds + hardware.overhead
+
+
+_ROWS = tuple(sorted({*range(1, 9), *(m << e for e in range(14) for m in (4, 5, 6)), 65536}))
+
+
+def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
+    """The cost curve that `measure_costs` would measure on this hardware; linear between the rows of `_ROWS`."""
+    times = [forward_seconds(model, hardware, rows, sequences, context) for rows in _ROWS]
+    return CostCurve.monotone(_ROWS, times)
+
+
+@dataclass(frozen=True)
+class PairCosts(StepCosts):
+    """Costs of a target and a draft model on some hardware.
+
+    draft          seconds of one draft step of the whole batch.
+    draft_devices  number of devices of the draft model: one, or all of the target's, whichever is faster.
+    """
+
+    draft: float = 0.0
+    draft_devices: int = 1
+
+
+def pair_costs(
+    target: ModelSize, draft: ModelSize, hardware: Hardware, batch: int = 1, context: float = 0
+) -> PairCosts:
+    """Costs of a pair for `batch` sequences of `context` tokens. Does not check that it fits into memory."""
+    curve = roofline_curve(target, hardware, batch, context)
+    steps = {n: forward_seconds(draft, hardware.times(n), batch, batch, context) for n in (1, hardware.devices)}
+    devices = min(steps, key=lambda n: (steps[n], n))
+    bits = " and ".join(f"{b:g}" for b in dict.fromkeys((target.bits, draft.bits)))
+    basis = f"roofline of {hardware.title}, {bits}-bit weights, {context:g} tokens of context"
+    return PairCosts(steps[devices] / curve(batch), curve, batch, 0.0, basis, steps[devices], devices)
+
+
+def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None) -> Hardware:
+    """This hardware with `devices` devices; None: the fewest that hold the models. Raises ParameterError if 64 do
+    not."""
+    if devices is None:
+        devices = devices_needed(models, hardware, 1, context)
+    if devices is None:
+        names = " and ".join(m.name for m in models)
+        raise ParameterError(
+            f"{names} do not fit into 64 x {hardware.name}", fix="give --gpus, or weights of fewer --bits"
+        )
+    return hardware.times(devices)
+
+
+MEMORY_SHARE = 0.9
+"""Share of the devices' memory that weights and KV caches may use; the rest is for activations."""
+
+
+def memory_needed(models: Seq[ModelSize], batch: int = 1, context: float = 0) -> float:
+    """Bytes of the weights and of the KV caches of `batch` sequences of `context` tokens."""
+    return sum(m.weight_bytes + batch * context * m.kv_bytes for m in models)
+
+
+def devices_needed(models: Seq[ModelSize], hardware: Hardware, batch: int = 1, context: float = 0) -> int | None:
+    """The smallest power of two, at most 64, of devices that hold weights and KV caches in `MEMORY_SHARE` of their
+    memory. None if 64 do not."""
+    needed = memory_needed(models, batch, context)
+    return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= MEMORY_SHARE * hardware.memory * n), None)

@@ -1,0 +1,288 @@
+"""The closed forms of speculative decoding, with the letters of the papers.
+
+    alpha   acceptance rate: probability that a draft token is accepted, E[sum min(p, q)]
+    gamma   draft length: draft tokens a step
+    c       cost coefficient: time of one draft step over time of one target step
+    c_hat   arithmetic coefficient: operations of one draft step over operations of one target step
+    tau     tokens a step, the bonus token included
+
+Functions of alpha assume that every draft token is accepted with the same probability, independently of the others.
+Measured acceptance falls with depth, so measured speed-ups are lower. Functions of rates by position do not need this
+assumption. Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, Sun et al. 2403.10444.
+
+The functions compute with whatever numbers they are given; fractions give exact fractions.
+
+`core.forecast` chooses a draft length with these forms and states the assumptions. `predict` is for measured rates,
+costs and overheads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ParameterError
+from slipstream.theory.cost_curve import CostCurve
+
+Number = Any  # float or fractions.Fraction, the same throughout one call
+
+
+def acceptance_rate(p: Seq[Number], q: Seq[Number]) -> Number:
+    """Probability that a draft token drawn from q is accepted: sum of min(p, q), or 1 - TV(p, q) (L, theorem 3.5)."""
+    return sum(min(a, b) for a, b in zip(p, q, strict=True))
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
+    return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
+
+
+def expected_accepted(alpha: float, gamma: int) -> float:
+    """Accepted draft tokens a step: tau - 1."""
+    return expected_tokens(alpha, gamma) - 1
+
+
+def step_cost(
+    gamma: int,
+    c: float,
+    costs: CostCurve | None = None,
+    batch: int = 1,
+    host: float = 0.0,
+    depth: int | None = None,
+) -> float:
+    """Time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
+
+    costs  time of the target by rows: batch (gamma + 1) of them in a speculative step, `batch` in a decode step. None:
+           verification costs no more than a decode step, as L assumes.
+    host   fixed work that a speculative step has and a decode step has not, in decode steps.
+    depth  draft steps: of a tree, its depth; None: gamma, as for a chain.
+    """
+    verification = 1 if costs is None else costs(batch * (gamma + 1)) / costs(batch)
+    return (gamma if depth is None else depth) * c + verification + (host if gamma else 0)
+
+
+def speedup(
+    alpha: float, gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
+) -> float:
+    """Expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` it is L's
+    tau / (gamma c + 1), where verifying gamma draft tokens costs what decoding one costs (L, theorem 3.8)."""
+    return expected_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
+
+
+def operations(alpha: float, gamma: int, c_hat: float) -> float:
+    """Factor by which the number of arithmetic operations grows: (gamma c_hat + gamma + 1) / tau (L, theorem 3.11)."""
+    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def guaranteed_speedup(alpha: float, c: float) -> float:
+    """(1 + alpha) / (1 + c): reached with one draft token a step; above 1 exactly if alpha > c (L, corollary 3.9)."""
+    return (1 + alpha) / (1 + c)
+
+
+def best_gamma(
+    alpha: float,
+    c: float,
+    longest: int = 256,
+    costs: CostCurve | None = None,
+    batch: int = 1,
+    host: float = 0.0,
+) -> int:
+    """The draft length of the greatest expected speed-up, at most `longest`; 0 if no draft pays; the shortest among
+    equals. All lengths are tried: a measured cost curve has steps, and after a step the speed-up may rise again.
+    """
+    return best_length(geometric_rates(alpha, longest), c, costs, batch, host)
+
+
+def best_length(
+    position_rates: Seq[float], c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
+) -> int:
+    """`best_gamma` from rates by position: how many of these positions to draft."""
+    best, most, tokens = 0, 1.0, 1.0
+    for gamma, rate in enumerate(position_rates, start=1):
+        tokens += rate
+        gain = tokens / step_cost(gamma, c, costs, batch, host)
+        if gain > most:
+            best, most = gamma, gain
+    return best
+
+
+def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float | None:
+    """The smallest acceptance rate at which drafts of length gamma are no slower than plain decoding; None if none is.
+
+    With free verification and one draft token a step it is c (L, corollary 3.9). Raises ParameterError unless
+    gamma >= 1 and the costs are numbers >= 0.
+    """
+    check_integer("gamma", gamma, 1)
+    for name, value in (("c", c), ("host", host)):
+        check_number(name, value, 0.0, float("inf"))
+    cost = step_cost(gamma, c, costs, batch, host)
+    if cost > gamma + 1:
+        return None
+    low, high = 0.0, 1.0  # tau rises with alpha, from 1 to gamma + 1
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (low, middle) if expected_tokens(middle, gamma) >= cost else (middle, high)
+    return high
+
+
+def latency_ratio(plain: float, speculative: float) -> float:
+    """Speed-up as Chen et al. state it: seconds a token of plain decoding over seconds a token of speculation."""
+    return plain / speculative
+
+
+def geometric_rates(alpha: float, gamma: int) -> list[float]:
+    """Share of the steps that accept the draft token at position 1, ..., gamma, if each is accepted with probability
+    alpha."""
+    return [alpha**j for j in range(1, gamma + 1)]
+
+
+def check_rates(rates: Seq[float]) -> None:
+    """Raise ParameterError unless these can be rates by position: one or more in [0, 1] that never rise."""
+    if not rates:
+        raise ParameterError("no rates by position were given", fix="give one for each position, e.g. 0.73, 0.52, 0.35")
+    for j, rate in enumerate(rates, start=1):
+        check_number(f"the rate at position {j}", rate, 0.0, 1.0)
+        if j > 1 and rate > rates[j - 2]:
+            raise ParameterError(
+                f"the rate at position {j} is {rate:g}, above {rates[j - 2]:g} at position {j - 1}",
+                why="a draft token is accepted only if all before it are, so rates fall with the position",
+                fix="give shares of all steps, not of the steps that accepted the draft token before",
+            )
+
+
+def expected_length(position_rates: Seq[float]) -> float:
+    """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact, whatever the
+    rates depend on, if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
+    return 1 + sum(position_rates)
+
+
+def block_expected_accepted(p: Seq[Number], q: Seq[Number], gamma: int) -> Number:
+    """Draft tokens accepted in one step under block verification, for distributions p and q that do not depend on the
+    text: sum over i <= gamma of E[w_i], with w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)) (2403.10444, section 4).
+
+    For comparison, token-by-token rejection accepts `expected_accepted(acceptance_rate(p, q), gamma)`.
+    """
+    total: Number = 0
+    probs: dict[Number, Number] = {1: 1}  # value of w -> its probability
+    for _ in range(gamma):
+        longer: dict[Number, Number] = defaultdict(int)
+        for w, weight in probs.items():
+            for a, b in zip(p, q, strict=True):
+                if b:
+                    longer[min(1, w * a / b)] += weight * b
+        probs = longer
+        total += sum(w * weight for w, weight in probs.items())
+    return total
+
+
+@dataclass(frozen=True)
+class Prediction(Strict):
+    """What `predict` expects of one text (or, without a length, of one step in the long run).
+
+    tau      tokens a step, the bonus token included, the prefill step left out.
+    steps   steps after the prefill step.
+    seconds  of the speculative text, by what they are spent on: prefill, draft, target, host.
+    plain_seconds  of the same text in plain decoding, prefill included.
+    """
+
+    tau: float
+    steps: float
+    seconds: dict[str, float]
+    plain_seconds: float
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_seconds / self.total_seconds
+
+
+def predict(
+    position_rates: Seq[float],
+    costs: CostCurve,
+    draft_seconds: float,
+    *,
+    drafted: Seq[float] | None = None,
+    step_host: float = 0.0,
+    plain_host: float = 0.0,
+    prefill: float = 0.0,
+    draft_prefill: float = 0.0,
+    tokens: int | None = None,
+    batch: int = 1,
+) -> Prediction:
+    """Expected time of a text from what was measured, with chains of len(position_rates) draft tokens a step.
+
+    position_rates  as `SpecStats.position_rates`: of the steps that draft at depth j or deeper, the share that accept
+                    draft token j. For a shorter draft of the same drafter, give the first ones.
+    costs           seconds of the target by rows (`measure_costs`).
+    draft_seconds   of drafting and observing, a step.
+    drafted         share of the steps that draft at depth j or deeper (drafted_at[j] / steps that could draft); None:
+                    every step drafts to full depth. n-gram drafters often draft nothing.
+    step_host, plain_host   seconds of a speculative step, and of a plain step, without draft and target.
+    prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
+                             which plain decoding pays too, and the drafter's.
+    tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
+    batch           sequences a step, each counted as the mean one; seconds are those of the whole batch.
+
+    Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
+    last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain.
+    """
+    _check_prediction(position_rates, drafted, tokens, batch, draft_seconds, step_host, plain_host, prefill)
+    check_number("draft_prefill", draft_prefill, 0.0, float("inf"))
+    deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the steps at depth j or deeper
+    reach = [1.0, *(rate * share for rate, share in zip(position_rates, deep[1:], strict=False))]
+    plain = costs(batch) + plain_host
+
+    def verification(room: int) -> float:
+        """Seconds of the target in a step that may draft `room` deep."""
+        depths = enumerate(pairwise(deep))
+        return sum((here - below) * costs(batch * (min(depth, room) + 1)) for depth, (here, below) in depths)
+
+    longest = len(position_rates)
+    tau = sum(reach)
+    if tokens is None:
+        spent = {"prefill": 0.0, "draft": draft_seconds, "target": verification(longest), "host": step_host}
+        return Prediction(tau, 1.0, spent, tau * plain)
+    exactly = [a - b for a, b in zip(reach, [*reach[1:], 0.0], strict=True)]  # chance to accept 0, 1, ...
+    full = verification(longest)
+    done = [(0.0, 0.0, 0.0)]  # for 0, 1, ... tokens: steps, steps that may draft, seconds of the target
+    for left in range(1, tokens):
+        room = min(longest, left - 1)
+        chances = [*exactly[:room], reach[room]]
+        rests = [done[left - 1 - accepted] for accepted in range(room + 1)]
+        steps, drafting, target = (sum(p * r[i] for p, r in zip(chances, rests, strict=True)) for i in range(3))
+        done.append((steps + 1, drafting + bool(room), target + (full if room == longest else verification(room))))
+    steps, drafting, target = done[-1]
+    spent = {
+        "prefill": prefill + draft_prefill,
+        "draft": drafting * draft_seconds,
+        "target": target,
+        "host": drafting * step_host + (steps - drafting) * plain_host,
+    }
+    return Prediction(tau, steps, spent, prefill + (tokens - 1) * plain)
+
+
+def _check_prediction(
+    rates: Seq[float], drafted: Seq[float] | None, tokens: int | None, batch: int, *seconds: float
+) -> None:
+    """Raise ParameterError for what cannot have been measured."""
+    for j, rate in enumerate(rates, start=1):
+        check_number(f"the rate at position {j}", rate, 0.0, 1.0)
+    if drafted is not None:
+        check_rates(drafted)
+        if len(drafted) != len(rates):
+            raise ParameterError(
+                f"{len(rates)} rates by position and {len(drafted)} shares of drafted steps were given",
+                fix="give one of each for each depth",
+            )
+    check_integer("batch", batch, 1)
+    if tokens is not None:
+        check_integer("tokens", tokens, 1)
+    for value in seconds:
+        check_number("a time", value, 0.0, float("inf"))

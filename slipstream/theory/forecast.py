@@ -1,0 +1,203 @@
+"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it.
+
+`slipstream pairs`, `suggest-draft`, `check-pair` and `simulate` all call `forecast`, so equal assumptions give equal
+numbers. There are four: the acceptance rates, the cost of a draft token, the cost of verifying draft tokens, and where
+both costs come from. `Forecast.assumptions` states them in one line.
+
+The expectation is tokens a step over the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of
+verification added). It describes long texts; `theory.predict` also counts prefill and the shorter drafts at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.errors import ParameterError
+from slipstream.theory import closed_forms
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import Acceptance, Tree, expected_tokens, optimal_tree
+
+ASSUMED_ACCEPTANCE = 0.7
+"""Acceptance rate where no source gives one. Always shown as assumed."""
+
+LONGEST_DRAFT = 16
+"""Longest draft that is considered unless another limit is given."""
+
+WEIGHTS_READ = "memory-bound: costs by the bytes of weights read"
+
+
+@dataclass(frozen=True)
+class Rates(Strict):
+    """How many draft tokens are accepted.
+
+    by_position  share of the steps that accept the draft token at position 1, 2, ...; drafts are no longer than that.
+    source       who says so: "published", "assumed", "given".
+    alpha        the one acceptance rate that `by_position` follows from, if it does: every draft token is accepted with
+                 this probability, independently of the others.
+    """
+
+    by_position: Seq[float]
+    source: str = "given"
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        closed_forms.check_rates(self.by_position)
+
+    @staticmethod
+    def constant(alpha: float, source: str = "given", longest: int = LONGEST_DRAFT) -> Rates:
+        """One acceptance rate in [0, 1] for every draft token. Raises ParameterError."""
+        check_number("acceptance", alpha, 0.0, 1.0)
+        return Rates(tuple(closed_forms.geometric_rates(alpha, longest)), source, alpha)
+
+    def up_to(self, draft_tokens: int) -> Rates:
+        """The same for drafts of at most so many tokens (>= 1)."""
+        return replace(self, by_position=tuple(self.by_position)[:draft_tokens])
+
+    def __str__(self) -> str:
+        if self.alpha is not None:
+            return f"acceptance {self.alpha:.0%} at every position ({self.source})"
+        return f"acceptance {', '.join(f'{rate:.0%}' for rate in self.by_position)} by position ({self.source})"
+
+
+@dataclass(frozen=True)
+class StepCosts(Strict):
+    """What a speculative step costs. The unit is one decode step of the same batch without speculation.
+
+    c       cost of a draft token.
+    target  seconds of the target's forward by rows; None: verifying draft tokens costs no more than one decode step.
+    batch   sequences a step.
+    host    further fixed cost of a speculative step.
+    basis   where the costs come from, in a phrase.
+    """
+
+    c: float = 0.05
+    target: CostCurve | None = None
+    batch: int = 1
+    host: float = 0.0
+    basis: str = "costs as given"
+
+    def __post_init__(self) -> None:
+        check_number("c", self.c, 0.0, float("inf"))
+        check_number("host", self.host, 0.0, float("inf"))
+        check_integer("batch", self.batch, 1)
+
+    def verify(self, draft_tokens: int) -> float:
+        """Cost of the target's forward that verifies so many draft tokens for each sequence."""
+        return closed_forms.step_cost(draft_tokens, 0.0, self.target, self.batch)
+
+    def step(self, draft_tokens: int, depth: int | None = None) -> float:
+        """Cost of a step with so many draft tokens; of a tree of this depth, if one is given."""
+        return closed_forms.step_cost(draft_tokens, self.c, self.target, self.batch, self.host, depth)
+
+    def assumptions(self, draft_tokens: int = 4) -> str:
+        """In one line; the cost of verification is that of so many draft tokens."""
+        verified = f"verifying {draft_tokens} draft tokens {self.verify(draft_tokens):.2f}"
+        parts = [
+            f"a draft token costs {self.c:.3g} decode steps, {verified}",
+            *([f"the host adds {self.host:.3g}"] if self.host else []),
+            *([f"batch {self.batch}"] if self.batch > 1 else []),
+            self.basis,
+        ]
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Forecast(Strict):
+    """What speculation is expected to gain in long texts.
+
+    draft_tokens  draft length; 0 if no length is faster than plain decoding.
+    chosen        whether it is the best of all lengths, or was asked for.
+    """
+
+    rates: Rates
+    costs: StepCosts
+    draft_tokens: int
+    chosen: bool = False
+
+    @property
+    def tau(self) -> float:
+        """Tokens a step, the bonus token included."""
+        return closed_forms.expected_length(list(self.rates.by_position)[: self.draft_tokens])
+
+    @property
+    def step_cost(self) -> float:
+        """In decode steps."""
+        return self.costs.step(self.draft_tokens)
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding; 1 if `draft_tokens` is 0."""
+        return self.tau / self.step_cost
+
+    @property
+    def break_even(self) -> float | None:
+        """Smallest acceptance rate at which this length is no slower than plain decoding; where the length was chosen,
+        at which some length is. None if there is none."""
+        costs = self.costs
+        lengths = range(1, len(self.rates.by_position) + 1) if self.chosen else [self.draft_tokens]
+        evens = [closed_forms.break_even(k, costs.c, costs.target, costs.batch, costs.host) for k in lengths]
+        return min((even for even in evens if even is not None), default=None)
+
+    @property
+    def assumptions(self) -> str:
+        """In one line."""
+        return f"{self.rates}; {self.costs.assumptions(self.draft_tokens or 1)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "acceptance": self.rates.alpha,
+            "position_rates": list(self.rates.by_position),
+            "c": self.costs.c,
+            "draft_tokens": self.draft_tokens,
+            "tau": self.tau,
+            "step_cost": self.step_cost,
+            "speedup": self.speedup,
+            "break_even": self.break_even,
+            "assumptions": self.assumptions,
+        }
+
+
+def forecast(rates: Rates, costs: StepCosts, draft_tokens: int | None = None) -> Forecast:
+    """Expected speed-up at a draft length, or at the best one up to the number of rates.
+
+    Raises ParameterError if `draft_tokens` is longer than the rates.
+    """
+    if draft_tokens is None:
+        best = closed_forms.best_length(rates.by_position, costs.c, costs.target, costs.batch, costs.host)
+        return Forecast(rates, costs, best, chosen=True)
+    check_integer("draft_tokens", draft_tokens, 1)
+    if draft_tokens > len(rates.by_position):
+        raise ParameterError(
+            f"draft_tokens is {draft_tokens}, and {len(rates.by_position)} rates were given",
+            why="acceptance at deeper positions is not known",
+            fix=f"choose at most {len(rates.by_position)} draft tokens",
+        )
+    return Forecast(rates, costs, draft_tokens)
+
+
+def best_tree(acceptance: Acceptance, costs: StepCosts, most: int = 64, deepest: int = 16) -> tuple[Tree, float]:
+    """The tree of the greatest expected speed-up, and that speed-up: over all depths and node counts, since each level
+    costs a draft step and each node a row. An empty tree and 1 if none pays. `acceptance` as in `core.trees`."""
+    check_integer("nodes", most, 1)
+    best, gain = Tree((), ()), 1.0
+    for depth in range(1, deepest + 1):
+        whole = optimal_tree(acceptance, most, depth)
+        if whole.height < depth:
+            break
+        tokens = 1.0
+        for n, chance in enumerate(whole.chances(acceptance), start=1):
+            tokens += float(chance)
+            if n >= depth and tokens / costs.step(n, depth) > gain * (1 + 1e-12):
+                tree = whole.keep(range(n))
+                if tree.height == depth:
+                    best, gain = tree, tokens / costs.step(n, depth)
+    return best, gain
+
+
+def tree_speedup(tree: Tree, acceptance: Acceptance, costs: StepCosts) -> float:
+    """Expected speed-up of drafting this tree in every step."""
+    return float(expected_tokens(tree, acceptance)) / costs.step(len(tree), tree.height)

@@ -1,0 +1,201 @@
+"""Shapes of fixed draft trees and their expected number of accepted tokens: pure maths on host numbers.
+
+A shape says which candidate goes where before any token is known. `acceptance` is the probability that the candidate of
+a rank (0: the drafter's first choice) is accepted, given that its parent is accepted:
+
+    (.5, .2, .1)               the same at every depth
+    ((.6, .2), (.4, .1))       by depth, and no deeper
+
+Only one of several siblings can be accepted, so a row sums to at most 1. The probability that a node is accepted is the
+product along its path, and a step yields one token (the target's own) plus the sum over the nodes. Hence the best tree
+of n nodes is the n most likely paths, found best first; it equals the dynamic programme of Sequoia (2402.12374, section
+3.1) and EAGLE-2's reranking (2406.16858, section 4.2).
+
+The papers count the root, the pending token, among the nodes. Here only draft tokens count: their n is n - 1 here.
+
+All functions compute with the number type that they are given; fractions give exact fractions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, product
+from typing import Any
+
+from slipstream.errors import ParameterError
+from slipstream.settings import MOST_DRAFT_TOKENS
+from slipstream.theory.cost_curve import CostCurve
+
+Number = Any  # float or fractions.Fraction, the same throughout one call
+
+Acceptance = Seq[Number] | Seq[Seq[Number]]
+"""[rank], or [depth][rank]."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A shape. A worked example, the tree of `draft.Draft`:
+
+        root ─┬─ first choice ─┬─ first choice      parents = (-1, -1, 0, 0, 1)
+              │                └─ second choice     ranks   = ( 0,  1, 0, 1, 0)
+              └─ second choice ── first choice      paths   = ((0,), (1,), (0, 0), (0, 1), (1, 0))
+
+    parents  as in `Draft` for one sequence: the parent's index, smaller than the node's own; -1 is the root.
+    ranks    which of its drafter's candidates each node is, counted from 0.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.ranks):
+            raise ParameterError(f"a tree was given {len(self.parents)} parents and {len(self.ranks)} ranks")
+        for i, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
+            if not -1 <= parent < i or rank < 0:
+                raise ParameterError(f"node {i} of a tree has parent {parent} and rank {rank}")
+        if len(set(self.paths)) < len(self):
+            twice = next(path for path in self.paths if self.paths.count(path) > 1)
+            raise ParameterError(f"path {twice} is twice in a tree", why="two equal siblings cannot both be accepted")
+
+    @staticmethod
+    def of_paths(paths: Seq[Seq[int]]) -> Tree:
+        """From a list of paths of ranks, in any order, as in Medusa's `medusa_choices`: [[0], [1], [0, 0]]."""
+        places: dict[tuple[int, ...], int] = {(): -1}
+        parents, ranks = list[int](), list[int]()
+        for path in sorted((tuple(p) for p in paths), key=lambda path: (len(path), path)):
+            if not path or path[:-1] not in places:
+                raise ParameterError(
+                    f"path {list(path)} of a tree has no parent", fix="list every beginning of each path too"
+                )
+            places.setdefault(path, len(parents))
+            parents.append(places[path[:-1]])
+            ranks.append(path[-1])
+        return Tree(tuple(parents), tuple(ranks))
+
+    @staticmethod
+    def full(branches: Seq[int]) -> Tree:
+        """Every combination of the first branches[d] candidates at each depth (Medusa 2401.10774, section 2.1.2)."""
+        return Tree.of_paths([path for d in range(len(branches)) for path in product(*map(range, branches[: d + 1]))])
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node: 1 for a child of the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def height(self) -> int:
+        return max(self.depths, default=0)
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks from the root down to each node."""
+        paths: list[tuple[int, ...]] = []
+        for parent, rank in zip(self.parents, self.ranks, strict=True):
+            paths.append((*(() if parent < 0 else paths[parent]), rank))
+        return tuple(paths)
+
+    def keep(self, nodes: Seq[int]) -> Tree:
+        """The tree of these nodes alone: increasing, and each with its parent."""
+        return Tree(renumbered(self.parents, nodes), tuple(self.ranks[i] for i in nodes))
+
+    def cut(self, depth: int) -> Tree:
+        """The tree without its nodes deeper than `depth`."""
+        return self if depth >= self.height else self.keep([i for i, d in enumerate(self.depths) if d <= depth])
+
+    def chances(self, acceptance: Acceptance) -> list[Number]:
+        """Probability that each node is accepted, 0 where `acceptance` has no entry."""
+        rows, chances = Rows(acceptance), list[Number]()
+        for parent, rank, depth in zip(self.parents, self.ranks, self.depths, strict=True):
+            row = rows.at(depth)
+            own = row[rank] if rank < len(row) else 0
+            chances.append(own if parent < 0 else chances[parent] * own)
+        return chances
+
+
+def renumbered(parents: Seq[int], nodes: Seq[int]) -> tuple[int, ...]:
+    """Parents among `nodes` alone: increasing, and each with its parent."""
+    new = {-1: -1} | {old: i for i, old in enumerate(nodes)}
+    return tuple(new[parents[i]] for i in nodes)
+
+
+class Rows:
+    """`acceptance` by depth. Raises ParameterError unless each row holds probabilities of mutually exclusive events."""
+
+    def __init__(self, acceptance: Acceptance):
+        values: list[Any] = list(acceptance)
+        self.by_depth = bool(values) and isinstance(values[0], (list, tuple))
+        self.rows: list[Seq[Number]] = values if self.by_depth else [values]
+        for row in self.rows:
+            if any(not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
+                raise ParameterError(
+                    f"{tuple(row)} are no acceptance probabilities of siblings",
+                    why="each is in [0, 1], and since only one can be accepted they sum to at most 1",
+                    fix="give each rank its own probability, not that of all ranks up to it",
+                )
+
+    def at(self, depth: int) -> Seq[Number]:
+        """Probabilities of the ranks at this depth, counted from 1; none below the last."""
+        if not self.by_depth:
+            return self.rows[0]
+        return self.rows[depth - 1] if depth <= len(self.rows) else ()
+
+
+def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -> Tree:
+    """The tree of (at most) `nodes` draft tokens, none deeper than `depth`, with the most expected tokens.
+
+    Nodes are in the order of their probabilities, so the first m of them are the optimal tree of m nodes. There are
+    fewer if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks.
+    """
+    rows = Rows(acceptance)
+    if nodes < 0:
+        raise ParameterError(f"a tree of {nodes} nodes was asked for", fix="choose at least 0")
+    parents, ranks, order = list[int](), list[int](), count()
+    waiting: list[tuple[Number, int, int, int, int]] = []  # (-chance, depth, arrival, parent, rank), likeliest first
+
+    def offer(parent: int, below: int, chance: Number) -> None:
+        if depth is None or below <= depth:
+            for rank, own in enumerate(rows.at(below)):
+                if chance * own > 0:
+                    heapq.heappush(waiting, (-chance * own, below, next(order), parent, rank))
+
+    offer(-1, 1, 1)
+    while waiting and len(parents) < nodes:
+        chance, below, _, parent, rank = heapq.heappop(waiting)
+        parents.append(parent)
+        ranks.append(rank)
+        offer(len(parents) - 1, below + 1, -chance)
+    return Tree(tuple(parents), tuple(ranks))
+
+
+def expected_tokens(tree: Tree, acceptance: Acceptance) -> Number:
+    """Expected tokens of one step: the target's own, plus every node's probability to be accepted."""
+    return 1 + sum(tree.chances(acceptance))
+
+
+def best_count(chances: Seq[Number], costs: CostCurve) -> int:
+    """How many of the nodes, most likely first, to verify: the count with the most expected tokens per unit of time,
+    the smallest among equals; 0 if no draft token pays. chances: decreasing, as of an optimal tree."""
+    best, most, tokens = 0, 1.0, 1.0
+    for n, chance in enumerate(chances, start=1):
+        tokens += float(chance)
+        rate = tokens / costs.relative(1 + n)
+        if rate > most * (1 + 1e-12):
+            best, most = n, rate
+    return best
+
+
+def best_tree(
+    acceptance: Acceptance, costs: CostCurve, most: int = MOST_DRAFT_TOKENS, depth: int | None = None
+) -> Tree:
+    """The optimal tree with the node count that pays best at these costs, at most `most` nodes."""
+    tree = optimal_tree(acceptance, most, depth)
+    return tree.keep(range(best_count(tree.chances(acceptance), costs)))

@@ -1,0 +1,361 @@
+"""The checks of `slipstream verify`, one method each. `verification` says what they are for and runs them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
+from slipstream.core.stats import SpecStats
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.verify.distribution import Samples, cells, distribution_test, sample, shift_seen
+from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, tested
+from slipstream.verify.panel_requests import ENDS, HISTORY, TOGETHER, Request, among, continued, panel, settings
+from slipstream.verify.positions import Positions
+from slipstream.verify.reference import wrong_end
+from slipstream.verify.texts import (
+    BUG,
+    LOSSY,
+    Comparison,
+    Control,
+    Pass,
+    compared,
+    control,
+    passes,
+    scores,
+    texts,
+    verdict,
+    wrong_token,
+)
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+
+CHECKS = ("greedy", "coupled", "distribution")
+SAME = "no difference seen"
+BLIND = "nothing could be seen"
+FEW = "too few to test"
+UNTESTED = "not tested"
+SCREEN = 0.0005
+"""Level of the first look of a test of a distribution. A test that fails it is repeated on new samples."""
+FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
+"""Fewest draft tokens that must have been verified in a check; below that it says "not tested"."""
+BATCH = 16
+"""Requests in one batch of texts that all have the parameters as given."""
+
+
+@dataclass(frozen=True)
+class VerifyConfig(Strict):
+    """params      sampling; above temperature 0 as given, for the greedy check with temperature 0.
+    temperature  temperature of the sampled checks if `params` is greedy.
+    checks       which of `CHECKS` to run; the control always runs.
+    samples      texts sampled for each prompt of the test of the first tokens.
+    distribution_prompts  number of prompts of that test.
+    tail         that test uses only this many last tokens of a prompt: it stays exact, and prefill, which each sample
+                 repeats, is short.
+    length       number of first tokens whose joint distribution is tested. The first of them comes from prefill.
+    batch        samples decoded at once.
+    texts        whole texts sampled with each setting (see `verify_requests`) by the test of positions; three times as
+                 many with the parameters as given, for the draft lengths 1, 2 and K.
+    reach        one of them goes on to this position in its context (0: none does).
+    level        probability that a correct run is called a bug, over all tests of distributions together.
+    power        probability that a bias of the reported smallest size is called a bug.
+    seed         of all samples. Runs with different seeds share no random number.
+    """
+
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
+    temperature: float = 1.0
+    checks: tuple[str, ...] = CHECKS
+    samples: int = 400
+    distribution_prompts: int = 3
+    tail: int = 16
+    length: int = 5
+    batch: int = 32
+    texts: int = 10
+    reach: int = 512
+    level: float = 1e-3
+    power: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "distribution_prompts", "tail", "batch", "texts"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("reach", self.reach, 0)
+        check_integer("seed", self.seed, 0)
+        check_integer("length", self.length, 2)
+        check_number("level", self.level, 0.0, 0.5, open_low=True)
+        check_number("power", self.power, 0.5, 0.999)
+        check_number("temperature", self.temperature, 0.0, 100.0, open_low=True)
+        for name in self.checks:
+            if name not in CHECKS:
+                raise ParameterError(f"there is no check {name!r}", fix=did_you_mean(name, CHECKS))
+
+    @property
+    def greedy(self) -> SamplingParams:
+        return replace(self.params.unfiltered, temperature=0.0, seed=0)
+
+    @property
+    def sampled(self) -> SamplingParams:
+        return replace(self.params, temperature=self.params.temperature or self.temperature)
+
+
+def decisive_level(level: float, tests: int) -> float:
+    """The level of the second look, so that all tests together call a correct run a bug with at most `level`. A first
+    p-value below `SCREEN` times this is as rare as two looks that fail, and needs no second."""
+    return min(SCREEN, level / SCREEN / tests / 2)
+
+
+def lengths(draft_tokens: int) -> list[int]:
+    """The draft lengths of sampled texts."""
+    return sorted({1, min(2, draft_tokens), draft_tokens})
+
+
+def mixed_lengths(draft_tokens: int) -> list[int]:
+    """Those of requests side by side: pairs of equal and of different lengths, and one without drafts."""
+    return [draft_tokens, draft_tokens, 1, min(2, draft_tokens), 0, draft_tokens, min(3, draft_tokens)]
+
+
+def across_kinds(prompts: PromptSet) -> list[Prompt]:
+    """The prompts, one of each category in turn, so that the first ones are of different kinds."""
+    seen: Counter[str] = Counter()
+    places = []
+    for prompt in prompts.prompts:
+        places.append(seen[prompt.category])
+        seen[prompt.category] += 1
+    return [prompt for _, prompt in sorted(zip(places, prompts.prompts, strict=True), key=lambda pair: pair[0])]
+
+
+class Checks:
+    """The checks of one run; each adds its rows to `data`."""
+
+    def __init__(
+        self, llm: LLM, prompts: PromptSet, config: VerifyConfig, data: dict[str, Any], advance: Callable[[], None]
+    ):
+        self.llm, self.config, self.data, self.advance = llm, config, data, advance
+        order = across_kinds(prompts)
+        self.ids, self.names = [list(p.ids) for p in order], [p.name for p in order]
+        self.drafter: Any = llm.drafter
+        self.most = llm.most_draft_tokens
+        self.noise: Control = Control(1, 0, 0.0, 0.0, 0.0, 0)
+        self.plain: list[list[int]] = []
+        self.settings: dict[str, SamplingParams] = {}
+        self.stats = SpecStats()
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass that verifies a draft. A tree has more nodes than levels."""
+        proposed = -(-self.stats.proposed // max(1, self.stats.steps - self.stats.undrafted))
+        return max(self.most, proposed) + 1
+
+    def control(self) -> None:
+        greedy = self.config.greedy
+        own = [Request(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
+        self.plain = [seq.output for seq in self._decoded(None, own)]
+        rows = self.most + 1
+        found = []
+        for prompt, text in zip(self.ids, self.plain, strict=True):
+            maximised = scores(self.llm, prompt, greedy)
+            found.append(control(self.llm.target, prompt, text, min(rows, max(1, len(text))), maximised, greedy))
+            self.advance()
+        self.noise = replace(found[0], rows=rows)
+        for each in found[1:]:
+            self.noise += each
+        self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
+        self.settings = settings(self.llm, self.config.sampled, self.ids, self.plain)
+
+    def greedy(self) -> None:
+        self._compare("greedy", lambda params, i: replace(params, temperature=0.0, seed=0))
+
+    def coupled(self) -> None:
+        """Always uses rule `coupled`, because it checks the drafter and the caches, not the rule."""
+        rule = self.llm.rule
+        self.llm._rule = RULES["coupled"]
+        try:
+            self._compare("coupled", lambda params, i: replace(params, seed=self._seed("coupled", i)))
+        finally:
+            self.llm._rule = rule
+
+    def _compare(self, check: str, made: Callable[[SamplingParams, int], SamplingParams]) -> None:
+        """Texts with the drafter against those without. made: the parameters of the i-th request of this check."""
+        before, n = self.stats, len(self.ids)
+        own = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
+        mixed = own + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
+        mixed += panel(self.names, self.ids, among(self.settings, HISTORY), 6, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
+        mixed += continued(own, self.plain, self.llm.checks.longest)
+        mixed = [replace(one, params=made(one.params, i)) for i, one in enumerate(mixed)]
+        plain = [seq.output for seq in self._decoded(None, mixed)]
+        for request, text in zip(mixed, plain, strict=True):
+            self._fault(request, wrong_token(self.llm, request, text, self.noise.noise))
+        for how in passes(self.most, n):
+            requests = mixed if how.mixed else mixed[:n]
+            for request, text, seq in zip(requests, plain, self._decoded(self.drafter, requests, how), strict=False):
+                self.stats += seq.stats
+                self.data[check].append(self._row(request, text, seq, how))
+        self._cover(check, self.stats.proposed - before.proposed, self.stats.accepted - before.accepted)
+
+    def _decoded(self, drafter: Any, requests: Seq[Request], how: Pass | None = None) -> list[Sequence]:
+        seqs = texts(self.llm, drafter, requests, self._at_most(len(self.ids)), how)
+        for request, seq in zip(requests, seqs, strict=True):
+            self._fault(request, wrong_end(seq))
+        return seqs
+
+    def _at_most(self, count: int) -> Callable[[], None]:
+        """`advance` for the first `count` calls: how many requests there are is known later than how long they take."""
+        left = iter(range(count))
+        return lambda: None if next(left, None) is None else self.advance()
+
+    def _fault(self, request: Request, wrong: str | None) -> None:
+        if wrong is not None:
+            self.data["faults"].append(f"{request.name}: {wrong}")
+
+    def _row(self, request: Request, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
+        parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
+        said = verdict(parted, self.llm.rule.lossless)
+        row = Comparison(request.name, said, len(seq.output), parted, request.params.seed)
+        return row.as_dict() | asdict(how) | {"drafted": seq.stats.proposed, "accepted": seq.stats.accepted}
+
+    def _cover(self, check: str, drafted: int, accepted: int) -> None:
+        verdict = "tested" if drafted >= FEWEST_DRAFTED[check] else UNTESTED
+        self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
+
+    def distribution(self) -> None:
+        self.positions()
+        self.first_tokens()
+
+    @property
+    def _decisive(self) -> float:
+        return decisive_level(self.config.level, len(self._chosen) + (1 + len(OUTCOMES)) * len(PLACES))
+
+    @property
+    def _chosen(self) -> range:
+        """The prompts of the test of first tokens."""
+        return range(min(self.config.distribution_prompts, len(self.ids)))
+
+    def first_tokens(self) -> None:
+        """The joint distribution of the first tokens of many texts (see `verify_distribution`)."""
+        chosen, decisive = self._chosen, self._decisive
+        config, llm = self.config, self.llm
+        prompts = [self.ids[i][-config.tail :] for i in chosen]
+        each = math.sqrt(config.power)  # both looks have to fail
+        llm.use(None)
+        made = [cells(llm, p, config.sampled, config.samples, config.length, self.noise.noise) for p in prompts]
+        llm.use(self.drafter)
+
+        def look(number: int) -> list[Samples]:
+            seeds = self._seeds("first tokens", number)
+            return sample(
+                llm, prompts, config.sampled, config.samples, config.length, config.batch, seeds,
+                lengths(self.most), self.advance,
+            )  # fmt: skip
+
+        drawn = look(0)
+        first = [distribution_test(s.outputs, m, decisive, each) for s, m in zip(drawn, made, strict=True)]
+        again = look(1) if any(SCREEN * decisive <= test.p < SCREEN for test in first) else None
+        for i, place in enumerate(chosen):
+            test, second = first[i], None
+            if again is not None and test.p < SCREEN:
+                second = distribution_test(again[i].outputs, made[i], decisive, each).p
+            said = self._said(test.p, second, decisive, BLIND if test.smallest_bias is None else SAME)
+            if said == SAME and drawn[i].drafted < config.samples / 10:
+                said = UNTESTED
+            self.data["distribution"].append(
+                test.as_dict()
+                | {"prompt": self.names[place], "verdict": said, "level": decisive, "power": config.power}
+                | {"second_p": second, "cells": test.freedom + 1, "drafted": drawn[i].drafted}
+                | {"largest": [self._cell(*row) for row in test.largest]}
+            )
+
+    def positions(self) -> None:
+        """Every token of whole texts (see `verify_outcomes`)."""
+        decisive = self._decisive
+        first = self._look(0, 1)
+        tests = [tested(place, first.found[place]) for place in PLACES if place in first.found]
+        suspects = [test.place for test in tests if SCREEN * decisive <= min(test.p, default=1.0) < SCREEN]
+        certain = any(min(test.p, default=1.0) < SCREEN * decisive for test in tests)
+        again = self._look(1, 2).found if suspects and not certain else {}
+        each = math.sqrt(self.config.power)
+        for test in tests:
+            second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
+            worst = None if second is None else min(second.p, default=1.0)
+            shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
+            said = self._said(min(test.p, default=1.0), worst, decisive, SAME if test.p else FEW)
+            self.data["positions"].append(
+                test.as_dict()
+                | {"second_p": worst, "verdict": said}
+                | {"smallest_bias": math.sqrt(shift) if test.ranks is not None and shift < 1 else None}
+            )
+        self.data["sampled_tokens"] = first.stats.tokens
+        self._cover("distribution", first.stats.proposed, first.stats.accepted)
+
+    def _look(self, number: int, times: int) -> Positions:
+        """The evidence of whole texts: with the parameters as given, for each draft length, the first text a long one;
+        then of all settings side by side; then of texts that continue others."""
+        config, llm = self.config, self.llm
+        seeds = self._seeds("positions", number)
+        found = Positions(llm, self.drafter, self.noise.noise, next(seeds))
+        base, longest = replace(config.sampled, seed=None), llm.checks.longest
+        own = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, lengths(self.most))
+        further = min(config.reach, longest) - len(own[0].ids)
+        own[0] = replace(own[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None))
+        settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
+        beside = panel(self.names, self.ids, settings, times * config.texts, mixed_lengths(self.most))
+        beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
+        before, llm.draft_tokens = llm.draft_tokens, self.most
+        try:
+            outputs = found.decode(own, seeds, BATCH, self.advance)
+            found.decode(beside, seeds, TOGETHER, self._at_most(len(own)))
+            found.decode(continued(own, outputs, longest)[: config.texts], seeds, TOGETHER, self._at_most(0))
+        finally:
+            llm.draft_tokens = before
+        self.data["faults"] += found.faults
+        return found
+
+    def _said(self, first: float, second: float | None, decisive: float, otherwise: str) -> str:
+        """The verdict on the p-values of the first look and of the second, if there was one."""
+        if first >= SCREEN * decisive and (second is None or second >= decisive):
+            return otherwise
+        return BUG if self.llm.rule.lossless else LOSSY
+
+    def _seeds(self, purpose: str, number: int) -> Iterator[int]:
+        """Seeds of requests that no other purpose, look or run has."""
+        key = int.from_bytes(purpose.encode(), "little")
+        while True:
+            yield from np.random.SeedSequence([self.config.seed, key, number]).generate_state(1024, np.uint64).tolist()
+            number += 1000
+
+    def _seed(self, purpose: str, number: int) -> int:
+        return next(self._seeds(purpose, number))
+
+    def _cell(self, cell: Seq[int], expected: float, counted: int) -> dict[str, Any]:
+        kept = [token for token in cell if token >= 0]
+        tokenizer = self.llm.tokenizer
+        text = tokenizer.decode(kept) if tokenizer is not None else " ".join(map(str, kept))
+        return {"tokens": list(cell), "text": text + " *" * (-1 in cell), "expected": expected, "counted": counted}
+
+    def warnings(self) -> list[str]:
+        found = []
+        if not self.llm.rule.lossless:
+            found.append(f"the rule {self.llm.rule.name!r} is lossy: differences are expected, they are not bugs")
+        for check, row in self.data["coverage"].items():
+            if row["verdict"] == UNTESTED:
+                found.append(
+                    f"{check}: {row['drafted']} draft tokens were verified, {FEWEST_DRAFTED[check]} are needed: not "
+                    "tested. Give more prompts, longer texts, or prompts that this drafter can continue"
+                )
+            elif not row["accepted"]:
+                found.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
+        if self.stats.drafter_faults:
+            found.append(
+                f"the drafter failed {self.stats.drafter_faults} times; plain decoding continued instead, so that is "
+                "what was compared"
+            )
+        return found

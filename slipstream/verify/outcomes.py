@@ -1,0 +1,187 @@
+"""Tests of single tokens against the target's distribution at their positions.
+
+Whatever was drafted, an exact rule emits token x_t with the target's probability p_t(x_t | x_<t). So each of these sums
+over positions has a distribution that is known before the tokens are drawn:
+
+    ranks     u_t, the mass of all tokens that are more likely than x_t, plus a uniform share of the mass of x_t itself,
+              is uniform on [0, 1) and independent from position to position (Rosenblatt 1952, with a random share
+              because tokens are discrete: Smith 1985). A chi-squared test over equal bins.
+    outcomes  how often x_t is in a set of tokens, against the sum of the set's mass: an exact test, or a normal one
+              where there are many. The sets are those that faults move: what the draft favours, rare tokens, the end
+              of a text, the edge of a filter, what penalties reach (see `OUTCOMES`).
+    ids       v_t, as u_t with the tokens in the order of their ids, in which they are sampled: uniform and independent,
+              too. A random number that is used twice shows here.
+    pairs     v_t and v_{t-1}, and v_t of two requests: around the middle, their products have mean 0.
+
+The sums are pooled over texts, prompts, settings and draft lengths, and kept apart by the place in the step: a fault of
+the bonus token must not drown in correct draft tokens. That is valid if a token has the target's distribution *given
+that its position was reached*, which holds for `rejection` and `coupled` but not for `block`, whose verdict on the
+beginning of a chain depends on its end. For such a rule all positions are one place, and what the draft favours is not
+tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slipstream.core.params import SamplingParams
+from slipstream.verify.distribution import chi2_sf
+
+DRAFTED, DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE = (
+    "draft token {}", "draft token 3 or deeper", "behind a draft token", "bonus token", "without a draft",
+    "all positions", "late positions",
+)  # fmt: skip
+BY_REQUEST = "between requests"
+PLACES = (DRAFTED.format(1), DRAFTED.format(2), DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE, BY_REQUEST)
+FAVOURED, BEST, END, PENALISED, PAIR = (
+    "favoured", "most likely", "ends the text", "penalised", "with the last"
+)  # fmt: skip
+RARE = {"below 1 %": 1e-2, "below 0.1 %": 1e-3, "below 0.01 %": 1e-4}
+"""Outcomes by the target's probability of the token, each with those below."""
+EDGES = {name: f"edge of {name}" for name in ("top_k", "top_p", "min_p")}
+"""The least likely token that a filter keeps, where it is the only one."""
+IDS = "ids"
+OUTCOMES = (IDS, FAVOURED, BEST, *RARE, END, *EDGES.values(), PENALISED, PAIR)
+LATE_FROM = 256
+"""Position in the context from which on one is late."""
+BINS = 16
+FEWEST = 5 * BINS
+"""Fewest positions of a place for the test of ranks: an expected count of five in each bin."""
+SMALLEST_VARIANCE, NORMAL_VARIANCE = 1.0, 100.0
+"""Smallest variance of the number of tokens in a set that is tested, and from which on by a normal approximation."""
+
+Context = tuple[SamplingParams, Seq[int], Seq[int], frozenset[int]]
+"""(params, prompt, output before the token, ids that end the text)."""
+
+
+def sets(p: np.ndarray, favoured: np.ndarray | None, context: Context, edge: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """The sets of `OUTCOMES` at one position, as ids. p: float64 [V]; favoured: ids that the draft favours; edge:
+    whether rounding cannot decide which token is the last that the filters keep."""
+    params, prompt, output, stop_ids = context
+    if favoured is not None:
+        yield FAVOURED, favoured
+    possible = np.flatnonzero(p)
+    masses = p[possible]
+    yield BEST, possible[masses == masses.max()]
+    for name, below in RARE.items():
+        yield name, possible[masses < below]
+    yield END, np.array([token for token in stop_ids if token < len(p)], dtype=np.int64)
+    filters = [name for name in EDGES if getattr(params, name) not in (0, 1.0)]
+    if edge and len(filters) == 1:
+        yield EDGES[filters[0]], possible[masses == masses.min()]
+    if params.repetition_penalty not in (None, 1.0) or params.frequency_penalty or params.presence_penalty:
+        yield PENALISED, np.array([token for token in {*prompt, *output} if token < len(p)], dtype=np.int64)
+
+
+def ranks(p: np.ndarray, token: int, share: float) -> tuple[float, float]:
+    """u_t and v_t of a token that p [V] allows. share: the uniform share of its own mass."""
+    own = p[token]
+    return float(p[p > own].sum() + share * p[p == own].sum()), float(p[:token].sum() + share * own)
+
+
+def uniform(counts: np.ndarray) -> float | None:
+    """p-value of the chi-squared test that these bins are equally likely; None if there are too few."""
+    n = int(counts.sum())
+    return chi2_sf(float(((counts - n / BINS) ** 2).sum() / (n / BINS)), BINS - 1) if n >= FEWEST else None
+
+
+@dataclass
+class Sum:
+    """Over positions: how many tokens were in the set (`count`), and the mass of the set at each."""
+
+    count: int = 0
+    masses: list[float] = field(default_factory=list)
+
+    def add(self, inside: bool, mass: float) -> None:
+        self.count += inside
+        self.masses.append(min(1.0, mass))
+
+    @property
+    def excess(self) -> float:
+        return self.count - sum(self.masses)
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p-value; None if there is too little to test."""
+        masses = np.array(self.masses)
+        variance = float((masses * (1 - masses)).sum())
+        if variance < SMALLEST_VARIANCE:
+            return None
+        if variance >= NORMAL_VARIANCE:
+            return math.erfc(abs(self.excess) / math.sqrt(2 * variance))
+        chances = np.ones(1)  # of each count
+        for mass in masses[masses > 0]:
+            chances = np.convolve(chances, (1 - mass, mass))
+        below, above = chances[: self.count + 1].sum(), chances[self.count :].sum()
+        return float(min(1.0, 2 * min(below, above)))
+
+
+@dataclass
+class Evidence:
+    """The sums over the positions of one place.
+
+    ranks      counts of u_t in equal bins; ids: of v_t.
+    sums       of each outcome.
+    products   of v_t of two tokens, as standard deviations.
+    forbidden  tokens that the target cannot emit.
+    """
+
+    ranks: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
+    sums: dict[str, Sum] = field(default_factory=lambda: defaultdict(Sum))
+    products: list[float] = field(default_factory=list)
+    forbidden: int = 0
+
+    def token(self, u: float, v: float, outcomes: Seq[tuple[str, bool, float]]) -> None:
+        """Add a token with its `ranks`, and for each outcome whether it is in the set, with the mass of the set."""
+        self.ranks[min(BINS - 1, int(u * BINS))] += 1
+        self.ids[min(BINS - 1, int(v * BINS))] += 1
+        for name, inside, mass in outcomes:
+            self.sums[name].add(inside, mass)
+
+    def pair(self, v: float, other: float) -> None:
+        """Add v_t of two tokens, which are independent."""
+        self.products.append(12 * (v - 0.5) * (other - 0.5))
+
+    @property
+    def positions(self) -> int:
+        return int(self.ranks.sum()) + self.forbidden or len(self.products)
+
+
+@dataclass(frozen=True)
+class PlaceTest:
+    """The tests of one place. ranks, outcomes: p-values, None or left out if there is too little to test. shift: by how
+    much favoured tokens are more frequent than they should be, as a share of the positions with a draft."""
+
+    place: str
+    positions: int
+    forbidden: int
+    ranks: float | None
+    outcomes: Mapping[str, float]
+    shift: float | None
+
+    @property
+    def p(self) -> list[float]:
+        """The p-values there are; 0 alone if an impossible token was emitted."""
+        return [0.0] if self.forbidden else [*self.outcomes.values(), *([] if self.ranks is None else [self.ranks])]
+
+    def as_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def tested(place: str, row: Evidence) -> PlaceTest:
+    outcomes = {name: p for name in OUTCOMES if name in row.sums and (p := row.sums[name].p) is not None}
+    ids = uniform(row.ids)
+    if ids is not None:
+        outcomes = {IDS: ids} | outcomes
+    if len(row.products) >= FEWEST:
+        outcomes[PAIR] = math.erfc(abs(sum(row.products)) / math.sqrt(2 * len(row.products)))
+    favoured = row.sums.get(FAVOURED)
+    shift = favoured.excess / len(favoured.masses) if favoured is not None and FAVOURED in outcomes else None
+    return PlaceTest(place, row.positions, row.forbidden, uniform(row.ranks), outcomes, shift)

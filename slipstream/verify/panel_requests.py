@@ -1,0 +1,184 @@
+"""The requests of `slipstream verify`: the user's sampling parameters, and settings beside them that reach what those
+do not; and how they are decoded side by side, as on a busy server.
+
+Faults hide where texts seldom go: at their ends, at the edge of a filter, in the history of a penalty, in a batch of
+requests that differ. So each setting makes one of these frequent in the texts of this model. All are fields of
+`SamplingParams`, and the reference computes what each of them promises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
+from slipstream.core.sequence import Sequence
+from slipstream.errors import ParameterError
+from slipstream.verify.reference import logits_of
+
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.llm import LLM
+
+END_CHANCE = 0.2
+"""Mean probability of EOS in texts of the setting "EOS"."""
+SHORT = 28
+"""Most tokens of a text of a setting."""
+TOGETHER = 5
+"""Requests in one batch of different ones."""
+HISTORY, ENDS = ("penalties", "repeats"), ("EOS", "stop ids", "stop strings")
+"""Settings in which a token depends on the draft tokens before it, and in which a short text ends: each such text tells
+little, so there are more of them."""
+PREEMPTED_EVERY = 5
+"""A request is preempted after every so many steps."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """name: the prompt's and the setting's. ids: the prompt."""
+
+    name: str
+    ids: Seq[int]
+    params: SamplingParams
+
+
+def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> dict[str, SamplingParams]:
+    """Name -> parameters, made of `base`. texts: what the target writes after the prompts, from which frequent tokens,
+    a stop string and a bias for EOS are taken."""
+    short = replace(base, max_tokens=min(base.max_tokens, SHORT), logprobs=None, stop=())
+    # Some encoder-decoders force the first token and the last: to forbid these leaves no token.
+    forced = [{text[place] for text in texts if text} for place in (0, -1)]
+    ends = llm.target.capabilities.eos_ids.union(*(tokens for tokens in forced if len(tokens) == 1))
+    counts = Counter(token for text in texts for token in text if token not in ends)
+    frequent = [token for token, _ in counts.most_common(4)]
+    pairs = [
+        pair
+        for pair, _ in Counter(pair for text in texts for pair in pairwise(text) if pair[1] not in ends).most_common(2)
+    ]
+    made: dict[str, dict[str, Any]] = {
+        "top-k": {"top_k": 4},
+        "top-p": {"top_p": 0.6},
+        "min-p": {"min_p": 0.08},
+        "all filters": {"top_k": 12, "top_p": 0.9, "min_p": 0.02},
+        "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": 0.5, "logprobs": 1},
+        "repeats": {"frequency_penalty": 0.8, "presence_penalty": -2.0},
+        "stop ids": {"stop_token_ids": tuple(frequent[:3]), "min_tokens": 3},
+        "bad words": {
+            "bad_words": (*((token,) for token in frequent[3:]), *pairs),
+            "logit_bias": dict.fromkeys(frequent[:2], 1.5),
+        },
+    }
+    bias = _end_bias(llm, prompts, texts)
+    if bias is not None:
+        made["EOS"] = {"logit_bias": dict.fromkeys(llm.target.capabilities.eos_ids, bias), "logprobs": 0}
+    strings = _frequent_strings(llm, texts)
+    if strings:
+        made["stop strings"] = {"stop": strings, "min_tokens": 6}
+    others = {name: replace(short, **changes) for name, changes in made.items()}
+    return {name: params for name, params in others.items() if _possible(llm, prompts[0], params)}
+
+
+def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
+    """Whether it leaves a token possible, together with what the user forbids."""
+    try:
+        llm.sequence(list(prompt), params)
+    except ParameterError:
+        return False
+    return True
+
+
+def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float | None:
+    """What makes EOS as likely as `END_CHANCE` in the mean over some texts; None if the target has no EOS."""
+    ends = list(llm.target.capabilities.eos_ids)
+    if not ends:
+        return None
+    odds = []
+    for prompt, text in list(zip(prompts, texts, strict=True))[:3]:
+        for logits in logits_of(llm.target, prompt, text[:SHORT]):
+            weights = np.exp(logits - logits.max())
+            own = weights[ends].sum()
+            odds.append(float(np.log(own / (weights.sum() - own))))
+    low, high = -100.0, 100.0  # what `logit_bias` may be
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean = float(np.mean(1 / (1 + np.exp(-np.clip(np.array(odds) + middle, -700, 700)))))
+        low, high = (low, middle) if mean >= END_CHANCE else (middle, high)
+    return high
+
+
+def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
+    """Two strings that texts of this model hold: one within a token, one across two."""
+    if llm.tokenizer is None:
+        return ()
+    within = Counter(llm.text_of([token]).strip()[:2] for text in texts for token in text)
+    across = Counter(llm.text_of(pair).strip()[:4] for text in texts for pair in pairwise(text))
+    found = [next((s for s, _ in each.most_common() if len(s) > 1), "") for each in (within, across)]
+    return tuple(dict.fromkeys(string for string in found if string))
+
+
+def panel(
+    names: Seq[str], prompts: Seq[Seq[int]], each: Mapping[str, SamplingParams], times: int, lengths: Seq[int]
+) -> list[Request]:
+    """`times` requests with each of these parameters, by the name of their setting, mixed; the prompts in turn. Two
+    after each other share prompt and setting. Each has at most the next of `lengths` draft tokens."""
+    made: list[Request] = []
+    pairs = [(setting, min(2, times - done)) for done in range(0, times, 2) for setting in each.items()]
+    for i, at in enumerate(np.random.default_rng(0).permutation(len(pairs)).tolist()):
+        ((setting, params), count), prompt = pairs[at], i % len(prompts)
+        for _ in range(count):
+            own = replace(params, draft_tokens=lengths[len(made) % len(lengths)])
+            made.append(Request(", ".join(filter(None, (names[prompt], setting))), prompts[prompt], own))
+    return made
+
+
+def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, SamplingParams]:
+    """The settings of these names that there are."""
+    return {name: params for name, params in each.items() if name in names}
+
+
+def continued(requests: Seq[Request], outputs: Seq[Seq[int]], longest: int) -> list[Request]:
+    """Requests that begin with what others said, as the next turn of a conversation does; longest: most tokens of a
+    prompt."""
+    prompts = [[*one.ids, *output, *one.ids[:1]] for one, output in zip(requests, outputs, strict=True)]
+    return [
+        Request(f"{one.name}, continued", prompt, one.params)
+        for one, prompt in zip(requests, prompts, strict=True)
+        if len(prompt) + one.params.max_tokens <= longest
+    ]
+
+
+def together(
+    llm: LLM, drafter: Drafter | None, requests: Seq[Request], seeds: Iterator[int] | None, batch: int
+) -> list[Sequence]:
+    """Decodes requests as a busy server does: they join one by one, begin where earlier texts with the same beginning
+    ended, and some are preempted. seeds: one for each request; None: those of their parameters. Raises what a request
+    failed with."""
+    llm.use(drafter)
+    before, llm.max_batch = llm.max_batch, batch
+    engine = llm.engine()
+    llm.max_batch = before
+    seqs = [llm.sequence(list(request.ids), request.params) for request in requests]
+    for seq, seed in zip(seqs, seeds or (), strict=False):
+        seq.random = Stream(seed)
+    coming = iter(seqs)
+    try:
+        for seq in islice(coming, 2):
+            engine.add(seq)
+        while engine.unfinished:
+            for seq in engine.step():
+                if seq.error is not None:
+                    raise seq.error
+            for seq in islice(coming, 1 if engine.unfinished and engine.stats.steps % 2 else 2):
+                engine.add(seq)
+            if engine.stats.steps % PREEMPTED_EVERY == 0 and engine.running > 1:
+                engine.preempt()
+    finally:
+        for seq in seqs:
+            engine.abort(seq)
+    return seqs

@@ -1,0 +1,189 @@
+"""Samples whole texts and adds up what `verify_outcomes` tests: every token against the target's distribution, which is
+that of `verify_reference`, not that of the code under test."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.sequence import Sequence
+from slipstream.core.stats import SpecStats
+from slipstream.core.target import TargetOut
+from slipstream.verify.outcomes import (
+    ALL,
+    BEHIND,
+    BONUS,
+    BY_REQUEST,
+    DEEPER,
+    DRAFTED,
+    LATE,
+    LATE_FROM,
+    UNDRAFTED,
+    Context,
+    Evidence,
+    ranks,
+    sets,
+)
+from slipstream.verify.panel_requests import Request, together
+from slipstream.verify.reference import distribution, impossible, logits_of, wrong_end, wrong_logprob
+
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.llm import LLM
+
+KEPT = 256
+"""Most tokens of q that are kept for each position: the most likely ones."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the drafter proposed at one position.
+
+    behind   whether an accepted draft token is before it in its step.
+    ids, q   tokens that it may propose with their probabilities, or the proposed tokens and None if they were chosen
+             deterministically. None for no draft token, or where they depend on the random numbers of verification, as
+             under `coupled`.
+    """
+
+    place: str
+    behind: bool = False
+    ids: np.ndarray | None = None
+    q: np.ndarray | None = None
+
+    def favoured(self, p: np.ndarray) -> np.ndarray | None:
+        """The tokens that the draft makes more likely than the target does (without q: all that were proposed)."""
+        if self.ids is None:
+            return None
+        return np.unique(self.ids) if self.q is None else self.ids[self.q > p[self.ids]]
+
+
+@dataclass
+class Proposals:
+    """What was proposed at each output position of each sequence. by_place: whether places in the step are kept
+    apart."""
+
+    by_place: bool
+    seen: dict[int, dict[int, Proposal]] = field(default_factory=lambda: defaultdict(dict))
+
+    def of(self, seq: Sequence, t: int) -> Proposal:
+        return self.seen[seq.id].get(t, Proposal(UNDRAFTED if self.by_place else ALL))
+
+    @contextmanager
+    def noted(self, drafter: Any) -> Iterator[None]:
+        """Notes what this drafter, which keeps all that it can do, proposes meanwhile."""
+        observe = drafter.observe
+
+        def noting(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+            for b, seq in enumerate(seqs):
+                self._note(seq, draft, b, verdict)
+            observe(seqs, draft, out, verdict)
+
+        drafter.observe = noting
+        try:
+            yield
+        finally:
+            del drafter.observe
+
+    def _note(self, seq: Sequence, draft: Draft, b: int, verdict: Verdict) -> None:
+        run, children, start = verdict.run(draft, b), draft.children(b), draft.splits[b]
+        first = len(seq.output) - len(run)
+        for depth, parent in enumerate((-1, *verdict.path[b])[: len(run)], 1):
+            nodes = [start + node for node in children.get(parent, [])]
+            place = self._place(depth, bool(nodes), bool(children))
+            ids = q = None
+            if nodes and self.by_place and not seq.coupled:
+                ids = np.array([draft.ids[node] for node in nodes])
+                if draft.q is not None:
+                    row = draft.q[nodes[0]].cpu().numpy()  # [V]
+                    ids = np.argpartition(-row, min(KEPT, len(row) - 1))[:KEPT]
+                    q = row[ids]
+            self.seen[seq.id][first + depth - 1] = Proposal(place, depth > 1 and self.by_place, ids, q)
+
+    def _place(self, depth: int, proposed: bool, drafted: bool) -> str:
+        if not self.by_place:
+            return ALL
+        if proposed:
+            return DRAFTED.format(depth) if depth < 3 else DEEPER
+        return BONUS if drafted else UNDRAFTED
+
+
+@dataclass
+class Positions:
+    """Collects the evidence of a run.
+
+    noise   largest change of a logit by rounding.
+    seed    of the random shares of the ranks.
+    faults  what is wrong with single texts, whatever was drawn.
+    """
+
+    llm: LLM
+    drafter: Drafter
+    noise: float = 0.0
+    seed: int = 0
+    found: dict[str, Evidence] = field(default_factory=lambda: defaultdict(Evidence))
+    stats: SpecStats = field(default_factory=SpecStats)
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._shares = np.random.default_rng(self.seed)
+
+    def decode(
+        self, requests: Seq[Request], seeds: Iterator[int], batch: int, advance: Callable[[], None]
+    ) -> list[list[int]]:
+        """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
+        outputs."""
+        proposals = Proposals(self.llm.rule.tokenwise)
+        with proposals.noted(self.drafter):
+            seqs = together(self.llm, self.drafter, requests, seeds, batch)
+        beside: list[float] = []  # v_t of the request before
+        for request, seq in zip(requests, seqs, strict=True):
+            self.stats += seq.stats
+            wrong = wrong_end(seq)
+            self.faults += [f"{request.name}: {wrong}"] if wrong else []
+            own = self._text(request, seq, proposals)
+            for v, other in zip(own, beside, strict=False):
+                self.found[BY_REQUEST].pair(v, other)
+            beside = own
+            advance()
+        return [seq.output for seq in seqs]
+
+    def _text(self, request: Request, seq: Sequence, proposals: Proposals) -> list[float]:
+        """v_t of its tokens."""
+        text, placed = seq.output, list[float]()
+        for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
+            if seq.params.logprobs is not None:
+                wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.noise)
+                self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []
+            context = (seq.params, seq.tokens[: seq.prompt], text[:t], seq.stop_ids)
+            placed += self._token(logits, context, text[t], proposals.of(seq, t), placed[-1:])
+        return placed
+
+    def _token(
+        self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[float]
+    ) -> list[float]:
+        """v_t, if the target allows the token. last: v_t of the token before it, if there is one."""
+        p = distribution(logits, *context)
+        params, prompt, output, _ = context
+        never = None
+        if p[token] == 0 or params.top_k or params.top_p < 1 or params.min_p:
+            never = impossible(p, logits, *context, self.noise)
+        if p[token] == 0:
+            # Where rounding decides at the border of a filter, a token may be kept that is dropped here.
+            self.found[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
+            return []
+        edge = never is not None and bool((never == (p == 0)).all())
+        found = sets(p, proposal.favoured(p), context, edge)
+        outcomes = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in found]
+        u, v = ranks(p, token, self._shares.random())
+        late = len(prompt) + len(output) >= LATE_FROM
+        for place in {proposal.place, ALL, *[BEHIND] * proposal.behind, *[LATE] * late}:
+            self.found[place].token(u, v, outcomes)
+            for before in last:
+                self.found[place].pair(v, before)
+        return [v]

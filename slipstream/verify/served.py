@@ -1,0 +1,262 @@
+"""`slipstream verify --base-url URL --against URL`: compares a server that speculates with one that does not.
+
+Only texts and log-probabilities are visible from outside, so both servers must serve the same model with the same
+sampling parameters, and the comparison is between two samples:
+
+    greedy    the same prompts at temperature 0. Log-probabilities of the shared beginning give the noise between the
+              servers, and the reference answers twice, which shows how stable it is by itself. Where texts part, the
+              margin between the two tokens at the reference, against that noise, tells a near-tie from a bug.
+    sampled   texts with seeds of their own at each server. Two tests for each prompt: the first tokens by a G-test of
+              homogeneity, and the counts of all n-grams of up to three tokens by a permutation test, in which whole
+              texts change sides (exact, whatever the dependence within a text).
+
+As in `verify_checks`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
+p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.bench.endpoint import Answer, Endpoint
+from slipstream.bench.provenance import conditions, text_digest
+from slipstream.bench.results import Result, kept, recording
+from slipstream.core.common_beginning import common_beginning
+from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.verify.checks import SAME, SCREEN, decisive_level
+from slipstream.verify.distribution import FEWEST, chi2_sf
+from slipstream.verify.texts import BUG, IDENTICAL, TIE
+
+UNJUDGED = "differs; without logprobs it cannot be judged"
+NGRAMS = 3
+PERMUTATIONS = 4999
+FLOOR = 1e-3
+"""Smallest noise of log-probabilities, in nats: servers round them."""
+
+
+@dataclass(frozen=True)
+class ServedConfig(Strict):
+    """tokens       length of the greedy texts.
+    samples      sampled texts of each prompt at each server.
+    length       length of the sampled texts.
+    temperature  of the sampled texts.
+    clients      requests in flight at once.
+    level        probability that two equal servers are called different, over all tests.
+    more         further sampling parameters of all requests, by their names in the API.
+    """
+
+    tokens: int = 128
+    samples: int = 200
+    length: int = 16
+    temperature: float = 1.0
+    clients: int = 8
+    level: float = 1e-3
+    seed: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "samples", "length", "clients"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("seed", self.seed, 0)
+        check_number("temperature", self.temperature, 0.0, 100.0, open_low=True)
+        check_number("level", self.level, 0.0, 0.5, open_low=True)
+
+
+def requests_of(prompts: int, config: ServedConfig) -> int:
+    """How often `verify_served` calls `advance`, if no test is repeated."""
+    return prompts * (3 + 2 * config.samples)
+
+
+def verify_served(
+    served: Endpoint,
+    reference: Endpoint,
+    prompts: Seq[tuple[str, str]],
+    config: ServedConfig,
+    out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Result:
+    """Compares `served`, which speculates, with `reference`. prompts: (name, text) of each. Writes the result to `out`
+    after each check. Raises ServedError if a server cannot be reached or refuses."""
+    served, reference = served.resolved(), reference.resolved()
+    places = {"served": served.base_url, "reference": reference.base_url}
+    models = {"served_model": served.model, "reference_model": reference.model}
+    about = conditions(config.seed, prompts=text_digest(*(text for _, text in prompts)))
+    result = Result("verify-served", places | models | asdict(config), about)
+    data: dict[str, Any] = {"greedy": [], "sampled": []}
+
+    def collect() -> dict[str, Any]:
+        return data | {"verdict": BUG if any(row["verdict"] == BUG for row in _rows(data)) else "ok"}
+
+    with kept(result, "greedy"), recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
+        data["greedy"] = _greedy(served, reference, prompts, config, pool, advance)
+        save()
+        data["sampled"] = _sampled(served, reference, prompts, config, pool, advance)
+        save()
+    if any(row["verdict"] == UNJUDGED for row in data["greedy"]):
+        result.warnings.append("a server gives no logprobs: where greedy texts part, rounding and a bug look the same")
+    return result
+
+
+def _rows(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*data["greedy"], *data["sampled"]]
+
+
+# --- greedy ----------------------------------------------------------------------------------------------------------
+
+
+def _greedy(
+    served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
+    pool: ThreadPoolExecutor, advance: Callable[[], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    def ask(place: Endpoint, text: str) -> Answer:
+        answer = place.complete(text, config.tokens, 0.0, config.seed, 5, config.more)
+        advance()
+        return answer
+
+    asked = [[pool.submit(ask, place, text) for place in (served, reference, reference)] for _, text in prompts]
+    answers = [[future.result() for future in row] for row in asked]
+    noise = max((noise_between(*pair) for a, b, c in answers for pair in ((a, b), (b, c))), default=0.0)
+    rows = []
+    for (name, _), (fast, plain, again) in zip(prompts, answers, strict=True):
+        row = {"prompt": name, "tokens": len(fast.tokens), "repeats": plain.text == again.text, "noise": noise}
+        rows.append(row | judged(fast, plain, noise))
+    return rows
+
+
+def noise_between(a: Answer, b: Answer) -> float:
+    """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
+    same = shared(a, b)
+    return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
+
+
+def shared(a: Answer, b: Answer) -> int:
+    """Number of tokens with which both begin."""
+    return common_beginning(a.tokens, b.tokens)
+
+
+def judged(fast: Answer, plain: Answer, noise: float) -> dict[str, Any]:
+    """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
+    if fast.text == plain.text:
+        return {"verdict": IDENTICAL, "position": None, "margin": None}
+    at = shared(fast, plain)
+    if not plain.top or not fast.tokens or at >= len(plain.top):
+        return {"verdict": UNJUDGED, "position": at, "margin": None}
+    likely = plain.top[at]
+    taken = likely.get(fast.tokens[at]) if at < len(fast.tokens) else None
+    # A token that is not even among the most likely ones is further behind than the last of these.
+    margin = max(likely.values()) - (taken if taken is not None else min(likely.values()))
+    tie = taken is not None and margin <= 2 * max(noise, FLOOR)
+    return {"verdict": TIE if tie else BUG, "position": at, "margin": margin}
+
+
+# --- sampled ---------------------------------------------------------------------------------------------------------
+
+
+def _sampled(
+    served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
+    pool: ThreadPoolExecutor, advance: Callable[[], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    decisive = decisive_level(config.level, 2 * len(prompts))
+
+    def draw(place: Endpoint, i: int, side: int, look: int) -> list[Answer]:
+        key = [config.seed, i, side, look]
+        seeds = np.random.SeedSequence(key).generate_state(config.samples, np.uint32).tolist()
+
+        def ask(seed: int) -> Answer:
+            answer = place.complete(prompts[i][1], config.length, config.temperature, seed, 0, config.more)
+            advance()
+            return answer
+
+        return list(pool.map(ask, seeds))
+
+    rows = []
+    for i, (name, _) in enumerate(prompts):
+        looks: list[tuple[float, float]] = []
+        for look in (0, 1):
+            ours, theirs = (
+                [pieces(each) for each in draw(place, i, side, look)] for side, place in enumerate((served, reference))
+            )
+            first = homogeneity([t[:1] for t in ours], [t[:1] for t in theirs])
+            looks.append((first, permutation_test(ours, theirs, np.random.default_rng([config.seed, i, look]))))
+            if min(looks[-1]) >= SCREEN:
+                break
+        second = [b for a, b in zip(looks[0], looks[-1], strict=True) if a < SCREEN] if len(looks) > 1 else []
+        rows.append(
+            {"prompt": name, "samples": config.samples, "first_token": looks[0][0], "ngrams": looks[0][1],
+             "second_p": min(second, default=None), "level": decisive,
+             "verdict": BUG if min(second, default=1.0) < decisive else SAME}
+        )  # fmt: skip
+    return rows
+
+
+def pieces(answer: Answer) -> tuple[str, ...]:
+    """The tokens of a text, or its characters if the server does not tell tokens."""
+    return tuple(answer.tokens or answer.text)
+
+
+def homogeneity(ours: Iterable[Seq[str]], theirs: Iterable[Seq[str]]) -> float:
+    """p-value of the G-test that two samples of outcomes come from one distribution; rare outcomes are pooled."""
+    a, b = Counter(map(tuple, ours)), Counter(map(tuple, theirs))
+    n, m = sum(a.values()), sum(b.values())
+    least = FEWEST * (n + m) / min(n, m)
+    cells = [(a[cell], b[cell]) for cell in (a | b) if a[cell] + b[cell] >= least]
+    rest = (n - sum(x for x, _ in cells), m - sum(y for _, y in cells))
+    cells += [rest] if sum(rest) else []
+    if len(cells) < 2:
+        return 1.0
+    g = sum(
+        2 * count * math.log(count * (n + m) / (size * (x + y)))
+        for x, y in cells
+        for count, size in ((x, n), (y, m))
+        if count
+    )
+    return chi2_sf(max(0.0, g), len(cells) - 1)
+
+
+def permutation_test(
+    ours: Seq[Seq[str]], theirs: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
+) -> float:
+    """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3).
+
+    Statistic: sum over n-grams of (a - b)^2 / (a + b), a and b the counts per text. Texts, not n-grams, are permuted,
+    so the test is exact however the tokens of a text depend on each other. The smallest p-value is
+    1 / (permutations + 1).
+    """
+    texts = [*ours, *theirs]
+    index: dict[tuple[str, ...], int] = {}
+    places = [
+        [
+            index.setdefault(tuple(text[i : i + n]), len(index))
+            for n in range(1, NGRAMS + 1)
+            for i in range(len(text) - n + 1)
+        ]
+        for text in texts
+    ]
+    counts = np.zeros((len(texts), max(1, len(index))), dtype=np.float32)  # [texts, n-grams]
+    for row, found in zip(counts, places, strict=True):
+        np.add.at(row, found, 1.0)
+    counts = counts[:, counts.sum(0) > 1]  # an n-gram that occurs once moves no statistic when texts change sides
+    total, n = counts.sum(0), len(ours)
+    weights = 1 / np.maximum(total, 1)
+
+    def statistic(a: np.ndarray) -> np.ndarray:
+        """a: counts of the first group, float32 [..., n-grams]."""
+        difference = a / n - (total - a) / len(theirs)
+        return (difference**2 * weights).sum(-1)
+
+    seen = float(statistic(counts[:n].sum(0)))
+    above = 0
+    for start in range(0, permutations, 100):
+        chosen = np.zeros((min(100, permutations - start), len(texts)), dtype=np.float32)
+        for row in chosen:
+            row[rng.permutation(len(texts))[:n]] = 1.0
+        above += int((statistic(chosen @ counts) >= seen * (1 - 1e-6)).sum())
+    return (1 + above) / (1 + permutations)

@@ -1,0 +1,252 @@
+"""Compares texts with and without the drafter, and measures rounding with a control that uses no drafter.
+
+Greedy texts must be identical, and so must texts under rule `coupled` with the same seed, at any temperature. If two
+texts differ, the control decides whether rounding can explain it: it scores the target's own text once with one row per
+pass and once with k + 1 rows per pass, which is all that speculation changes for the target, and reports how much the
+logits differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.bench.identity import Divergence, Scores, distance, divergence
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams, Strict
+from slipstream.core.random import Stream
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, begun
+from slipstream.verify.panel_requests import TOGETHER, Request, together
+from slipstream.verify.reference import distribution, edited, logits_of
+
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.llm import LLM
+
+IDENTICAL, TIE, BUG, LOSSY = "identical", "tie within measured noise", "BUG", "differs, as a lossy rule may"
+
+ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
+"""Largest noise of the control, in standard deviations of the logits, that rounding in this dtype can explain. Measured
+noise is two orders of magnitude smaller; a wrong mask or position changes logits by about 1."""
+QUANTISED = 0.5
+"""The same if activations are quantised too, per row or per pass."""
+
+
+@dataclass(frozen=True)
+class Control(Strict):
+    """Logits from passes of one row compared with passes of `rows` rows, without a drafter.
+
+    positions  number of positions that were scored both ways.
+    noise      largest |difference| of a logit.
+    scale      mean standard deviation of the logits of a row.
+    limit      largest noise that rounding explains.
+    flips      number of positions whose argmax differs, so that a text could diverge without a drafter.
+    behind     largest distance of a token of the plain greedy text behind the target's best token, in logits after
+               penalties: 0, or as little as rounding explains, if decoding without a drafter is right.
+    """
+
+    rows: int
+    positions: int
+    noise: float
+    scale: float
+    limit: float
+    flips: int
+    behind: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        if max(self.noise, self.behind) > self.limit:
+            return BUG
+        return "rounding" if self.noise or self.behind else IDENTICAL
+
+    def __add__(self, other: Control) -> Control:
+        """The control over two texts together."""
+        positions = self.positions + other.positions
+        scale = (self.scale * self.positions + other.scale * other.positions) / max(1, positions)
+        return Control(
+            self.rows, positions, max(self.noise, other.noise), scale, max(self.limit, other.limit),
+            self.flips + other.flips, max(self.behind, other.behind),
+        )  # fmt: skip
+
+
+def control(
+    target: Target,
+    prompt: Seq[int],
+    text: Seq[int],
+    rows: int,
+    scores: Scores = lambda logits, output: logits,
+    params: SamplingParams | None = None,
+) -> Control:
+    """Scores `text`, the plain greedy text after `prompt`, twice: with one row per pass and with `rows` rows per pass.
+    scores: what the text maximises, if not the logits; params: with which it was decoded."""
+    more = {"context": target.context, "params": params or SamplingParams()}
+    alone, among = (begun(target, prompt, **more) for _ in range(2))
+    noise, scale, flips, dtype, at, behind = 0.0, 0.0, 0, torch.float64, 0, 0.0
+    try:
+        for seq in (alone, among):  # the prompt, in one pass for both
+            first = target.run([seq], Draft.empty(1, target.device)).logits[0].double().clone()
+            target.commit([seq], [[]])
+            seq.kv_len = len(seq.tokens)
+        if text:
+            behind = short_of_best(scores(first, []), text[0])
+        while at + rows <= len(text):
+            part = list(text[at : at + rows])
+            each = []
+            for token in part:
+                alone.tokens.append(token)
+                out = target.run([alone], Draft.empty(1, target.device))
+                each.append(out.logits[0].double().clone())
+                target.commit([alone], [[]])
+                alone.kv_len = len(alone.tokens)
+            among.tokens.append(part[0])
+            out = target.run([among], Draft.chains([part[1:]], device=target.device))
+            together, dtype = out.logits[:rows].double().clone(), out.logits.dtype  # [rows, V]
+            target.commit([among], [list(range(rows - 1))])
+            among.tokens += part[1:]
+            among.kv_len = len(among.tokens)
+            for i, (a, b) in enumerate(zip(each, together, strict=True), at + 1):
+                if i < len(text):
+                    behind = max(behind, short_of_best(scores(a, text[:i]), text[i]))
+                noise, flips = max(noise, distance(a, b)), flips + int(a.argmax() != b.argmax())
+                finite = a[torch.isfinite(a)]
+                scale += float(finite.std()) if len(finite) > 1 else 0.0
+            at += rows
+    finally:
+        for seq in (alone, among):
+            target.release(seq.id)
+    scale /= max(1, at)
+    return Control(rows, at, noise, scale, scale * rounding(target, dtype), flips, behind)
+
+
+def short_of_best(scores: Tensor, token: int) -> float:
+    """How far the score of `token` is below the best one."""
+    return float(scores.max() - scores[token])
+
+
+def rounding(target: Target, logits: torch.dtype) -> float:
+    """Largest change of a logit by rounding, in standard deviations, for the dtype of the target."""
+    runtime = target.capabilities.runtime
+    if runtime and runtime.quantize and not runtime.weights_only:
+        return QUANTISED
+    return ROUNDING.get(runtime.dtype if runtime else logits, ROUNDING[torch.float32])
+
+
+@dataclass(frozen=True)
+class Comparison(Strict):
+    """The texts of one prompt. The noise of `divergence` is the larger of the control's and that of the position."""
+
+    prompt: str
+    verdict: str
+    tokens: int
+    divergence: Divergence | None
+    seed: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        parted = None if self.divergence is None else vars(self.divergence) | {"near_tie": self.divergence.near_tie}
+        return vars(self) | {"divergence": parted}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` requests at once; `mixed`: as
+    `verify_requests.together` does, each request with draft lengths of its own."""
+
+    draft_tokens: int
+    batch: int
+    mixed: bool = False
+
+
+def passes(draft_tokens: int, prompts: int) -> list[Pass]:
+    """Each text alone with K draft tokens; then all texts in one batch, with one draft token and with two, where the
+    bonus token and the end of a draft are met more often; then requests that differ, two and five side by side."""
+    shorter = [k for k in (1, 2) if k < draft_tokens] or [draft_tokens]
+    alike = [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
+    return [*alike, Pass(draft_tokens, 2, mixed=True), Pass(draft_tokens, TOGETHER, mixed=True)]
+
+
+def texts(
+    llm: LLM, drafter: Drafter | None, requests: Seq[Request], advance: Callable[[], None], how: Pass | None = None
+) -> list[Sequence]:
+    """The requests, decoded; without `how`, one at a time."""
+    llm.use(drafter)
+    before = llm.max_batch, llm.draft_tokens
+    llm.draft_tokens, batch = (llm.draft_tokens, 1) if how is None else (how.draft_tokens, how.batch)
+    done: list[Sequence] = []
+    try:
+        if how is not None and how.mixed:
+            done = together(llm, drafter, requests, None, batch)
+            for _ in done:
+                advance()
+            return done
+        llm.max_batch = batch
+        for start in range(0, len(requests), batch):
+            seqs = [llm.sequence(list(one.ids), one.params) for one in requests[start : start + batch]]
+            for _ in llm.decode(seqs):
+                pass
+            for seq in seqs:
+                done.append(seq)
+                advance()
+    finally:
+        llm.max_batch, llm.draft_tokens = before
+    return done
+
+
+def compared(
+    llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
+) -> Divergence | None:
+    """Where two texts diverge, judged by the edited logits, plus the shared noise above temperature 0."""
+    parted = divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
+    if parted is None:
+        return None
+    moved = control.noise / (params.temperature or 1.0)
+    return replace(parted, noise=max(parted.noise, moved))
+
+
+def wrong_token(llm: LLM, request: Request, text: Seq[int], noise: float) -> str | None:
+    """What is wrong with a text that was decoded greedily or under rule `coupled`, without drafts: its first token that
+    is not the one which the reference chooses with the same random numbers; None if there is none. noise: largest
+    change of a logit by rounding between passes of two kinds; here there are others."""
+    score, params = scores(llm, request.ids, request.params), request.params
+    slack = 4 * noise / (params.temperature or 1.0) + 1e-9
+    seq = llm.sequence(list(request.ids), params)
+    for t, logits in enumerate(logits_of(llm.target, request.ids, text, params)):
+        scored = score(torch.from_numpy(logits), text[:t])
+        best, behind = int(scored.argmax()), short_of_best(scored, text[t])
+        if behind <= slack:
+            continue
+        if noise and not params.greedy:  # rounding may decide which tokens a filter keeps
+            p = distribution(logits, params, seq.tokens, text[:t], seq.stop_ids)
+            if p[text[t]] == 0 or p[best] <= p[p > 0].min() * np.exp(slack):
+                continue
+        return f"token {t} is id {text[t]}, its score is {behind:.2g} below that of id {best}"
+    return None
+
+
+def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
+    """The scores whose argmax plain decoding emits; above temperature 0 those of rule `coupled`."""
+    seq = llm.sequence(list(prompt), params)
+    before, stop_ids = seq.tokens, seq.stop_ids
+
+    def score(logits: Tensor, output: Seq[int]) -> Tensor:
+        raw = logits.double().cpu().numpy()  # [V]
+        if params.greedy:
+            return torch.from_numpy(edited(raw, params, before, output, stop_ids))
+        with np.errstate(divide="ignore"):
+            logs = np.log(distribution(raw, params, before, output, stop_ids))
+        return torch.from_numpy(logs + Stream(params.seed).gumbel(len(before) + len(output), len(logs)))
+
+    return score
+
+
+def verdict(parted: Divergence | None, lossless: bool = True) -> str:
+    if parted is None:
+        return IDENTICAL
+    if parted.near_tie:
+        return TIE
+    return BUG if lossless else LOSSY

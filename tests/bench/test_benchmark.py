@@ -1,0 +1,285 @@
+"""The content of a bench result, and the comparison of two. No test depends on measured speed."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from slipstream.bench.bench_compare import changes, compare
+from slipstream.bench.benchmark import BenchConfig, Contender, bench, steps, text_verdict
+from slipstream.bench.plots import svg
+from slipstream.bench.results import Result, read, write
+from slipstream.cli.reports import section
+from slipstream.core.draft import Draft
+from slipstream.core.rules import RULES
+from slipstream.errors import ParameterError, ResultError
+from slipstream.llm import LLM
+
+
+def test_every_condition_has_plain_decoding_of_its_own(bench_result):
+    found = [(arm["label"], arm["temperature"], arm["against"]) for arm in bench_result.data["arms"]]
+    assert found == [
+        ("plain", 0.0, None), ("model", 0.0, 0), ("ngram", 0.0, 0),
+        ("plain", 1.0, None), ("model", 1.0, 3), ("ngram", 1.0, 3),
+    ]  # fmt: skip
+
+
+def test_figures_and_invariants(bench_result):
+    for arm in bench_result.data["arms"]:
+        f, stats = arm["overall"], arm["overall"]["stats"]
+        assert set(arm["categories"]) == {"a", "b"}
+        assert sum(stats["histogram"]) == stats["steps"]
+        assert sum(i * n for i, n in enumerate(stats["histogram"])) == stats["accepted"]
+        assert f["mean_acceptance_length"] == pytest.approx(stats["tokens"] / stats["steps"])
+        assert sum(c["stats"]["tokens"] for c in arm["categories"].values()) == stats["tokens"]
+        assert sum(f["shares"].values()) == pytest.approx(1)
+        e = f["speedup"]
+        assert e["low"] <= e["value"] <= e["high"]
+        assert f["tokens_per_second"]["value"] > 0
+        assert f["first_token_seconds"] > 0
+        assert [len(row) for row in arm["cells"]["seconds"]] == [3, 3, 3]
+    plain, model, ngram = bench_result.data["arms"][:3]
+    assert plain["overall"]["speedup"]["value"] == 1
+    assert plain["overall"]["stats"]["proposed"] == 0
+    assert 0 < model["overall"]["acceptance_rate"] < 1
+    assert [arm["texts"] for arm in (plain, model, ngram)] == ["plain", "identical", "identical"]
+    assert bench_result.data["arms"][4]["texts"] == "sampled"
+    assert bench_result.complete
+
+
+def test_provenance_says_where_the_numbers_come_from(bench_result):
+    found = bench_result.provenance
+    assert found["dtype"] == "float64"
+    assert found["executor"] == "torch"
+    assert found["seed"] == 0
+    assert len(found["target"]["sha256"]) == 16
+    assert {"slipstream", "torch", "python"} <= set(found["versions"])
+    assert found["template"]
+    assert [len(draft["sha256"]) for draft in found["drafts"].values()] == [16]
+    json.dumps(bench_result.as_dict(), allow_nan=False)
+
+
+def test_progress_has_the_announced_number_of_steps(tiny_llm, contenders, prompt_set):
+    config = BenchConfig(tokens=2, rounds=1, batches=(1, 2))
+    moved = []
+    bench(tiny_llm, contenders, prompt_set, config, advance=lambda: moved.append(1))
+    assert len(moved) == steps(tiny_llm, contenders, prompt_set, config)
+
+
+def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tmp_path):
+    moved = []
+
+    def advance():
+        moved.append(1)
+        if len(moved) == 9 + 9 + 4:  # warm-up, one round, and some of the next
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        bench(tiny_llm, contenders, prompt_set, BenchConfig(tokens=4, rounds=5), tmp_path / "a.json", advance)
+    kept = read(tmp_path / "a.json")
+    assert not kept.complete
+    assert [arm["rounds"] for arm in kept.data["arms"]] == [1, 1, 1]
+    assert stop.value.result.data["arms"]
+    assert any("not enough passes" in warning for warning in kept.warnings)
+
+
+def test_a_wrong_text_is_a_bug_and_a_warning(tiny_llm, contenders, prompt_set, monkeypatch):
+    generate = LLM.generate
+
+    def wrong(self, prompts, params=None):
+        done = generate(self, prompts, params)
+        if self.drafter.name == "ngram":
+            done[0].token_ids[3] ^= 1
+        return done
+
+    monkeypatch.setattr(LLM, "generate", wrong)
+    result = bench(tiny_llm, contenders, prompt_set, BenchConfig(tokens=6, rounds=1))
+    assert [arm["texts"] for arm in result.data["arms"]] == ["plain", "identical", "BUG"]
+    assert any("differs from plain decoding's at token 3" in w and "this is a bug" in w for w in result.warnings)
+
+
+class Faulty:
+    """Proposes nothing, or fails."""
+
+    name, taps = "faulty", ()
+
+    def propose(self, seqs, budget):
+        raise RuntimeError("no")
+
+    def observe(self, seqs, draft, out, verdict):
+        pass
+
+    def release(self, seq_id):
+        pass
+
+
+class Silent(Faulty):
+    name = "silent"
+
+    def propose(self, seqs, budget):
+        return Draft.empty(len(seqs))
+
+
+def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set):
+    made = [Contender("faulty", Faulty(), 3), Contender("silent", Silent(), 3)]
+    result = bench(tiny_llm, made, prompt_set, BenchConfig(tokens=4, rounds=1))
+    said = "\n".join(result.warnings)
+    assert "faulty (temperature 0, batch 1): the drafter failed" in said
+    assert "silent (temperature 0, batch 1): nothing was drafted" in said
+    assert "is plain decoding" in section(result).lead
+    assert section(result).tables[0].texts()[1][1].endswith("(no drafts)")
+
+
+def test_without_intervals_a_result_is_shown_and_compared(tiny_llm, contenders, prompt_set, tmp_path):
+    config = BenchConfig(tokens=4, rounds=2)
+    result = bench(tiny_llm, contenders, prompt_set, config, tmp_path / "a.json")
+    shown = section(result)
+    assert "Not enough passes for an interval: raise --rounds to 3 or more." in shown.lead
+    assert shown.tables[0].texts()[1][1].endswith("(few passes)")
+    for plot in shown.plots:
+        svg(plot)
+    moved = changes(compare(tmp_path / "a.json", tmp_path / "a.json")["rows"])
+    assert moved.texts()[1][4:7:2] == ["+0% (few passes)", "no change"]
+
+
+def test_impossible_settings_are_refused():
+    for wrong in ({"tokens": 0}, {"batches": ()}, {"batches": (0,)}, {"temperatures": (-1.0,)}, {"rounds": 0}):
+        with pytest.raises(ParameterError):
+            BenchConfig(**wrong)
+
+
+def test_a_run_without_a_baseline_has_no_verdict(tiny_llm):
+    from slipstream.bench.measure import Arm, line_up
+
+    assert text_verdict(line_up([Arm("plain", tiny_llm)], [[1]])[0]) == "plain"
+
+
+# --- two results ---------------------------------------------------------------------------------------------------
+
+
+def stored(result: Result, path, factor: float = 1.0, **changes) -> str:
+    """The result with every speed-up multiplied, and intervals of 4 % around it."""
+    made = copy.deepcopy(result)
+    for name, value in changes.items():
+        made.provenance[name] = value
+    for arm in made.data["arms"]:
+        value = 1.0 if arm["plain"] else 2.0 * factor
+        arm["overall"]["speedup"] = {"value": value, "low": value * 0.98, "high": value * 1.02}
+    write(made, path)
+    return str(path)
+
+
+def test_a_change_outside_both_intervals_is_significant(bench_result, tmp_path):
+    a = stored(bench_result, tmp_path / "a.json")
+    same = compare(a, stored(bench_result, tmp_path / "b.json", 1.01))
+    assert not any(row["significant"] for row in same["rows"])
+    found = compare(a, stored(bench_result, tmp_path / "c.json", 0.8))
+    assert [row["significant"] for row in found["rows"]] == [not row["plain"] for row in found["rows"]]
+    row = found["rows"][1]
+    assert row["factor"]["value"] == pytest.approx(0.8)
+    assert row["factor"]["low"] == pytest.approx(0.8 * (1.02 / 0.98) ** (-(2**0.5) / 2), rel=1e-3)
+    assert found["differences"] == []
+    assert found["missing"] == []
+
+
+def test_other_conditions_are_named(bench_result, tmp_path):
+    a = stored(bench_result, tmp_path / "a.json")
+    b = stored(
+        bench_result,
+        tmp_path / "b.json",
+        dtype="bfloat16",
+        versions={**bench_result.provenance["versions"], "torch": "9"},
+    )
+    said = compare(a, b)["differences"]
+    assert "dtype: float64 against bfloat16" in said
+    assert any(line.startswith("versions: torch ") and line.endswith("against torch 9") for line in said)
+
+
+def test_files_without_a_common_arm_or_of_another_kind_are_refused(bench_result, tmp_path):
+    a = stored(bench_result, tmp_path / "a.json")
+    other = copy.deepcopy(bench_result)
+    other.data["arms"] = [arm | {"batch": 7} for arm in other.data["arms"]]
+    write(other, tmp_path / "b.json")
+    with pytest.raises(ResultError, match="share no drafter"):
+        compare(a, tmp_path / "b.json")
+    write(Result("trace", {}, {}), tmp_path / "c.json")
+    with pytest.raises(ResultError, match="one of 'bench' is needed"):
+        compare(a, tmp_path / "c.json")
+
+
+def test_an_arm_without_its_baseline_is_not_reported(tiny_llm, contenders, prompt_set, tmp_path):
+    """The second round runs in another order: an interruption in the first may leave one arm ahead of the other."""
+    for stop in range(9, 19):
+        moved = []
+
+        def advance(moved=moved, stop=stop):
+            moved.append(1)
+            if len(moved) == stop:
+                raise KeyboardInterrupt
+
+        config = BenchConfig(tokens=2, rounds=2, batches=(1, 3))
+        with pytest.raises(KeyboardInterrupt):
+            bench(tiny_llm, contenders[1:], prompt_set, config, tmp_path / "a.json", advance)
+        arms = read(tmp_path / "a.json").data["arms"]
+        assert all(arm["plain"] or arms[arm["against"]]["plain"] for arm in arms)
+
+
+def test_every_context_has_plain_decoding_of_its_own(tiny_llm, contenders, prompt_set):
+    config = BenchConfig(tokens=4, rounds=1, contexts=(None, 12), batches=(1, 2))
+    moved: list[int] = []
+    result = bench(tiny_llm, contenders[1:], prompt_set, config, advance=lambda: moved.append(1))
+    arms = result.data["arms"]
+    assert len(moved) == steps(tiny_llm, contenders[1:], prompt_set, config)
+    assert [(arm["label"], arm["context"], arm["batch"], arm["against"]) for arm in arms] == [
+        ("plain", None, 1, None), ("ngram", None, 1, 0), ("plain", None, 2, None), ("ngram", None, 2, 2),
+        ("plain", 12, 1, None), ("ngram", 12, 1, 4), ("plain", 12, 2, None), ("ngram", 12, 2, 6),
+    ]  # fmt: skip
+    table = next(t for t in section(result).tables if t.title == "Speed-up by context length and batch size")
+    assert [row[1] for row in table.rows] == ["prompt", "12"]
+    assert [column.name for column in table.columns[2:]] == ["batch 1", "batch 2"]
+
+
+def test_looping_texts_are_counted_apart(tiny_llm, contenders, prompt_set, monkeypatch):
+    """Of three texts one loops, and one ends by itself."""
+    ids = {0: [1, 2] * 20, 1: list(range(40)), 2: list(range(30))}
+
+    def fake(run, seed, advance):
+        run.texts, run.finishes = ids, {0: "length", 1: "length", 2: "stop"}
+        for _ in run.groups:
+            advance()
+
+    monkeypatch.setattr("slipstream.bench.measure.warm_up", fake)
+    result = bench(tiny_llm, contenders[1:], prompt_set, BenchConfig(tokens=4, rounds=2))
+    arm = result.data["arms"][1]
+    assert {part: each["prompts"] for part, each in arm["subsets"].items()} == {
+        "all": 3, "no loop": 2, "loop": 1, "ended": 1,
+    }  # fmt: skip
+    assert all(each["speedup"]["value"] > 0 for each in arm["subsets"].values())
+    assert arm["loops"] == {"share": 40 / 110, "prompts": [0]}
+    said = "36% of the output tokens repeat in a loop (1 of 3 texts)"
+    assert any(warning.startswith(said) for warning in result.warnings)
+    table = next(t for t in section(result).tables if "looping" in t.title)
+    assert [row[1] for row in table.rows] == ["all: 3", "no loop: 2", "loops: 1", "ended: 1"]
+
+
+def test_texts_of_one_kind_have_no_table_of_kinds(bench_result):
+    plain = copy.deepcopy(bench_result)
+    for arm in plain.data["arms"]:
+        arm["subsets"] = {part: {"prompts": n, "speedup": None} for part, n in
+                          (("all", 3), ("no loop", 3), ("loop", 0), ("ended", 0))}  # fmt: skip
+    assert not [t for t in section(plain).tables if "looping" in t.title]
+
+
+def test_a_lossy_rule_has_its_distance_beside_its_speed(tiny, contenders, prompt_set):
+    llm = LLM(tiny.target, executor="torch", dtype="float64", device="cpu", rule="typical", draft_tokens=4)
+    result = bench(llm, contenders[:1], prompt_set, BenchConfig(tokens=8, rounds=1, temperatures=(0.0, 1.0)))
+    greedy, sampled = result.data["arms"][1]["distance"], result.data["arms"][3]["distance"]
+    assert greedy["tv"] == greedy["kl"] == 0
+    assert 0 < sampled["tv"] <= 1
+    assert sampled["kl"] > 0
+    assert result.data["arms"][0]["distance"] is None
+    assert llm.rule is RULES["typical"]
+    table = next(t for t in section(result).tables if t.title == "Distance from the target's distribution")
+    assert table.texts()[1][2] == f"{sampled['tv']:.3f}"

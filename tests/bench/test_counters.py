@@ -1,0 +1,113 @@
+"""The counters of each server, from texts as it writes them, are those of our definitions.
+
+`metrics/vllm.txt` and `slipstream.txt` were recorded, `sglang.txt` and `llamacpp.txt` written as their sources do.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slipstream.bench.counters import NAMES, SERVERS, Counters, name_of, read_counters, total
+from slipstream.server.server_metrics import ServerMetrics
+
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("metrics/*.txt")}
+
+
+def known(server: str) -> dict:
+    found = read_counters(TEXTS[server])
+    assert found is not None
+    assert found.server == server
+    return {name: value for name, value in found.as_dict().items() if value is not None}
+
+
+def test_every_server_of_the_table_has_a_text() -> None:
+    assert TEXTS.keys() == SERVERS.keys()
+
+
+def test_sglang_engines_are_added_priorities_are_not_and_accepted_tokens_follow_from_calls_and_requests() -> None:
+    assert known("sglang") == {
+        "server": "sglang", "drafts": 200, "accepted_tokens": 510 - 200 - 10, "output_tokens": 510, "requests": 10,
+        "preemptions": 1, "prefix_queries": 1000, "prefix_hits": 400, "running": 7, "waiting": 1, "kv_usage": 0.35,
+        "mean_acceptance_length": 2.5, "tokens_per_step": pytest.approx(510 / 210),
+    }  # fmt: skip
+
+
+def test_llama_server_counts_cached_prompt_tokens_apart_and_tells_no_kv_usage_and_no_preemptions() -> None:
+    assert known("llamacpp") == {
+        "server": "llamacpp", "drafts": 100, "draft_tokens": 400, "accepted_tokens": 150, "output_tokens": 260,
+        "accepted_at": [0.7, 0.5, 0.25, 0.05], "prefix_queries": 4000, "prefix_hits": 954, "running": 2, "waiting": 1,
+        "acceptance_rate": 0.375, "mean_acceptance_length": 2.5, "tokens_per_step": pytest.approx(260 / 110),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("server", ["vllm", "slipstream"])
+def test_vllm_and_slipstream_report_everything_and_the_figures_agree(server: str) -> None:
+    found = known(server)
+    assert found.keys() >= NAMES.keys()
+    assert 0 < found["accepted_tokens"] < found["draft_tokens"]
+    assert found["requests"] > 0
+    assert found["accepted_at"] == sorted(found["accepted_at"], reverse=True)
+    assert sum(found["accepted_at"]) == pytest.approx(found["accepted_tokens"] / found["drafts"])
+    assert found["mean_acceptance_length"] == pytest.approx(1 + sum(found["accepted_at"]))
+
+
+def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server() -> None:
+    collected = ServerMetrics("m").registry.collect()
+    own = {each.name + ("_total" if each.type == "counter" else "") for each in collected}
+    assert {f"slipstream:{name_of(quantity, 'slipstream')}" for quantity in NAMES} <= own
+
+
+def test_slipstream_with_vllms_prefix_is_still_slipstream() -> None:
+    found = read_counters(ServerMetrics("m", "vllm").text().decode())
+    assert found is not None
+    assert found.server == "slipstream"
+    assert found.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}
+
+
+def test_growth_leaves_out_what_was_before_and_what_holds_now_stays() -> None:
+    before = Counters("vllm", {"drafts": 10, "running": 3, "accepted_at 1": 5})
+    after = Counters("vllm", {"drafts": 30, "running": 1, "accepted_at 1": 17, "accepted_at 2": 4})
+    grown = Counters("vllm", {"drafts": 20, "running": 1, "accepted_at 1": 12, "accepted_at 2": 4})
+    assert after.since(before) == grown
+    assert total([after.since(before), grown]) == grown + grown
+    assert (grown + grown).values["accepted_at 1"] == 24
+    assert total([grown, None]) is total([]) is None
+
+
+def test_a_counter_that_fell_belongs_to_a_restarted_server_and_counts_from_zero() -> None:
+    assert Counters("vllm", {"drafts": 4}).since(Counters("vllm", {"drafts": 100})).values == {"drafts": 4}
+
+
+def test_positions_that_no_draft_reached_have_a_rate_of_zero() -> None:
+    found = Counters("slipstream", {"drafts": 10, "draft_tokens": 38, "accepted_tokens": 7, "accepted_at 1": 7})
+    assert found.as_dict()["accepted_at"] == [0.7, 0.0, 0.0, 0.0]
+    none = Counters("slipstream", {"drafts": 10, "draft_tokens": 20, "accepted_tokens": 0})
+    assert none.as_dict()["accepted_at"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("text", ["", "<html><body>hello</body></html>", "# TYPE process_cpu counter\nprocess_cpu 1\n"])
+def test_a_page_without_known_counters_reports_nothing(text: str) -> None:
+    assert read_counters(text) is None
+
+
+def test_a_server_without_speculation_reports_no_drafts() -> None:
+    text = "".join(line for line in TEXTS["vllm"].splitlines(keepends=True) if "spec_decode" not in line)
+    found = read_counters(text)
+    assert found is not None
+    shown = found.as_dict()
+    assert shown["output_tokens"] > 0
+    assert [shown[name] for name in ("drafts", "accepted_at", "acceptance_rate", "mean_acceptance_length")] == [
+        None
+    ] * 4
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    rows = page.split("<!-- counters -->")[1].split("<!-- end of counters -->")[0].strip().splitlines()[2:]
+    shown = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[0] for row in shown] == [name.replace("_", " ") for name in NAMES]
+    for row, names in zip(shown, NAMES.values(), strict=True):
+        assert [re.sub("`", "", cell) for cell in row[1:]] == [name or "not reported" for name in names]

@@ -1,0 +1,79 @@
+"""Grids, and predictions next to measurements."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.bench.measure import Arm, Cell, line_up
+from slipstream.bench.parameter_sweep import grid, horizontal, is_tree, predicted
+from slipstream.core.params import SamplingParams
+from slipstream.core.stats import SpecStats
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.theory.cost_curve import CostCurve
+from tests.targets.toy import ToyTarget
+
+
+def test_grids():
+    assert grid({"k": (1, 2), "t": (0.0, 1.0)}) == [
+        {"k": 1, "t": 0.0}, {"k": 1, "t": 1.0}, {"k": 2, "t": 0.0}, {"k": 2, "t": 1.0},
+    ]  # fmt: skip
+    with pytest.raises(ParameterError, match="nothing to sweep"):
+        grid({"k": (1,), "t": (0.0,)})
+    with pytest.raises(ParameterError, match="100 settings"):
+        grid({"k": range(10), "t": range(10)})
+
+
+def test_the_numeric_axis_with_most_values_is_the_x_axis():
+    assert horizontal({"drafter": ("a", "b", "c"), "draft_tokens": (2, 4), "dtype": (None,)}) == "draft_tokens"
+    assert horizontal({"drafter": ("a", "b"), "draft_tokens": (2,)}) == "drafter"
+
+
+def test_every_setting_has_a_point_and_chains_have_a_prediction(sweep_result):
+    points = sweep_result.data["arms"]
+    assert [point["values"].get("draft_tokens") for point in points] == [None, 1, 2, 3]
+    assert sweep_result.settings["x"] == "draft_tokens"
+    assert sweep_result.data["costs"]["None"]["rows"] == [1, 2, 4]
+    for point in points[1:]:
+        assert point["texts"] == "identical"
+        assert point["predicted"]["speedup"] > 0
+        assert 1 <= point["predicted"]["mean_acceptance_length"] <= point["draft_tokens"] + 1
+    assert "predicted" not in points[0]
+
+
+def test_predicted_tokens_per_step_are_exact_at_the_longest_draft(sweep_result):
+    """Acceptance by position determines tau, except for the shorter drafts at the ends of texts."""
+    longest = sweep_result.data["arms"][-1]
+    stats, texts = longest["overall"]["stats"], 3 * longest["rounds"]
+    behind_the_first = (stats["tokens"] - texts) / (stats["steps"] - texts)
+    assert longest["predicted"]["mean_acceptance_length"] == pytest.approx(behind_the_first, rel=0.2)
+
+
+def test_a_prediction_from_known_cells():
+    """All draft tokens are accepted, a step costs 10 ms for any number of rows, a draft 2 ms: 4 tokens in 12 ms against
+    10 ms each."""
+    llm = LLM(ToyTarget(vocab=8), draft_tokens=4)
+    params = SamplingParams(max_tokens=41)
+    plain = Arm("plain", llm, params=params)
+    runs = line_up([plain, Arm("x", llm, None, 3, params=params, against=plain)], [[1, 2]])
+    slow, fast = SpecStats(), SpecStats()
+    for _ in range(41):
+        slow.count([], 0, 1)
+    slow.seconds |= {"target": 0.41}
+    fast.count([], 0, 1)
+    for _ in range(10):
+        fast.count([1, 2, 3], 3, 4)
+    fast.seconds |= {"target": 0.11, "draft": 0.022}
+    runs[0].cells = [[Cell(0.41, 41, 0.01, slow)]]
+    runs[1].cells = [[Cell(0.132, 41, 0.01, fast)]]
+    found = predicted(runs[1], [runs[1]], CostCurve((1, 4), (1.0, 1.0)))
+    assert found["mean_acceptance_length"] == pytest.approx(4)
+    assert found["tokens_per_second"] == pytest.approx(41 / 0.13, rel=0.02)
+    assert found["speedup"] == pytest.approx(0.41 / 0.13, rel=0.02)
+
+
+def test_trees_are_distinguished_from_chains():
+    chain, tree = SpecStats(), SpecStats()
+    chain.count([1, 2, 3], 1, 2)
+    tree.count([1, 1, 2], 1, 2)
+    assert (is_tree(chain), is_tree(tree)) == (False, True)

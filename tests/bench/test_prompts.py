@@ -1,0 +1,170 @@
+"""Prompt files: every format, and one clear error for each way they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from slipstream.bench.prompts import entries, in_turns, load, surprises
+from slipstream.core.params import SamplingParams
+from slipstream.errors import ParameterError, PromptError
+from slipstream.llm import LLM
+from tests.checkpoints import Tiny
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> LLM:
+    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
+
+
+def lines(path, *rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_spec_bench_files(tmp_path, llm):
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Shorter."]},
+        {"question_id": 111, "category": "math", "turns": ["1 + 1?"]},
+        {"question_id": 82, "category": "writing", "turns": ["Write a letter."]},
+    ]
+    path = lines(tmp_path / "question.jsonl", *rows)
+    found = entries(path)
+    assert [(e.text, e.category, e.name, e.request) for e in found] == [
+        ("Write a poem.", "writing", "81", True),
+        ("1 + 1?", "math", "111", True),
+        ("Write a letter.", "writing", "82", True),
+    ]
+    made = load(llm, path)
+    assert made.as_dict()["categories"] == {"writing": 2, "math": 1}
+    assert made.prompts[0].ids == llm.chat_prompt("Write a poem.")
+    assert load(llm, path, categories=["math"]).categories == ["math"]
+
+
+def test_human_eval_json_lines_and_text(tmp_path):
+    path = lines(tmp_path / "HumanEval.jsonl", {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "x"})
+    assert [(e.category, e.name, e.request) for e in entries(path)] == [("HumanEval", "HumanEval/0", False)]
+    path = lines(tmp_path / "own.jsonl", {"prompt": "a b"}, "", {"text": "c d", "category": "news"})
+    assert [(e.text, e.category, e.name) for e in entries(path)] == [("a b", "own", "1"), ("c d", "news", "3")]
+    path = lines(tmp_path / "a.txt", "first one", "", "second one")
+    assert [e.text for e in entries(path)] == ["first one", "second one"]
+    path = lines(tmp_path / "b.txt", "---", "first", "", "  still", "---", "second", "---")
+    assert [e.text for e in entries(path)] == ["first\n\n  still", "second"]
+
+
+def test_the_embedded_prompts(llm):
+    made = load(llm, "code,edit", 4)
+    assert made.categories == ["code", "code", "edit", "edit"]
+    assert made.source == "code,edit"
+    assert all(0 < len(p.ids) < llm.target.context for p in made.prompts)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["{"], r"bad\.jsonl, line 1, is not JSON"),
+        ([{"prompt": "fine"}, '{"prompt": "broken'], r"line 2, is not JSON"),
+        ([{"question": "?"}], r"line 1, holds no prompt; it has 'question'"),
+        ([{"prompt": "  "}], r"line 1, holds no prompt"),
+        ([{"turns": []}], r"line 1, holds no prompt"),
+        (["3"], r"line 1, is a int"),
+        ([""], "holds no prompt"),
+    ],
+)
+def test_malformed_files(tmp_path, rows, said):
+    with pytest.raises(PromptError, match=said):
+        entries(lines(tmp_path / "bad.jsonl", *rows))
+
+
+def test_names_that_are_wrong(tmp_path, llm):
+    with pytest.raises(PromptError, match="no prompt file 'codes'"):
+        entries("codes")
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(PromptError, match="cannot be read"):
+        entries(str(tmp_path / "x.txt"))
+    with pytest.raises(ParameterError, match="did you mean 'edit'"):
+        load(llm, categories=["edti"])
+    with pytest.raises(ParameterError, match="did you mean 'chat'"):
+        load(llm, template="chatt")
+
+
+def test_too_many_prompts_are_reduced_evenly_over_categories(tmp_path):
+    kinds = ["a"] * 5 + ["b"] + ["c"] * 3
+    found = entries(lines(tmp_path / "x.jsonl", *({"prompt": f"p{i}", "category": k} for i, k in enumerate(kinds))))
+    assert [e.category for e in in_turns(found, 6)] == ["a", "a", "a", "b", "c", "c"]
+    assert [e.text for e in in_turns(found, None)] == [e.text for e in found]
+    assert len(in_turns(found, 99)) == 9
+
+
+def test_repeated_prompts_are_left_out_and_reported(tmp_path, llm):
+    path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
+    made = load(llm, path)
+    assert len(made.prompts) == 2
+    assert any("1 of 3 prompts left out as repetitions" in warning for warning in made.warnings)
+
+
+def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
+    made = load(llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
+    assert len(made.prompts) == 1
+    assert any("too long for the context" in warning for warning in made.warnings)
+    with pytest.raises(PromptError, match="no prompt of"):
+        load(llm, lines(tmp_path / "y.txt", "word " * 400))
+
+
+def test_random_tokens_are_distinguished_from_text():
+    """By the embedded target, which was trained on Python."""
+    from slipstream.bench.prompts import Prompt, PromptSet
+
+    llm = LLM("embedded", draft_tokens=4)
+    text = load(llm, "code", 2)
+    assert text.warnings == []
+    rng = random.Random(0)
+    noise = Prompt([rng.randrange(llm.target.vocab_size) for _ in range(60)], "noise", "1")
+    found = surprises(llm, PromptSet("x", [*text.prompts, noise], ""))
+    assert len(found) == 1
+    assert "random tokens, to judge by the target: 1 of 3 prompts" in found[0]
+
+
+def conversation(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.jsonl"
+    path.write_text(json.dumps({"question_id": 81, "category": "qa", "turns": ["for x in y", "if a:", "while b:"]}))
+    return path
+
+
+def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
+    drafter = tiny_llm.drafter
+    made = load(tiny_llm, str(conversation(tmp_path)), turns=3, tokens=5)
+    assert [prompt.name for prompt in made.prompts] == ["81", "81, turn 2", "81, turn 3"]
+    assert set(made.categories) == {"qa"}
+    first, second, third = made.ids
+    answer = tiny_llm.generate([first], SamplingParams(max_tokens=5))[0].text
+    said = [("user", "for x in y"), ("assistant", answer), ("user", "if a:")]
+    assert second == tiny_llm.chat_prompt([{"role": role, "content": text} for role, text in said])
+    assert len(third) > len(second)
+    assert tiny_llm.drafter is drafter
+
+
+def test_later_turns_are_used_if_asked_for_and_change_the_digest(tiny_llm, tmp_path):
+    one, two = (load(tiny_llm, str(conversation(tmp_path)), turns=turns) for turns in (1, 2))
+    assert [len(made.prompts) for made in (one, two)] == [1, 2]
+    assert one.digest != two.digest
+
+
+def test_a_turn_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps({"turns": ["a", 3]}))
+    with pytest.raises(PromptError, match="line 1, holds a turn that is not text"):
+        entries(str(path))
+
+
+def test_a_context_is_earlier_text_before_each_prompt(prompt_set):
+    rows = prompt_set.in_context(8, 100)
+    assert [len(row) for row in rows] == [8, 8, 8]
+    for row, own in zip(rows, prompt_set.ids, strict=True):
+        assert row[-len(own) :] == own
+    assert prompt_set.in_context(2, 100)[0] == [6, 7]  # its end
+    with pytest.raises(ParameterError, match="room for 5 before the answer"):
+        prompt_set.in_context(8, 5)

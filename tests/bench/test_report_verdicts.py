@@ -1,0 +1,81 @@
+"""Pages of verify, doctor and tune, also of runs that were interrupted."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.bench.benchmark import Contender
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.bench.results import Result
+from slipstream.cli.report_page import page
+from slipstream.cli.reports import section
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.scripted import RandomDrafter
+from slipstream.llm import LLM
+from slipstream.plan.diagnosis import DoctorConfig, doctor
+from slipstream.plan.tuning import TuneConfig, tune
+from slipstream.verify.checks import VerifyConfig
+from slipstream.verify.verification import verify
+from tests.targets.toy import ToyTarget
+
+PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0], "a", "$x$")], "0")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    llm = LLM(ToyTarget(vocab=5, sharpness=1.0), RandomDrafter(5), draft_tokens=3)
+    blind = Contender("blind", RandomDrafter(5, sampled=False), 3)
+    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300, reach=0, texts=3)
+    return {
+        "verify": verify(llm, PROMPTS, config),
+        "doctor": doctor(llm, blind, PROMPTS, DoctorConfig(tokens=8, rounds=1)),
+        "tune": tune(llm, [blind], PROMPTS, TuneConfig(tokens=8, rounds=1, confirm=1)),
+    }
+
+
+def test_one_page_of_all_three(results):
+    made = page(list(results.values()))
+    for part in ("No bug found in random", "Why is it slow?", "Which drafter and draft length?", "one &lt;b&gt;"):
+        assert part in made
+    assert "<b>" not in made.split("<main>")[1].replace("one <b>", "", 0)
+
+
+def test_the_tables_say_what_was_found(results):
+    rows = section(results["verify"]).tables[0].rows
+    assert [row[:4] for row in rows[:3]] == [[3, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]]
+    assert [row[:2] for row in rows[3:]] == [["0 to 3", 2], ["0 to 3", 5]]
+    assert all(row[2] == row[3] > 10 for row in rows[3:]), "each text is identical"
+    assert [row[-1] for row in rows] == ["ok"] * 5
+    gone = section(results["doctor"]).tables[0].rows
+    assert gone[0][0] == "nothing removed"
+    assert len(gone) == 5
+    raced = section(results["tune"]).tables[0].rows
+    assert raced[0][0].startswith("blind, K=")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("doctor", {"prompts": {}, "arms": []}, "Too little was measured"),
+        ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "before any setting was confirmed"),
+        (
+            "verify",
+            {
+                "control": None,
+                "greedy": [],
+                "coupled": [],
+                "distribution": [],
+                "positions": [],
+                "coverage": {},
+                "faults": [],
+                "verdict": "ok",
+            },
+            "Nothing was compared",
+        ),
+    ],
+)
+def test_interrupted_runs_have_a_page_too(kind, data, said):
+    settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection", "reach": 0, "params": {"max_tokens": 8}}
+    made = page([Result(kind, settings, {}, data)])
+    assert said in made
+    assert "the run was interrupted" in made.lower()

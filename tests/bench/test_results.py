@@ -1,0 +1,106 @@
+"""Result files: written completely or not at all, refused if of another version, kept after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from slipstream.bench.results import FORMAT_VERSION, Result, check_writable, read, recording, write
+from slipstream.errors import ResultError
+
+
+def result() -> Result:
+    return Result("bench", {"tokens": 4}, {"date": "2026-11-21"}, {"arms": [1]}, ["a warning"], complete=True)
+
+
+def test_what_is_written_is_read(tmp_path):
+    write(result(), tmp_path / "a.json")
+    assert read(tmp_path / "a.json", "bench") == result()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]  # nothing temporary stays
+
+
+def test_numbers_that_json_cannot_represent_become_null(tmp_path):
+    write(Result("bench", {}, {}, {"a": [float("nan"), float("inf"), 1.5]}), tmp_path / "a.json")
+    assert read(tmp_path / "a.json").data == {"a": [None, None, 1.5]}
+
+
+def test_another_version_is_refused_with_both_versions_named(tmp_path):
+    write(result(), tmp_path / "a.json")
+    found = json.loads((tmp_path / "a.json").read_text())
+    found["format_version"] = 99
+    (tmp_path / "a.json").write_text(json.dumps(found))
+    with pytest.raises(ResultError, match=rf"format version 99, this Slipstream reads version {FORMAT_VERSION}"):
+        read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "not a result file"),
+        ('{"format": "other"}', "not a result file"),
+        ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks settings, provenance"),
+    ],
+)
+def test_an_invalid_result_is_refused(tmp_path, text, said):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ResultError, match=said):
+        read(tmp_path / "a.json")
+
+
+def test_a_missing_file_and_another_kind_are_refused(tmp_path):
+    with pytest.raises(ResultError, match="cannot be read"):
+        read(tmp_path / "none.json")
+    write(result(), tmp_path / "a.json")
+    with pytest.raises(ResultError, match="result of 'bench', one of 'sweep' is needed"):
+        read(tmp_path / "a.json", "sweep")
+
+
+def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):
+    ran = []
+    with (
+        pytest.raises(ResultError, match="does not exist"),
+        recording(result(), tmp_path / "no" / "a.json", dict),
+    ):
+        ran.append(1)
+    assert not ran
+    with pytest.raises(ResultError, match="is a folder"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ResultError, match="cannot be written to"):
+        check_writable(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError])
+def test_what_was_measured_survives_an_interruption(tmp_path, fault):
+    seen: list[int] = []
+    made = Result("bench", {}, {})
+
+    def measure() -> None:
+        with recording(made, tmp_path / "a.json", lambda: {"arms": list(seen)}) as save:
+            seen.append(1)
+            save()
+            assert not read(tmp_path / "a.json").complete
+            seen.append(2)
+            raise fault
+
+    with pytest.raises(fault):
+        measure()
+    kept = read(tmp_path / "a.json")
+    assert (kept.data, kept.complete) == ({"arms": [1, 2]}, False)
+
+
+def test_a_finished_run_is_marked_complete(tmp_path):
+    with recording(Result("bench", {}, {}), tmp_path / "a.json", lambda: {"x": 1}):
+        pass
+    assert read(tmp_path / "a.json").complete
+    made = Result("bench", {}, {})
+    with recording(made, None, lambda: {"x": 2}):
+        pass
+    assert (made.data, made.complete) == ({"x": 2}, True)

@@ -1,0 +1,115 @@
+"""A trace records what happened and does not change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.bench.benchmark import Contender
+from slipstream.bench.tracing import StepRecord, proposers, rolling, trace, with_recorded_members
+from slipstream.core.draft import Draft
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
+from slipstream.drafters.registry import make_drafter
+from tests.targets.toy import ToyTarget
+
+
+def test_the_record_adds_up(trace_result):
+    data = trace_result.data
+    stats, tokens, steps = data["stats"], data["tokens"], data["steps"]
+    assert len(tokens) == stats["tokens"] == sum(r["tokens"] for r in steps) == 40
+    assert len(steps) == stats["steps"]
+    assert sum(t["drafted"] for t in tokens) == stats["accepted"] == sum(r["accepted"] for r in steps)
+    assert sum(r["drafted"] for r in steps) == stats["proposed"]
+    assert data["rolling"][-1]["overall"] == pytest.approx(stats["acceptance_rate"])
+    assert len(data["pieces"]) == len(tokens)
+
+
+def test_tracing_does_not_change_the_text(tiny_llm, contenders, trace_result):
+    tiny_llm.use(contenders[0].drafter)
+    tiny_llm.draft_tokens = contenders[0].draft_tokens
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    plain = tiny_llm.generate([[5, 6, 7]], params)[0]
+    assert plain.token_ids == [t["token"] for t in trace_result.data["tokens"]]
+    assert plain.drafted == [t["drafted"] for t in trace_result.data["tokens"]]
+
+
+def test_every_token_has_its_drafter_and_the_rejected_draft_token(trace_result):
+    tokens = trace_result.data["tokens"]
+    assert {t["by"] for t in tokens} == {"target", "model"}
+    for t in tokens:
+        assert t["drafted"] == (t["by"] == "model")
+        assert (t["q"] is not None) == t["drafted"]
+        assert 0 <= t["p"] <= 1
+        assert t["entropy"] >= 0
+        assert t["top"][0][1] >= t["top"][-1][1]
+    lost = [(t, g) for t in tokens for g in t["rejected"]]
+    assert lost
+    for token, rejected in lost:
+        assert token["by"] == "target"
+        assert rejected["q"] > 0
+        assert rejected["token"] != token["token"]  # the residual holds none of it: p - q cannot be drawn there again
+    used = {t["token"] for t in tokens} | {g["token"] for _, g in lost}
+    assert set(map(str, used)) <= set(trace_result.data["vocabulary"])
+
+
+def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
+    params = SamplingParams(max_tokens=12)
+    found = trace(tiny_llm, Contender("ngram", "ngram", 4), [5, 6, 7, 5, 6, 7, 5, 6], params)
+    assert found.settings["distribution"] == "softmax"
+    for t in found.data["tokens"]:
+        assert t["p"] == t["top"][0][1]  # greedy: the most probable token
+        assert t["token"] == t["top"][0][0]
+        assert t["q"] is None
+        assert t["entropy"] > 0
+
+
+def test_members_of_a_stack_are_distinguished(tiny_llm, contenders):
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 4)
+    found = trace(tiny_llm, stack, [5, 6, 7] * 8, params)
+    named = {t["by"] for t in found.data["tokens"]} | {g["by"] for t in found.data["tokens"] for g in t["rejected"]}
+    assert named == {"target", "ngram", "model"}
+
+
+def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 12)
+    tiny_llm.use(stack.drafter)
+    tiny_llm.draft_tokens = stack.draft_tokens
+    plain = tiny_llm.generate([[5, 6, 7] * 8], params)[0].stats
+    traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params).data["stats"]
+    assert traced["proposed"] == plain.proposed
+    assert traced["histogram"] == plain.as_dict()["histogram"]
+
+
+def test_tokens_appended_by_a_lookup_are_attributed_to_it():
+    class Chain:
+        name, taps = "chain", ()
+
+        def propose(self, seqs, budget):
+            return Draft.chains([[8]])
+
+    lookup = make_drafter("ngram", ToyTarget(16))
+    stack = with_recorded_members(HybridDrafter([lookup, Chain()], 16, HybridConfig(append_match=1)))
+    draft = stack.propose([Sequence([1, 8, 2, 3, 9])], [4])
+    assert draft.ids[:3] == [8, 2, 3]
+    assert proposers(stack, draft)[:3] == ["chain", "ngram", "ngram"]
+
+
+def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_llm, contenders):
+    params = SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=1.3, seed=2, ignore_eos=True)
+    found = trace(tiny_llm, contenders[0], [5, 6, 7], params)
+    tiny_llm.use(contenders[0].drafter)
+    tiny_llm.draft_tokens = contenders[0].draft_tokens
+    assert tiny_llm.generate([[5, 6, 7]], params)[0].token_ids == [t["token"] for t in found.data["tokens"]]
+    assert all(t["p"] > 0 for t in found.data["tokens"])
+
+
+def test_the_rolling_rate_forgets():
+    steps = [StepRecord(0, 0, 0, 1), *[StepRecord(4, 4, 4, 5)] * 3, *[StepRecord(4, 4, 0, 1)] * 2]
+    points = rolling(steps, window=2)
+    assert [p["rate"] for p in points] == [1, 1, 1, 0.5, 0]
+    assert [p["token"] for p in points] == [6, 11, 16, 17, 18]
+    assert points[-1]["overall"] == pytest.approx(12 / 20)
+    assert rolling([StepRecord(0, 0, 0, 1)]) == []

@@ -1,0 +1,314 @@
+"""Every cause is created on purpose and found: by numbers, and by drafters and targets that have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slipstream.bench.benchmark import Contender
+from slipstream.bench.estimates import Estimate
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.bench.results import read
+from slipstream.cli.reports import section
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.plan import diagnosis
+from slipstream.plan.diagnosis import DoctorConfig, diagnose, doctor, steps, without
+from slipstream.plan.diagnosis_measured import Counting, Measured, Tally
+from slipstream.theory.closed_forms import geometric_rates, speedup
+from slipstream.theory.cost_curve import CostCurve
+from tests.bench.clock import CLOCK, sleep
+from tests.targets.toy import ToyTarget
+
+FLAT = CostCurve((1, 64), (0.010, 0.011))
+GOOD = Measured(
+    costs=FLAT, draft_tokens=4, position_rates=tuple(geometric_rates(0.8, 4)), drafted=(1.0,) * 4, draft_each=0.0005,
+    step_host=0.0001, plain_host=0.0001, prefill=0.01, tokens=64,
+)  # fmt: skip
+
+
+def cause(m: Measured) -> str:
+    return diagnose(m).cause
+
+
+def test_a_good_pair_has_no_cause():
+    found = diagnose(GOOD)
+    assert (found.cause, found.fix) == ("nothing is wrong", "")
+    assert found.speedup == found.predicted == pytest.approx(GOOD.prediction().speedup)
+    assert 2.4 < found.speedup < 3
+    assert found.acceptance == pytest.approx(0.8)
+    assert found.break_even == pytest.approx(0.2, abs=0.05)
+
+
+PLANTED = {
+    "draft too expensive": {"draft_each": 0.010},
+    "acceptance too low": {"position_rates": tuple(geometric_rates(0.05, 4))},
+    "compute-bound target": {"costs": CostCurve((1, 2, 64), (0.010, 0.020, 0.64))},
+    "host overhead": {"step_host": 0.03},
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_each_cause_is_named(name):
+    sick = replace(GOOD, **PLANTED[name])
+    found = diagnose(sick)
+    assert found.cause == name
+    assert found.fix == diagnosis.FIXES[name]
+    assert found.enough
+    assert found.predicted < 1.05
+    assert found.counterfactuals[0].cause == name
+    assert found.counterfactuals[0].speedup == pytest.approx(without(sick, name).prediction().speedup)
+    assert found.counterfactuals[0].speedup > 2
+
+
+def test_a_lookup_that_finds_nothing_has_low_acceptance():
+    found = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
+    assert found.cause == "acceptance too low"
+    assert "in the 2% of the steps that drafted" in found.evidence[0]
+    nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
+    assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
+    assert nothing.evidence[0] == "nothing was drafted"
+
+
+def test_a_batch_that_fills_the_machine_is_too_large():
+    """Up to eight rows cost as much as one, further rows cost extra: sixteen sequences gain nothing, one does."""
+    knee = CostCurve((1, 8, 16, 160), (0.010, 0.0101, 0.020, 0.2))
+    big = replace(GOOD, costs=knee, batch=16, draft_each=0.002)
+    assert cause(big) == "batch too large"
+    assert cause(replace(big, batch=1, draft_each=0.0005)) == "nothing is wrong"
+
+
+def test_a_mixture_of_experts_is_named_as_a_cause():
+    steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
+    assert cause(steep) == "compute-bound target"
+    found = diagnose(replace(steep, experts=(2, 8)))
+    assert found.cause == "few active experts"
+    assert "2 of 8 experts" in found.evidence[0]
+    assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
+
+
+def test_drafts_that_are_too_long_are_shortened_first():
+    long = replace(
+        GOOD, draft_tokens=16, position_rates=tuple(geometric_rates(0.5, 16)), drafted=(1.0,) * 16, draft_each=0.001
+    )
+    found = diagnose(long)
+    assert found.cause == "drafts too long"
+    assert 1 <= found.best_length < 6
+    assert found.fix == f"lower --draft-tokens to {found.best_length}"
+    assert found.best_speedup == pytest.approx(long.prediction(found.best_length).speedup)
+
+
+def test_measurements_count_more_than_predictions():
+    slow = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)))
+    assert slow.cause != "nothing is wrong"
+    assert slow.speedup == 0.8
+    assert diagnose(replace(GOOD, speedup=Estimate(1.3, 0.9, 1.8))).cause != "nothing is wrong"
+    fast = diagnose(replace(GOOD, draft_each=0.010, speedup=Estimate(1.5, 1.4, 1.6)))
+    assert fast.cause == "nothing is wrong"
+
+
+def test_an_interval_that_includes_1_is_not_diagnosed():
+    found = diagnose(replace(GOOD, speedup=Estimate(1.3, 0.9, 1.8)))
+    assert found.cause == "not diagnosed"
+    assert "0.90 to 1.80, includes 1" in found.reason
+    assert "--rounds" in found.fix
+    assert diagnose(replace(GOOD, draft_each=0.010, speedup=Estimate(0.9, 0.7, 1.1))).cause == "not diagnosed"
+    assert diagnose(replace(GOOD, speedup=Estimate(2.0, 1.8, 2.2))).reason == ""
+
+
+def test_too_few_prompts_or_passes_are_not_diagnosed():
+    found = diagnose(replace(GOOD, speedup=Estimate(1.5, None, None, "few passes")))
+    assert found.cause == "not diagnosed"
+    assert "not enough passes" in found.reason
+
+
+def test_a_drafter_that_drafted_nothing_is_not_praised_for_a_chance_gain():
+    nothing = replace(GOOD, position_rates=(), drafted=(), speedup=Estimate(1.07, None, None, "no drafts"))
+    assert diagnose(nothing).cause == "acceptance too low"
+
+
+def test_a_busy_machine_is_not_diagnosed():
+    busy = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)), neighbours=0.4)
+    assert busy.cause == "not diagnosed"
+    assert "40% of the machine's time" in busy.reason
+    assert diagnose(GOOD, neighbours=0.4).cause == "not diagnosed"  # also where all looks well
+    assert diagnose(GOOD, neighbours=0.02).cause == "nothing is wrong"
+    assert diagnose(GOOD, neighbours=None).cause == "nothing is wrong"
+
+
+def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
+    """Sixteen draft tokens are measured at 1.28x, and the same measurement says that four or so give nearly 2x."""
+    rates = tuple(geometric_rates(0.72, 16))
+    long = replace(GOOD, draft_tokens=16, position_rates=rates, drafted=(1.0,) * 16, draft_each=0.0009)
+    predicted = long.prediction().speedup
+    found = diagnose(replace(long, speedup=Estimate(1.28, 1.2, 1.36)))
+    assert predicted == pytest.approx(1.28, abs=0.15)
+    assert found.cause == "drafts too long"
+    assert found.best_length in range(3, 7)
+    assert found.best_speedup == pytest.approx(1.9, abs=0.15)
+    assert found.fix == f"lower --draft-tokens to {found.best_length}"
+    assert f"{found.best_length} draft tokens are predicted at" in found.evidence[0]
+
+
+def test_no_prediction_is_above_the_mean_acceptance_length():
+    """A step that drafts is never predicted to be faster than a decode step, even from noisy times."""
+    noisy = replace(GOOD, draft_each=0.0, step_host=0.0, plain_host=0.004, speedup=Estimate(3.9, 3.0, 4.8))
+    for k in range(1, 5):
+        assert noisy.expected(k) <= noisy.length(k) <= k + 1
+    assert noisy.expected(4) == noisy.length(4) < 3.9
+    assert replace(noisy, speedup=None).expected(4) <= noisy.length(4)
+
+
+def test_with_two_faults_removing_one_is_reported_as_not_enough():
+    found = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
+    assert found.cause == "draft too expensive"
+    assert not found.enough
+
+
+def test_predictions_are_the_closed_form():
+    """No host, no prefill, flat costs, long texts: tau / (gamma c + 1)."""
+    plain = Measured(
+        CostCurve((1, 5), (1.0, 1.0)), 4, tuple(geometric_rates(0.7, 4)), (1.0,) * 4, draft_each=0.1, tokens=20_000
+    )
+    assert plain.prediction().speedup == pytest.approx(speedup(0.7, 4, 0.1), rel=1e-3)
+    assert plain.prediction(2).speedup == pytest.approx(speedup(0.7, 2, 0.1), rel=1e-3)
+    assert plain.prediction(0).speedup == pytest.approx(1)
+    assert plain.best_length()[0] == 4
+    assert replace(plain, draft_each=5.0).best_length() == (0, 1.0)
+
+
+def test_trees_are_wider_than_they_are_deep():
+    tree = replace(GOOD, width=4.0, costs=CostCurve((1, 64), (0.01, 0.64)))
+    assert tree.rows == 17
+    assert tree.prediction().speedup < replace(tree, width=1.0).prediction().speedup
+
+
+def test_impossible_measurements_are_refused():
+    with pytest.raises(ParameterError, match="draft_tokens"):
+        replace(GOOD, draft_tokens=0)
+    with pytest.raises(ParameterError, match="prefill"):
+        replace(GOOD, prefill=-1.0)
+
+
+# --- end to end, with slow parts -------------------------------------------------------------------------------------
+
+PROMPTS = PromptSet(
+    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
+)
+QUICK = DoctorConfig(tokens=12, rounds=3)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Other processes do not affect these tests."""
+    CLOCK.replace(monkeypatch)
+    monkeypatch.setattr(diagnosis.OtherProcesses, "share", lambda self: 0.0)
+
+
+class Slow(ToyTarget):
+    """2 ms per pass, and `row` seconds for each row after the first."""
+
+    row = 0.0
+
+    def run(self, seqs, draft, taps=()):
+        sleep(0.002 + self.row * len(draft))
+        return super().run(seqs, draft, taps)
+
+
+class ComputeBound(Slow):
+    row = 0.03
+
+
+def oracle(target, **changes):
+    """A drafter that is always right."""
+    llm = LLM(target, draft_tokens=4)
+    texts = {tuple(p.ids): llm.generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
+    return ScriptedDrafter(texts, target.vocab_size)
+
+
+class Sleepy(ScriptedDrafter):
+    def propose(self, seqs, budget):
+        sleep(0.1)
+        return super().propose(seqs, budget)
+
+
+def seen(target, drafter) -> dict:
+    result = doctor(LLM(target, draft_tokens=4), Contender("planted", drafter, 4), PROMPTS, QUICK)
+    return result.data["diagnosis"]
+
+
+def test_a_drafter_that_sleeps_is_too_expensive():
+    target = Slow(vocab=16)
+    found = seen(target, Sleepy(oracle(target).continuations, 16))
+    assert found["cause"] == "draft too expensive"
+    assert found["speedup"] < 1
+
+
+def test_a_drafter_that_drafts_at_random_has_low_acceptance():
+    """One of 256 tokens is right by chance, and four further rows cost as much as a pass: it can never be faster."""
+    target = Slow(vocab=256)
+    target.row = 0.0005
+    found = seen(target, RandomDrafter(256, sampled=False))
+    assert found["cause"] == "acceptance too low"
+    assert found["acceptance"] < 0.2
+    assert found["speedup"] < 0.9
+
+
+def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
+    monkeypatch.setattr(diagnosis, "ROWS", (1, 2, 4, 6))
+    target = ComputeBound(vocab=16)
+    found = seen(target, oracle(target))
+    assert found["cause"] == "compute-bound target"
+    assert found["break_even"] is None
+
+
+def test_host_work_is_detected(monkeypatch):
+    """A slow verification of drafts."""
+    from slipstream.core import step
+
+    follow = step.follow
+
+    def slow(draft, picks):
+        if len(draft):
+            sleep(0.03)
+        return follow(draft, picks)
+
+    monkeypatch.setattr(step, "follow", slow)
+    target = Slow(vocab=16)
+    assert seen(target, oracle(target))["cause"] == "host overhead"
+
+
+def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
+    target = Slow(vocab=16)
+    calls = []
+    llm = LLM(target, draft_tokens=4)
+    result = doctor(
+        llm, Contender("right", oracle(target), 4), PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1)
+    )
+    assert len(calls) == steps(llm, PROMPTS, QUICK)
+    found = result.data["diagnosis"]
+    assert found["cause"] == "nothing is wrong"
+    assert found["acceptance"] == pytest.approx(1)
+    assert read(tmp_path / "r.json", "doctor").data["measured"]["drafted"] == [1.0] * 4
+
+
+def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
+    monkeypatch.setattr(diagnosis.OtherProcesses, "share", lambda self: 0.5)
+    target = Slow(vocab=16)
+    result = doctor(LLM(target, draft_tokens=4), Contender("right", oracle(target), 4), PROMPTS, QUICK)
+    assert result.data["diagnosis"]["cause"] == "not diagnosed"
+    assert section(result).lead.startswith("Not diagnosed: other processes took 50%")
+
+
+def test_room_for_drafts_is_counted_separately():
+    """The last steps of a text have no room for deep draft tokens; that does not lower the drafter's rates."""
+    target, tally = ToyTarget(vocab=16), Tally()
+    llm = LLM(target, Counting(oracle(target), tally), draft_tokens=4)
+    from slipstream.core.params import SamplingParams
+
+    llm.generate([[1, 2]], SamplingParams(max_tokens=8))  # 1 by the prefill, 5, then 2 with room for one draft token
+    assert dict(tally.able) == dict(tally.drafted) == {1: 2, 2: 1, 3: 1, 4: 1}
+    assert tally.share(4) == 1
+    assert tally.share(5) == 0

@@ -1,0 +1,116 @@
+"""Every recommended pair is listed, with figures only if they are published."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import ParameterError
+from slipstream.plan.advice import ADVICE
+from slipstream.plan.hardware import PRESETS, Hardware
+from slipstream.plan.known_pairs import MODELS, PAIRS, known_model, outlook, published, require_model
+
+RECOMMENDED = [
+    # target, draft, acceptance, speed-up; None: no source gives a figure
+    ("Llama-2-70B", "Llama-2-7B", None, (1.92, 1.92)),
+    ("Llama-3.1-70B", "Llama-3.2-3B", (0.75, 0.80), (2.0, 3.0)),
+    ("Llama-3.1-70B", "Llama-3.1-8B", None, (2.0, 3.0)),
+    ("Llama-3.2-3B", "Llama-3.2-1B", None, None),
+    ("CodeLlama-70B", "CodeLlama-7B-Python", None, None),
+    ("Mixtral-8x7B", "Mistral-7B", (0.70, 0.70), (1.5, 2.0)),
+    ("Qwen2.5-72B", "Qwen2.5-7B", (0.75, 0.75), (2.0, 2.5)),
+    ("GPT-2-XL", "DistilGPT-2", (0.65, 0.65), (1.5, 1.5)),
+    ("GPT-2", "DistilGPT-2", None, (1.5, 1.5)),
+]
+
+
+@pytest.mark.parametrize(("target", "draft", "acceptance", "speedup"), RECOMMENDED)
+def test_every_recommended_pair_is_listed(target, draft, acceptance, speedup):
+    pair = published(target, draft)
+    assert pair is not None
+    assert (pair.acceptance, pair.speedup) == (acceptance, speedup)
+    assert pair.source
+
+
+def test_every_figure_has_a_source():
+    for pair in PAIRS:
+        assert bool(pair.acceptance) == bool(pair.acceptance_source)
+        assert bool(pair.speedup) == bool(pair.speedup_source)
+        assert MODELS[pair.target].tokenizer == MODELS[pair.draft].tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Llama-2-70B", 68_976_648_192), ("Llama-2-7B", 6_738_415_616), ("Llama-3.1-70B", 70_553_706_496),
+        ("Llama-3.1-8B", 8_030_261_248), ("Llama-3.2-3B", 3_212_749_824), ("Llama-3.2-1B", 1_235_814_400),
+        ("Mixtral-8x7B", 46_702_792_704), ("Mistral-7B", 7_241_732_096), ("Qwen2.5-72B", 72_706_203_648),
+        ("Qwen2.5-7B", 7_615_616_512), ("GPT-2-XL", 1_557_611_200), ("GPT-2", 124_439_808), ("DistilGPT-2", 81_912_576),
+    ],
+)  # fmt: skip
+def test_shapes_give_the_published_parameter_counts(name, parameters):
+    """To the last weight, as the model cards count them."""
+    assert MODELS[name].facts.parameters == parameters
+
+
+def test_names_are_found_in_any_spelling():
+    for name in ("meta-llama/Llama-3.1-70B-Instruct", "Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b",
+                 "/models/Llama-3.1-70B/"):  # fmt: skip
+        assert known_model(name) is MODELS["Llama-3.1-70B"]
+    others = {
+        "gpt2": "GPT-2",
+        "gpt2-xl": "GPT-2-XL",
+        "distilgpt2": "DistilGPT-2",
+        "mistralai/Mistral-7B-Instruct-v0.2": "Mistral-7B",
+        "Llama-2-7b-chat-hf": "Llama-2-7B",
+    }
+    for name, key in others.items():
+        assert known_model(name) is MODELS[key]
+    assert known_model("Llama-3.1-405B") is None
+    with pytest.raises(ParameterError, match=r"did you mean .Qwen2\.5-72B."):
+        require_model("Qwen2.5-72")
+
+
+def test_every_hub_id_leads_to_its_own_model():
+    for name, model in MODELS.items():
+        assert known_model(model.hub) is model
+        assert known_model(name) is model
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
+def test_every_pair_has_a_forecast(pair):
+    found = outlook(pair, PRESETS["h100"]).forecast
+    assert found.rates.source == ("assumed" if pair.acceptance is None else "published")
+    assert found.speedup >= 1
+    assert (found.speedup > 1) == (found.draft_tokens > 0)
+    if found.draft_tokens:
+        assert found.break_even is not None
+        assert found.break_even < found.rates.alpha
+
+
+def test_forecasts_agree_with_published_speedups_where_they_are_possible():
+    """70B + 3B is within the published range; GPT-2 + DistilGPT-2 cannot be, on any hardware: a draft token reads two
+    thirds of the bytes of a target step."""
+    seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"]).forecast
+    assert 2 <= seen.speedup <= 3
+    ideal = Hardware("no overhead", 1e12, 1e15, 80e9, overhead=0.0)
+    small = outlook(published("GPT-2", "DistilGPT-2"), ideal, context=0).forecast
+    assert small.costs.c == pytest.approx(81_126_144 / 123_653_376, rel=1e-3)
+    assert small.break_even == pytest.approx(small.costs.c, rel=1e-2)
+    assert small.speedup < 1.1
+
+
+def test_a_given_acceptance_is_used_and_called_given():
+    rates = outlook(PAIRS[1], PRESETS["h100"], acceptance=0.9).forecast.rates
+    assert (rates.alpha, rates.source) == (0.9, "given")
+
+
+def test_a_pair_that_fits_on_no_hardware_is_refused():
+    with pytest.raises(ParameterError, match="do not fit into 64 x tiny"):
+        outlook(PAIRS[0], Hardware("tiny", 1e9, 1e12, 1e9))
+
+
+def test_there_is_advice_for_every_situation_with_a_command():
+    situations = [advice.situation for advice in ADVICE]
+    for word in ("single GPU", "multi-GPU", "no suitable draft", "CPU", "hosted API"):
+        assert any(word in situation for situation in situations)
+    assert all(advice.commands and advice.why and advice.recommendation for advice in ADVICE)

@@ -1,0 +1,138 @@
+"""`slipstream info --matrix`: each cell is true, and docs/support.md shows them."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slipstream
+from slipstream import LLM, BeamParams, SamplingParams
+from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.core.target import Target, needed
+from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
+from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
+from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
+from slipstream.errors import PairError, ParameterError
+from slipstream.models.config import FAMILIES
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.plan.support_matrix import KINDS, cell, matrix, page, quantisations
+from slipstream.settings import RULES
+from slipstream.targets.sources import as_target
+from tests.checkpoints import random_llama
+from tests.heads.tiny_heads import config, head, tiny_heads
+from tests.targets.huggingface.architectures import VOCAB, random_model
+from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "own": lambda: random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).double(),
+    "packed": lambda: random_model("stablelm"),
+    "one each": lambda: random_model("bloom"),
+    "states": lambda: random_model("lfm2"),
+    "one by one": lambda: random_model("jamba"),
+    "encoder-decoder": lambda: random_encoder_decoder("t5"),
+    "encoder-decoder, one each": lambda: random_encoder_decoder("mvp", max_position_embeddings=256),
+    "gguf": lambda: random_gguf(),
+}
+PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
+PARAMS = SamplingParams(max_tokens=8)
+
+
+@functools.cache
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def random_gguf() -> Path:
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("gguf")
+    folder = Path(scratch().name)
+    random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).save_pretrained(folder)
+    return convert_to_gguf(folder, folder / "model.gguf", "f32").file
+
+
+@functools.cache
+def target(kind: str) -> Target:
+    return as_target(MODELS[kind]())
+
+
+@functools.cache
+def plain(kind: str) -> list[list[int]]:
+    return [one.token_ids for one in LLM(target(kind)).generate(PROMPTS, PARAMS)]
+
+
+def drafter(name: str, of: Target, kind: str) -> Any:
+    """What `LLM` takes for a drafter of the registry, with what it needs."""
+    spec = DRAFTERS[name]
+    if name == "medusa":
+        needed(of.capabilities.head_host, of, "hidden states", name)
+        return MedusaDrafter(tiny_heads(32, VOCAB, 4, seed=5), VOCAB, MedusaDraftConfig())
+    if spec.needs is Needs.DRAFT_HEAD:
+        needed(of.capabilities.head_host, of, "hidden states", name)
+        made = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
+        return EagleDrafter(TorchEagle(head(made, 3)), VOCAB, EagleDraftConfig())
+    if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):
+        return make_drafter(name, of, model=target("packed" if of.capabilities.encoder is None else kind))
+    if spec.needs is Needs.RECORDING:
+        texts = {tuple(p): text for p, text in zip(PROMPTS, plain(kind), strict=True)}
+        return make_drafter(name, of, continuations=texts)
+    return make_drafter(name, of, **({"exit": 1} if name == "layerskip" else {}))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_drafter_works_with_each_kind_of_target_or_is_refused(kind: Any, name: str) -> None:
+    of = target(kind.name)
+    if not cell(kind, DRAFTERS[name]).works:
+        with pytest.raises(PairError):
+            drafter(name, of, kind.name)
+        return
+    done = LLM(of, drafter(name, of, kind.name), draft_tokens=4).generate(PROMPTS, PARAMS)
+    assert [one.token_ids for one in done] == plain(kind.name)
+    assert all(one.stats.drafter_faults == 0 for one in done)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_rule_works_with_each_kind_of_target(kind: Any, rule: str) -> None:
+    done = LLM(target(kind.name), "recycling", draft_tokens=4, rule=rule).generate(PROMPTS, PARAMS)
+    if RULES[rule]:
+        assert [one.token_ids for one in done] == plain(kind.name)
+    assert all(one.lossless == RULES[rule] for one in done)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_beams_work_with_each_kind_of_target(kind: Any) -> None:
+    llm = LLM(target(kind.name))
+    for prompt, found in zip(
+        PROMPTS[:2], llm.beam_search(PROMPTS[:2], BeamParams(beams=3, n=3, max_tokens=4)), strict=True
+    ):
+        for beam, text in zip(found, llm.log_likelihoods([(prompt, beam.token_ids) for beam in found]), strict=True):
+            assert beam.logprob == pytest.approx(text.logprob, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_quantisation_that_is_refused_raises(kind: Any) -> None:
+    for name, need in quantisations(kind).items():
+        if need.startswith("refused"):
+            with pytest.raises(ParameterError, match="quantize"):
+                as_target(MODELS[kind.name](), quantize=name)
+
+
+def test_every_family_of_our_own_decoder_is_listed() -> None:
+    listed = matrix()["architectures"]
+    assert isinstance(listed, dict)
+    assert {name for name, kind in listed.items() if kind == "own"} == set(FAMILIES)
+
+
+def test_the_page_begins_with_what_the_command_prints() -> None:
+    """Below it stands a table of `benchmarks.architectures`."""
+    text = (Path(slipstream.__file__).parent.parent / "docs" / "support.md").read_text(encoding="utf-8")
+    before = text.split("\n## ")[0]
+    assert before == page(), "put what `slipstream info --matrix --markdown` prints before the headings"

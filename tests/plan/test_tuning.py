@@ -1,0 +1,208 @@
+"""The tuner predicts, confirms, and never chooses what is slower than plain decoding."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from slipstream.bench.benchmark import Contender
+from slipstream.bench.configs import Choice
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.bench.results import read
+from slipstream.cli.reports import section
+from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from slipstream.plan import tuning
+from slipstream.plan.diagnosis_measured import Measured, contradiction
+from slipstream.plan.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
+from slipstream.theory.closed_forms import geometric_rates
+from slipstream.theory.cost_curve import CostCurve
+from tests.bench.clock import CLOCK, sleep
+from tests.targets.toy import ToyTarget
+
+FLAT = CostCurve((1, 64), (0.010, 0.0102))
+STEEP = CostCurve((1, 8, 64), (0.010, 0.011, 0.2))
+
+
+def facts(alpha: float, k: int = 8, each: float = 0.0005, costs: CostCurve = FLAT) -> Measured:
+    return Measured(costs, k, tuple(geometric_rates(alpha, k)), (1.0,) * k, draft_each=each, tokens=500)
+
+
+# --- pure ------------------------------------------------------------------------------------------------------------
+
+
+def test_candidates_are_every_length_best_first():
+    found = candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
+    assert len(found) == 11
+    assert [c.predicted for c in found] == sorted((c.predicted for c in found), reverse=True)
+    best = facts(0.8).best_length()
+    assert (found[0].label, found[0].draft_tokens, found[0].predicted) == ("good", *best)
+
+
+def test_the_shortlist_has_the_best_of_each_drafter_that_is_predicted_to_be_faster():
+    found = candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
+    short = shortlist(found, 3)
+    assert [c.label for c in short] == ["good", "fair", "good"]
+    assert abs(short[0].draft_tokens - short[2].draft_tokens) > 1
+    assert [c.label for c in shortlist(found, 1)] == ["good"]
+
+
+def test_if_all_are_predicted_to_be_slower_the_best_is_still_measured():
+    found = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
+    assert [c.label for c in shortlist(found, 1)] == ["b"]
+
+
+def row(value: float, low: float | None, exact: bool = True) -> dict:
+    return {"speedup": {"value": value, "low": low, "high": low and 2 * value}, "exact": exact}
+
+
+def test_only_a_significantly_faster_setting_is_chosen():
+    assert choose([row(1.5, 1.2), row(1.9, 0.9), row(1.7, 1.1)]) == row(1.7, 1.1)
+    assert choose([row(1.5, 0.99), row(0.8, 0.7)]) is None
+    assert choose([row(3.0, 2.0, exact=False)]) is None
+    assert choose([row(1.5, None)]) is None
+    assert choose([]) is None
+
+
+# --- end to end ------------------------------------------------------------------------------------------------------
+
+PROMPTS = PromptSet(
+    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
+)
+QUICK = TuneConfig(tokens=24, rounds=3, seconds=5)
+SHORT = TuneConfig(tokens=8, rounds=2)
+
+
+class Slow(ToyTarget):
+    """5 ms per pass, for any number of rows."""
+
+    def run(self, seqs, draft, taps=()):
+        sleep(0.005)
+        return super().run(seqs, draft, taps)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    CLOCK.replace(monkeypatch)
+    monkeypatch.setattr("slipstream.plan.diagnosis_measured.ROWS", (1, 2, 4, 8))
+
+
+def scripted(target, script) -> ScriptedDrafter:
+    texts = {tuple(p.ids): LLM(target, draft_tokens=4).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
+    return ScriptedDrafter(texts, target.vocab_size, script)
+
+
+def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
+    target = Slow(vocab=16)
+    given = [
+        Contender("mostly right", scripted(target, wrong_at(3)), 4),
+        Contender("blind", RandomDrafter(16, sampled=False), 4),
+    ]
+    calls, llm = [], LLM(target, draft_tokens=4)
+    result = tune(llm, given, PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1), Choice("none", target="t"))
+    data = result.data
+    assert data["choice"]["label"] == "mostly right"
+    assert data["choice"]["draft_tokens"] in (3, 4)
+    assert data["choice"]["speedup"]["low"] > 1
+    assert data["choice"]["predicted"] > 2
+    assert data["configs"]["slipstream"]["target"] == "t"
+    assert data["configs"]["slipstream"]["drafter"] == "scripted"
+    assert "no counterpart" in data["configs"]["vllm"]["note"]
+    assert 0 < len(calls) <= steps(llm, given, PROMPTS, QUICK)
+    assert read(tmp_path / "r.json", "tune").data["choice"] == data["choice"]
+
+
+def test_a_setting_slower_than_plain_decoding_is_never_chosen():
+    class Sleepy(RandomDrafter):
+        def propose(self, seqs, budget):
+            sleep(0.03)
+            return super().propose(seqs, budget)
+
+    data = tune(
+        LLM(Slow(vocab=16), draft_tokens=4), [Contender("sleepy", Sleepy(16, sampled=False), 2)], PROMPTS, SHORT
+    ).data
+    assert data["choice"] is None
+    assert data["raced"][0]["speedup"]["value"] < 1
+    assert data["configs"]["slipstream"] == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
+    assert data["configs"]["vllm"]["text"] == ""
+
+
+def test_no_prediction_is_above_the_mean_acceptance_length():
+    target = Slow(vocab=16)
+    data = tune(
+        LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT
+    ).data
+    for row in data["drafters"]:
+        assert max(row["predicted"]) <= row["mean_acceptance_length"] <= 5
+
+
+def test_noisy_costs_are_marked(monkeypatch):
+    """A target whose speed doubles and halves from pass to pass."""
+
+    class Unsteady(ToyTarget):
+        calls = 0
+
+        def run(self, seqs, draft, taps=()):
+            Unsteady.calls += 1
+            sleep(0.002 if Unsteady.calls // 40 % 2 else 0.02)
+            return super().run(seqs, draft, taps)
+
+    target = Unsteady(vocab=16)
+    result = tune(LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(3)), 4)], PROMPTS, SHORT)
+    assert result.data["drafters"][0]["noisy"]
+    assert any("its costs are noisy" in warning for warning in result.warnings)
+    table = next(t for t in section(result).tables if t.title == "Measured at the longest draft")
+    assert "x?, K=" in table.texts()[0][-1]
+
+
+def test_drafts_that_get_cheaper_with_their_length_are_noise():
+    run = SimpleNamespace(seconds_per_token=lambda: np.ones((2, 2)), weights=lambda: np.ones(2))
+    assert contradiction([run], each=0.001, draft=0.004, fixed=0.0) == 0
+    assert contradiction([run], each=0.0, draft=0.004, fixed=0.004) == 1
+
+
+def test_no_schedule_by_batch_is_made_of_one_batch():
+    target = Slow(vocab=16)
+    made = tune(
+        LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT
+    ).data
+    assert "batch" not in json.dumps(made["configs"]["vllm"]) + json.dumps(made["configs"]["slipstream"])
+
+
+def test_a_wrong_text_is_never_chosen(monkeypatch):
+    """Even if it is fastest."""
+    target = Slow(vocab=16)
+    monkeypatch.setattr("slipstream.bench.measure.Run.exact", property(lambda run: False))
+    data = tune(LLM(target, draft_tokens=4), [Contender("fast", scripted(target, wrong_at(9)), 4)], PROMPTS, QUICK).data
+    assert data["raced"][0]["speedup"]["value"] > 1
+    assert data["choice"] is None
+
+
+def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):
+    target = Slow(vocab=16)
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning._Tuning, "confirm", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tune(
+            LLM(target, draft_tokens=4),
+            [Contender("x", scripted(target, wrong_at(3)), 4)],
+            PROMPTS,
+            QUICK,
+            tmp_path / "r.json",
+        )
+    kept = read(tmp_path / "r.json", "tune")
+    assert not kept.complete
+    assert kept.data["drafters"][0]["label"] == "x"
+    assert (kept.data["raced"], kept.data["choice"], kept.data["configs"]) == ([], None, None)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ParameterError, match="confirm"):
+        TuneConfig(confirm=0)

@@ -1,0 +1,170 @@
+"""Forecasts are the closed forms; texts drawn at random agree within their standard errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import ParameterError
+from slipstream.theory.closed_forms import best_gamma, break_even, expected_tokens, geometric_rates, predict, speedup
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.forecast import LONGEST_DRAFT, Rates, StepCosts, best_tree, forecast, tree_speedup
+from slipstream.theory.trees import Tree, expected_tokens as expected_of_tree, optimal_tree
+from tests.core.drawn_texts import Sampled, draw_chains, draw_trees
+
+FREE = StepCosts(0.05)
+STEEP = StepCosts(0.05, CostCurve((1, 4, 8, 16), (1.0, 1.1, 1.3, 2.4)), host=0.02)
+MEASURED = (0.7296, 0.5208, 0.3545)
+SIGMAS = 4.5  # two-sided p < 7e-6 for each comparison, with a fixed seed
+
+
+def near(sampled: Sampled, value: float) -> bool:
+    return abs(sampled.value - value) <= SIGMAS * sampled.error
+
+
+# --- forecasts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("costs", [FREE, STEEP, StepCosts(0.3, CostCurve.flat(0.1), batch=4)])
+@pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
+def test_a_forecast_is_the_closed_form_at_the_best_length(alpha: float, costs: StepCosts) -> None:
+    found = forecast(Rates.constant(alpha), costs)
+    k = best_gamma(alpha, costs.c, LONGEST_DRAFT, costs.target, costs.batch, costs.host)
+    assert found.draft_tokens == k
+    assert found.tau == pytest.approx(expected_tokens(alpha, k))
+    assert found.speedup == pytest.approx(speedup(alpha, k, costs.c, costs.target, costs.batch, costs.host))
+    assert found.speedup == pytest.approx(found.tau / found.step_cost)
+
+
+def test_a_forecast_is_the_long_run_of_a_prediction_from_measurements() -> None:
+    found = forecast(Rates(MEASURED), STEEP, 3)
+    expected = predict(MEASURED, STEEP.target, STEEP.c * 3, step_host=STEEP.host)
+    assert found.speedup == pytest.approx(expected.speedup)
+    assert found.tau == pytest.approx(expected.tau)
+
+
+def test_no_length_is_chosen_if_none_is_faster() -> None:
+    found = forecast(Rates.constant(0.3), StepCosts(0.5))
+    assert (found.draft_tokens, found.speedup, found.step_cost) == (0, 1.0, 1.0)
+    assert found.break_even == pytest.approx(0.5)
+
+
+def test_break_even_is_for_the_given_length_or_for_the_best() -> None:
+    rates = Rates.constant(0.8)
+    assert forecast(rates, FREE, 4).break_even == break_even(4, 0.05)
+    assert forecast(rates, FREE).break_even == pytest.approx(0.05)
+    assert forecast(rates, StepCosts(2.0)).break_even is None
+
+
+def test_the_assumptions_are_stated_in_one_line() -> None:
+    costs = StepCosts(0.128, CostCurve.flat(0.01), batch=16, host=0.02, basis="measured here")
+    said = forecast(Rates.constant(0.775, "published"), costs, 5).assumptions
+    assert said == (
+        "acceptance 78% at every position (published); a draft token costs 0.128 decode steps, verifying 5 draft "
+        "tokens 1.70; the host adds 0.02; batch 16; measured here"
+    )
+    assert forecast(Rates(MEASURED), FREE).assumptions.startswith("acceptance 73%, 52%, 35% by position (given); ")
+    assert forecast(Rates(MEASURED), FREE).as_dict()["assumptions"] == forecast(Rates(MEASURED), FREE).assumptions
+
+
+@pytest.mark.parametrize("wrong", [{"c": -1}, {"batch": 0}, {"host": float("nan")}, {"cc": 1}])
+def test_impossible_costs_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ParameterError):
+        StepCosts(**wrong)  # type: ignore[arg-type]
+
+
+def test_impossible_rates_and_lengths_are_refused() -> None:
+    for rates in ((), (1.2,), (0.5, 0.6)):
+        with pytest.raises(ParameterError):
+            Rates(rates)
+    with pytest.raises(ParameterError, match=r"acceptance is 1\.5"):
+        Rates.constant(1.5)
+    with pytest.raises(ParameterError, match="draft_tokens is 4, and 3 rates were given"):
+        forecast(Rates(MEASURED), FREE, 4)
+    with pytest.raises(ParameterError, match="draft_tokens is 0"):
+        forecast(Rates(MEASURED), FREE, 0)
+
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_tree_is_the_best_of_all_shapes() -> None:
+    acceptance = (0.6, 0.15, 0.05)
+    tree, gain = best_tree(acceptance, STEEP, most=15)
+    assert gain == pytest.approx(tree_speedup(tree, acceptance, STEEP))
+    others = [optimal_tree(acceptance, n, d) for n in range(1, 16) for d in range(1, 9)]
+    assert gain == pytest.approx(max(tree_speedup(t, acceptance, STEEP) for t in others if len(t)))
+
+
+def test_the_best_tree_of_one_choice_is_the_best_chain() -> None:
+    costs = StepCosts(0.1, CostCurve.flat(0.02))
+    tree, gain = best_tree((0.7,), costs)
+    best = forecast(Rates.constant(0.7), costs)
+    assert (len(tree), tree.height) == (best.draft_tokens, best.draft_tokens)
+    assert gain == pytest.approx(best.speedup)
+
+
+def test_no_tree_is_faster_if_draft_tokens_are_expensive() -> None:
+    assert best_tree((0.3, 0.1), StepCosts(2.0)) == (Tree((), ()), 1.0)
+
+
+# --- the closed forms against texts drawn at random ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("costs", [FREE, STEEP])
+@pytest.mark.parametrize("rates", [geometric_rates(0.8, 6), geometric_rates(0.3, 2), MEASURED])
+def test_simulated_chains_agree_with_the_exact_expectation(rates: list[float], costs: StepCosts) -> None:
+    """`predict` of a text one token longer, whose first token is the prefill's: short last steps included."""
+    drawn = draw_chains(rates, costs, tokens=64, texts=3000)
+    curve = costs.target or CostCurve((1,), (1.0,))
+    expected = predict(rates, curve, costs.c * len(rates), step_host=costs.host, tokens=65)
+    assert near(drawn.speedup, expected.speedup)
+    assert near(drawn.tau, 64 / expected.steps)
+
+
+@pytest.mark.parametrize("costs", [FREE, STEEP])
+def test_long_simulated_texts_agree_with_the_forecast(costs: StepCosts) -> None:
+    rates = Rates.constant(0.7, longest=4)
+    drawn = draw_chains(rates.by_position, costs, tokens=4000, texts=300)
+    assert drawn.speedup.value == pytest.approx(forecast(rates, costs, 4).speedup, rel=0.005)
+
+
+def test_a_drafter_that_is_always_right_and_one_that_is_never_right() -> None:
+    assert draw_chains([1.0] * 4, StepCosts(0.0), tokens=100, texts=5).speedup.value == pytest.approx(100 / 20)
+    assert draw_chains([0.0, 0.0], FREE, tokens=50, texts=5).speedup.value < 1
+
+
+def test_a_tree_that_is_a_chain_is_simulated_as_one() -> None:
+    chain = Tree((-1, 0, 1), (0, 0, 0))
+    for tokens in (3, 64):
+        a = draw_trees(chain, (0.6,), STEEP, tokens=tokens, texts=3000)
+        b = draw_chains(geometric_rates(0.6, 3), STEEP, tokens=tokens, texts=3000, seed=1)
+        assert abs(a.speedup.value - b.speedup.value) <= SIGMAS * (a.speedup.error + b.speedup.error)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tokens"), [(1, 1), (2, 1.5), (3, 1.75), (4, 1.95), (6, 2.175), (8, 2.375), (12, 2.5875), (16, 2.75875)]
+)
+def test_simulated_trees_agree_with_the_published_optimal_ones(nodes: int, tokens: float) -> None:
+    """Sequoia's recursion with child acceptance (.5, .2, .1); its count of nodes includes the root."""
+    acceptance = (0.5, 0.2, 0.1)
+    tree = optimal_tree(acceptance, nodes - 1)
+    assert expected_of_tree(tree, acceptance) == pytest.approx(tokens)
+    drawn = draw_trees(tree, acceptance, StepCosts(0.0), tokens=2000, texts=100)
+    assert drawn.tau.value == pytest.approx(tokens, rel=0.01)
+
+
+def test_trees_whose_acceptance_depends_on_the_depth_are_simulated_correctly() -> None:
+    acceptance = ((0.6, 0.2), (0.3, 0.3), (0.0,))
+    tree = optimal_tree(acceptance, 6)
+    drawn = draw_trees(tree, acceptance, FREE, tokens=2000, texts=200)
+    assert drawn.speedup.value == pytest.approx(tree_speedup(tree, acceptance, FREE), rel=0.01)
+
+
+@pytest.mark.parametrize("host", [0.0, 0.3])
+@pytest.mark.parametrize("costs", [None, CostCurve((1, 64), (0.01, 0.01)), CostCurve((1, 8, 64), (0.01, 0.01, 0.2))])
+def test_no_speed_up_is_above_the_mean_acceptance_length(costs, host):
+    for alpha in (0.0, 0.5, 1.0):
+        for c in (0.0, 0.1, 2.0):
+            for k in (1, 4, 16):
+                found = forecast(Rates.constant(alpha), StepCosts(c, costs, host=host), k)
+                assert found.speedup <= found.tau <= k + 1

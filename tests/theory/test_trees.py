@@ -1,0 +1,214 @@
+"""Fixed trees: the published figures, the dynamic programme as an oracle, and what verification makes of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+
+import pytest
+import torch
+
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.rules import RULES, Decision, Rule
+from slipstream.errors import ParameterError
+from slipstream.theory import closed_forms
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.trees import Tree, best_count, best_tree, expected_tokens, optimal_tree
+from tests.core.exact import mean_accepted, outcomes_of
+from tests.core.worlds import Shape, probs, steady
+
+TENTHS = (Fraction(5, 10), Fraction(2, 10), Fraction(1, 10))
+
+
+def sequoia(rows: list[tuple[Fraction, ...]], nodes: int) -> Fraction:
+    """Expected tokens of the best tree of `nodes` nodes, root included, by the dynamic programme over subtree sizes;
+    rows[d]: chances of the ranks d levels below the root, none deeper than len(rows)."""
+
+    @cache
+    def whole(n: int, level: int) -> Fraction:
+        return Fraction(0) if n == 0 else 1 + shared(n - 1, 0, level)
+
+    @cache
+    def shared(n: int, rank: int, level: int) -> Fraction:
+        """n nodes among the children of one node, ranks from `rank` on."""
+        if n == 0 or level == len(rows) or rank == len(rows[level]):
+            return Fraction(0)
+        return max(rows[level][rank] * whole(m, level + 1) + shared(n - m, rank + 1, level) for m in range(n + 1))
+
+    return whole(nodes, 0)
+
+
+# --- the optimal tree -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tokens"),
+    [(1, "1"), (2, "1.5"), (3, "1.75"), (4, "1.95"), (6, "2.175"), (8, "2.375"), (12, "2.5875"), (16, "2.75875")],
+)
+def test_the_optimal_tree_yields_the_published_figures(nodes: int, tokens: str) -> None:
+    """Child acceptance (.5, .2, .1); `nodes` counts the root, as the papers do."""
+    tree = optimal_tree(TENTHS, nodes - 1)
+    assert len(tree) == nodes - 1
+    assert expected_tokens(tree, TENTHS) == Fraction(tokens) == sequoia([TENTHS] * nodes, nodes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_best_first_equals_the_dynamic_programme_at_every_depth(seed: int) -> None:
+    """Chances that differ from depth to depth, in no order, with zeros and ties."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(rng.randint(1, 4)):
+        weights = [rng.randint(0, 6) for _ in range(rng.randint(1, 4))]
+        rows.append(tuple(Fraction(w, sum(weights) + rng.randint(1, 4)) for w in weights))
+    for depth in range(1, len(rows) + 1):
+        for n in range(14):
+            tree = optimal_tree(rows, n, depth)
+            assert tree.height <= depth
+            assert expected_tokens(tree, rows) == sequoia(rows[:depth], n + 1)
+
+
+def test_nodes_are_ordered_by_path_probability_so_that_every_prefix_is_optimal() -> None:
+    whole = optimal_tree(TENTHS, 40)
+    chances = whole.chances(TENTHS)
+    assert chances == sorted(chances, reverse=True)
+    for n in range(40):
+        assert whole.keep(range(n)) == optimal_tree(TENTHS, n)
+
+
+def test_a_depth_limit_binds_and_none_means_unlimited() -> None:
+    assert optimal_tree((0.9, 0.05), 8).height == 8
+    shallow = optimal_tree((0.9, 0.05), 100, depth=2)
+    assert shallow.height == 2
+    assert len(shallow) == 2 + 4  # every path there is
+    assert optimal_tree((0.9, 0.05), 100, depth=0) == Tree((), ())
+
+
+def test_nothing_is_drafted_that_cannot_be_accepted() -> None:
+    assert optimal_tree(((0.5, 0.0), (0.0,)), 10) == Tree((-1,), (0,))
+    assert optimal_tree((), 10) == Tree((), ())
+
+
+def test_one_candidate_per_depth_is_the_chain_of_the_closed_form() -> None:
+    tree = optimal_tree((Fraction(4, 5),), 5)
+    assert tree.parents == (-1, 0, 1, 2, 3)
+    assert expected_tokens(tree, (Fraction(4, 5),)) == closed_forms.expected_tokens(Fraction(4, 5), 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nodes", [3, 6, 8])
+def test_verification_accepts_the_predicted_number_of_tokens(nodes: int) -> None:
+    """The production rule, enumerated: candidates whose ranks have these chances, as a tree of point masses."""
+    tree = optimal_tree(TENTHS, nodes)
+    world = replace(steady(probs(5, 2, 1, 2), probs(5, 2, 1, 2)), fixed=lambda text, node: tree.ranks[node])
+    found = mean_accepted(RULES["rejection"], world, Shape(tree.parents, "p" * nodes))
+    assert 1 + found == expected_tokens(tree, TENTHS)
+
+
+# --- its size ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_count_has_the_most_tokens_per_time() -> None:
+    rng = random.Random(1)
+    for _ in range(30):
+        chances = sorted((rng.random() for _ in range(12)), reverse=True)
+        steps = [rng.choice([0.0, 0.01, 0.3]) for _ in range(12)]  # flat stretches and jumps, as kernels have them
+        seconds = [1.0 + sum(steps[:i]) for i in range(13)]
+        costs = CostCurve(tuple(range(1, 14)), tuple(seconds))
+        rates = [(1 + sum(chances[:n])) / seconds[n] for n in range(13)]
+        assert rates[best_count(chances, costs)] == pytest.approx(max(rates))
+
+
+def test_free_rows_are_all_used_and_expensive_ones_are_not() -> None:
+    assert len(best_tree(TENTHS, CostCurve.flat(0.0), most=30)) == 30
+    assert len(best_tree(TENTHS, CostCurve.flat(0.6), most=30)) == 0
+    assert len(best_tree(TENTHS, CostCurve.flat(0.4), most=30)) == 1
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shape_is_read_from_paths_in_any_order() -> None:
+    tree = Tree.of_paths([[1, 0], [0], [0, 1], [1], [0, 0]])
+    assert tree == Tree((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0))
+    assert tree.paths == ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    assert tree.depths == (1, 1, 2, 2, 2)
+
+
+def test_a_full_tree_holds_every_combination() -> None:
+    tree = Tree.full((3, 2, 1))
+    assert len(tree) == 3 + 6 + 6
+    assert set(tree.paths) >= {(2,), (2, 1), (2, 1, 0)}
+    assert len(Tree.full(())) == 0
+
+
+def test_a_cut_tree_keeps_the_shallow_nodes() -> None:
+    tree = Tree.of_paths([[0], [0, 0], [0, 0, 0], [1], [1, 0]])
+    assert tree.cut(3) is tree
+    assert set(tree.cut(2).paths) == {(0,), (0, 0), (1,), (1, 0)}
+    assert tree.cut(0) == Tree((), ())
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: optimal_tree((0.6, 0.8), 4), "sum to at most 1"),  # shares of all ranks up to it
+        (lambda: optimal_tree(((0.6, -0.1),), 4), "no acceptance probabilities"),
+        (lambda: optimal_tree((float("nan"),), 4), "no acceptance probabilities"),
+        (lambda: optimal_tree((0.5,), -1), "at least 0"),
+        (lambda: Tree.of_paths([[0, 1]]), "no parent"),
+        (lambda: Tree.of_paths([[]]), "no parent"),
+        (lambda: Tree.of_paths([[0], [0]]), "twice"),
+        (lambda: Tree((0,), (0,)), "parent 0"),
+        (lambda: Tree((-1,), (-1,)), "rank -1"),
+        (lambda: Tree((-1,), ()), "1 parents and 0 ranks"),
+    ],
+)
+def test_an_invalid_tree_is_refused(make, says: str) -> None:
+    with pytest.raises(ParameterError, match=says):
+        make()
+
+
+# --- one level: p = (.4, .3, .2, .1), q reversed, two siblings --------------------------------------------------------
+
+SLOPE = probs(4, 3, 2, 1)
+
+
+def k_seq(rho: Fraction) -> Rule:
+    """SpecTr's k-SEQ (2310.15141, algorithm 3): independent siblings, each accepted with min(1, p / (rho q)), and
+    norm((p - rho q)+) if none is. Only for comparison with our rules."""
+
+    def decide(draft: Draft, distributions: torch.Tensor, dice: Dice) -> Decision:
+        assert draft.q is not None
+        for i, x in enumerate(draft.ids):
+            if dice.accept([float(distributions[0, x] / (float(rho) * draft.q[i, x]))]) == [True]:
+                return [[i]], dice.choose(distributions[i + 1][None]).tolist()
+        mass = (distributions[0] - float(rho) * draft.q[0]).clamp(min=0)
+        return [[]], dice.choose((mass / mass.sum())[None]).tolist()
+
+    return Rule("k-SEQ", True, decide)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "share"),
+    [
+        (RULES["rejection"], Shape.chain("s"), ".6000"),
+        (RULES["rejection"], Shape((-1, -1), "ss"), ".7200"),  # SpecInfer: with replacement
+        (k_seq(Fraction(3, 2)), Shape((-1, -1), "ss"), ".7500"),  # at its optimal rho
+        (RULES["rejection"], Shape((-1, -1), "ww"), ".7643"),  # without replacement
+    ],
+    ids=["chain", "SpecInfer", "k-SEQ", "without replacement"],
+)
+def test_two_siblings_are_accepted_at_the_published_rates(rule: Rule, shape: Shape, share: str) -> None:
+    outcomes = outcomes_of(rule, steady(SLOPE, SLOPE[::-1]), shape, at_once=1)
+    found = sum((o.weight for o in outcomes if o.accepted), Fraction(0))
+    assert round(found, 4) == Fraction(share)
+    for token, p in enumerate(SLOPE):
+        assert sum((o.weight for o in outcomes if o.tokens[0] == token), Fraction(0)) == p
+
+
+def test_the_optimal_rho_of_k_seq_is_the_root_of_its_equation() -> None:
+    rho = Fraction(3, 2)
+    beta = sum(min(q, p / rho) for p, q in zip(SLOPE, SLOPE[::-1], strict=True))
+    assert 1 - (1 - beta) ** 2 == rho * beta == Fraction(3, 4)

@@ -1,0 +1,229 @@
+"""`verify` finds planted faults with its default settings, and nothing in the same code without them.
+
+To be quick, the tests leave out the samples of first tokens, and all but one leave out the long text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
+from slipstream.core.dice import Dice
+from slipstream.core.draft import Draft
+from slipstream.core.random import DRAFT, Stream
+from slipstream.core.rules import RULES, Rule
+from slipstream.core.sequence import Sequence
+from slipstream.drafters.scripted import RandomDrafter
+from slipstream.llm import LLM
+from slipstream.verify.checks import VerifyConfig
+from slipstream.verify.verification import verify
+from tests.targets.toy import ToyTarget
+
+VOCAB = 12
+# Different ones, so that a row of another sequence is detected.
+PROMPTS = PromptSet("made up", [Prompt([i, 5 * i % VOCAB, i // 2], "a", str(i)) for i in range(8)], "0")
+
+
+class NearbyDrafter(RandomDrafter):
+    """Draws from a softened, slightly shifted copy of the target's distribution, as a draft model does."""
+
+    def __init__(self, target: ToyTarget):
+        super().__init__(VOCAB)
+        self.target, self.known = target, {}
+
+    def propose(self, seqs, budget):
+        rows, q = [], []
+        for seq, depth in zip(seqs, budget, strict=True):
+            text, row = list(seq.tokens), []
+            for _ in range(depth):
+                row_q, sums = self.near(tuple(text[-self.target.order :]))
+                u = float(seq.random.uniforms(DRAFT, len(text), 1)[0])
+                row.append(min(VOCAB - 1, int(np.searchsorted(sums, u))))
+                q.append(row_q)
+                text.append(row[-1])
+            rows.append(row)
+        return Draft.chains(rows, torch.stack(q) if q else None)
+
+    def near(self, text: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray]:
+        if text not in self.known:
+            logits = self.target.logits(text)
+            row = torch.softmax(0.7 * logits + 0.5 * logits.roll(1), -1)
+            self.known[text] = row, row.cumsum(0).numpy()
+        return self.known[text]
+
+
+class SureDrafter(NearbyDrafter):
+    """Makes likely tokens too likely, so that rare ones come from the residual distribution."""
+
+    def near(self, text):
+        if text not in self.known:
+            row = torch.softmax(1.6 * self.target.logits(text), -1)
+            self.known[text] = row, row.cumsum(0).numpy()
+        return self.known[text]
+
+
+def planted(*, accept=lambda p, q, depth: p / q, bonus=1, neighbour=0) -> Rule:
+    """The rejection rule for chains, with one thing changed: the chance to accept a draft token, how many rows after
+    the last draft token the bonus token is drawn from, or the sequence of the batch whose residual is taken."""
+
+    def decide(draft: Draft, probs: torch.Tensor, dice: Dice):
+        batch = draft.batch
+        ends = [len(draft.nodes(b)) for b in range(batch)]
+        first = [draft.splits[b] + b for b in range(batch)]
+        accepted, running, mass = [0] * batch, [True] * batch, [probs[row] for row in first]
+        for i in range(max(ends, default=0)):
+            live = [b for b in range(batch) if running[b] and i < ends[b]]
+            chances, residual = [0.0] * batch, {}
+            for b in live:
+                node, p = draft.splits[b] + i, probs[first[b] + i]
+                x, q = draft.ids[node], draft.q[node]
+                chances[b] = float(accept(p[x], q[x], i + 1))
+                residual[b] = (p - q).clamp(min=0)
+            lucky = dice.accept(chances)
+            for n, b in enumerate(live):
+                if lucky[b]:
+                    accepted[b] += 1
+                    mass[b] = probs[first[b] + i + (bonus if i + 1 == ends[b] else 1)]
+                else:
+                    running[b] = False
+                    mass[b] = residual[live[(n + neighbour) % len(live)]]
+        chosen = dice.choose(torch.stack([each / each.sum() for each in mass]))
+        return [list(range(n)) for n in accepted], chosen.tolist()
+
+    return Rule("rejection", True, decide, tokenwise=True)
+
+
+DEFAULT = VerifyConfig(checks=("distribution",), samples=30, distribution_prompts=1, texts=20)
+QUICK = replace(DEFAULT, reach=0)
+
+
+def found(rule: Rule | None = None, config: VerifyConfig = QUICK, drafter=NearbyDrafter, **made) -> dict:
+    target = ToyTarget(vocab=VOCAB, **{"sharpness": 1.0} | made)
+    llm = LLM(target, drafter(target), draft_tokens=4)
+    llm._rule = rule or llm.rule
+    return verify(llm, PROMPTS, config).data
+
+
+POOLED = {"behind a draft token", "all positions", "late positions"}
+
+
+def faulty_places(data: dict) -> set[str]:
+    assert data["verdict"] == ("BUG" if any(row["verdict"] == "BUG" for row in data["positions"]) else "ok")
+    return {row["place"] for row in data["positions"] if row["verdict"] == "BUG"} - POOLED
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_right_rule_passes(seed):
+    data = found(planted(), replace(QUICK, seed=seed))
+    assert data["verdict"] == "ok"
+    assert {row["place"] for row in data["positions"] if row["verdict"] == "no difference seen"} >= {
+        "draft token 1", "draft token 2", "draft token 3 or deeper", "bonus token",
+    }  # fmt: skip
+
+
+def test_a_bonus_token_from_the_wrong_row_is_found():
+    assert faulty_places(found(planted(bonus=0))) == {"bonus token"}
+
+
+def test_draft_tokens_that_are_always_accepted_from_depth_3_on_are_found():
+    data = found(planted(accept=lambda p, q, depth: p / q if depth < 3 else 1.0))
+    assert faulty_places(data) == {"draft token 3 or deeper"}
+
+
+def test_an_acceptance_probability_raised_by_a_fifth_is_found():
+    assert "draft token 1" in faulty_places(found(planted(accept=lambda p, q, depth: 1.2 * p / q)))
+
+
+def test_an_acceptance_probability_raised_by_a_tenth_is_found():
+    assert "draft token 1" in faulty_places(found(planted(accept=lambda p, q, depth: p / q + 0.1)))
+
+
+def test_the_residual_of_a_neighbouring_row_is_found():
+    assert "draft token 1" in faulty_places(found(planted(neighbour=1)))
+
+
+def test_a_temperature_that_is_wrong_for_plain_and_speculative_decoding_alike_is_found(monkeypatch):
+    right = core_warp.warp
+
+    def wrong(logits, params, *rest, **named):
+        return right(logits, replace(params, temperature=1.5 * params.temperature), *rest, **named)
+
+    monkeypatch.setattr(core_warp, "warp", wrong)
+    assert "draft token 1" in faulty_places(found())
+
+
+def outcomes_below(data: dict, level: float) -> set[str]:
+    return {name for row in data["positions"] for name, p in row["outcomes"].items() if p < level}
+
+
+def test_a_residual_that_has_lost_its_rare_tokens_is_found(monkeypatch):
+    right = core_rules._without
+
+    def wrong(draft, p, packed):
+        rest = right(draft, p, packed)
+        rest = torch.where(rest < 0.05, 0.0, rest)
+        return rest / rest.sum(-1, keepdim=True)
+
+    sure = {"drafter": SureDrafter, "sharpness": 1.7}
+    assert found(**sure)["verdict"] == "ok"
+    monkeypatch.setattr(core_rules, "_without", wrong)
+    data = found(**sure)
+    assert data["verdict"] == "BUG"
+    assert "below 1 %" in outcomes_below(data, 1e-5)
+
+
+def test_an_end_of_text_that_is_half_as_likely_after_a_draft_token_is_found(monkeypatch):
+    right = core_step.distributions
+
+    def wrong(logits, seqs, draft):
+        probs = right(logits, seqs, draft)
+        rows = sorted(set(range(len(probs))) - {draft.splits[b] + b for b in range(len(seqs))})
+        probs[np.ix_(rows, sorted(seqs[0].stop_ids))] /= 2
+        return probs / probs.sum(-1, keepdim=True)
+
+    assert found(eos_ids=(3,))["verdict"] == "ok"
+    monkeypatch.setattr(core_step, "distributions", wrong)
+    data = found(eos_ids=(3,))
+    assert data["verdict"] == "BUG"
+    assert "ends the text" in outcomes_below(data, 1e-3)
+
+
+def test_a_text_that_is_one_token_too_long_is_found(monkeypatch):
+    monkeypatch.setattr(
+        Sequence, "limit", property(lambda seq: min(seq.context, seq.prompt + seq.params.max_tokens + 1))
+    )
+    data = found()
+    assert data["verdict"] == "BUG"
+    assert "it should after" in data["faults"][0]
+
+
+def test_random_numbers_that_two_requests_share_are_found(monkeypatch):
+    right = Stream.uniforms
+    monkeypatch.setattr(Stream, "uniforms", lambda own, *place: right(Stream(7), *place))
+    data = found()
+    assert {row["place"] for row in data["positions"] if row["verdict"] == "BUG"} >= {"between requests"}
+
+
+def test_a_fault_far_into_a_text_is_found(monkeypatch):
+    right = core_step.stop
+
+    def wrong(seqs, draft, verdict):
+        following = [0 if len(s.tokens) > 340 else n for s, n in zip(seqs, verdict.next, strict=True)]
+        return right(seqs, draft, replace(verdict, next=following))
+
+    monkeypatch.setattr(core_step, "stop", wrong)
+    assert "late positions" in {row["place"] for row in found(config=DEFAULT)["positions"] if row["verdict"] == "BUG"}
+    assert not faulty_places(found(config=QUICK))
+
+
+def test_a_rule_that_decides_on_whole_chains_is_tested_over_all_positions():
+    data = found(RULES["block"], DEFAULT)
+    assert {row["place"] for row in data["positions"]} == {
+        "all positions", "late positions", "between requests",
+    }  # fmt: skip
+    assert data["verdict"] == "ok"

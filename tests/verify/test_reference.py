@@ -1,0 +1,87 @@
+"""The reference of `verify` and `warp`, two separate implementations, agree on every sampling parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
+from slipstream.core.warp import warp
+from slipstream.verify.reference import ROWS, distribution, edited, impossible, logits_of
+from tests.targets.toy import ToyTarget
+
+VOCAB, PROMPT, OUTPUT, STOPS = 40, [3, 5, 7, 5], [9, 5, 11, 9], frozenset({2, 30})
+EACH = [
+    {}, {"temperature": 0.3}, {"temperature": 1e-6}, {"top_k": 5}, {"top_k": 1000}, {"top_p": 0.6}, {"top_p": 1e-9},
+    {"min_p": 0.2}, {"min_p": 1.0}, {"repetition_penalty": 1.7}, {"repetition_penalty": 0.5},
+    {"frequency_penalty": 0.8}, {"presence_penalty": -1.2}, {"logit_bias": {3: 4.0, 8: -100.0}}, {"min_tokens": 5},
+    {"min_tokens": 4}, {"bad_words": ((9, 17), (6,), (5, 7, 5, 9, 5, 11, 9, 1), (8, 18))},
+    {"temperature": 1.4, "top_k": 12, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", EACH, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reference_agrees_with_warp(changed, seed):
+    params = SamplingParams(**{"temperature": 1.0, **changed})
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+    ours = distribution(logits.numpy(), params, PROMPT, OUTPUT, STOPS)
+    theirs = warp(logits[None], params, PROMPT, [OUTPUT], STOPS)[0].numpy()
+    assert np.array_equal(ours > 0, theirs > 0)
+    assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+def test_equal_logits_are_filtered_by_their_ids():
+    params = SamplingParams(temperature=1.0, top_k=3)
+    assert distribution(np.zeros(8), params, [], [], frozenset()).nonzero()[0].tolist() == [0, 1, 2]
+
+
+def test_logits_are_not_changed():
+    logits = np.ones(8)
+    edited(logits, SamplingParams(repetition_penalty=2.0, logit_bias={1: -100.0}), [1, 2], [3], frozenset())
+    assert (logits == 1).all()
+
+
+@pytest.mark.parametrize("length", [0, 1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS + 5])
+def test_each_token_gets_the_logits_before_it(length):
+    target = ToyTarget(vocab=9, order=4)
+    text = np.random.default_rng(0).integers(9, size=length).tolist()
+    rows = list(logits_of(target, [1, 2, 3], text))
+    assert len(rows) == length
+    for t, row in enumerate(rows):
+        assert row == pytest.approx(target.logits([1, 2, 3, *text[:t]]).numpy())
+    assert not target._slots
+
+
+def test_a_text_may_fill_the_context():
+    target = ToyTarget(vocab=9, context=20)
+    assert len(list(logits_of(target, [1, 2], [3] * 18))) == 18
+
+
+def test_a_token_that_rounding_may_keep_is_not_impossible():
+    logits, params = np.array([2.0, 1.0, 0.999, -5.0]), SamplingParams(temperature=1.0, top_k=2)
+    p = distribution(logits, params, [], [], frozenset())
+    exact, loose = (impossible(p, logits, params, [], [], frozenset(), noise) for noise in (0.0, 0.01))
+    assert (exact.tolist(), loose.tolist()) == ([False, False, True, True], [False, False, False, True])
+
+
+def test_a_forbidden_token_is_impossible_for_any_noise():
+    logits, params = np.zeros(4), SamplingParams(temperature=1.0, logit_bias={1: -100.0})
+    p = distribution(logits, params, [], [], frozenset())
+    assert impossible(p, logits, params, [], [], frozenset(), 1e3).tolist() == [False, True, False, False]
+
+
+def test_a_sequence_is_released_when_the_target_fails():
+    class Failing(ToyTarget):
+        def run(self, seqs, draft, taps=()):
+            if self.runs:
+                raise RuntimeError("as planted")
+            return super().run(seqs, draft, taps)
+
+    target = Failing(vocab=9)
+    with pytest.raises(RuntimeError, match="as planted"):
+        list(logits_of(target, [1], [2] * (ROWS + 1)))
+    assert not target._slots
+    target.release(Sequence([1]).id)

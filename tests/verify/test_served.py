@@ -1,0 +1,226 @@
+"""`verify` of a server against another: equal servers pass, planted differences are found."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.bench.endpoint import Answer, Endpoint
+from slipstream.cli.reports import section
+from slipstream.errors import ParameterError, ServedError
+from slipstream.verify.served import (
+    ServedConfig,
+    homogeneity,
+    judged,
+    noise_between,
+    permutation_test,
+    requests_of,
+    verify_served,
+)
+
+LETTERS = "abcdefgh"
+TABLE = np.random.default_rng(5).normal(size=(len(LETTERS), len(LETTERS)))
+PROMPTS = [("one", "ab"), ("two", "hc"), ("three", "dd")]
+SMALL = ServedConfig(tokens=24, samples=80, length=6, clients=2)
+
+Sampler = Callable[[np.ndarray, float, np.random.Generator], int]
+
+
+def sampled(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+    if not temperature:
+        return int(logits.argmax())
+    ends = np.exp((logits - logits.max()) / temperature).cumsum()
+    return int(ends.searchsorted(rng.random() * ends[-1], side="right"))
+
+
+def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs: bool) -> dict[str, Any]:
+    text, rng = str(asked["prompt"]), np.random.default_rng(asked["seed"])
+    tokens, own, top = [], [], []
+    for t in range(asked["max_tokens"]):
+        logits = TABLE[LETTERS.index(text[-1])] + rounding * np.sin(np.arange(len(LETTERS)) + t)
+        token = choose(logits, asked["temperature"], rng)
+        tokens.append(LETTERS[token])
+        text += tokens[-1]
+        logs = logits - np.log(np.exp(logits).sum())
+        own.append(float(logs[token]))
+        top.append(
+            {LETTERS[i]: float(logs[i]) for i in np.argsort(-logs)[: asked["logprobs"]]} if asked["logprobs"] else {}
+        )
+    found = {"tokens": tokens, "token_logprobs": own, "top_logprobs": top} if logprobs else None
+    return {"choices": [{"text": "".join(tokens), "logprobs": found}]}
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Endpoint]]:
+    running = []
+
+    def start(choose: Sampler = sampled, rounding: float = 0.0, logprobs: bool = True, code: int = 200) -> Endpoint:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply({"data": [{"id": "letters"}]})
+
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                assert asked["model"] == "letters"
+                self.reply(completion(asked, choose, rounding, logprobs))
+
+            def reply(self, body: Any) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *given: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        running.append(server)
+        return Endpoint(f"http://127.0.0.1:{server.server_port}/v1", timeout=30)
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_equal_servers_pass(serve):
+    calls = []
+    result = verify_served(serve(), serve(), PROMPTS, SMALL, advance=lambda: calls.append(1))
+    assert result.data["verdict"] == "ok"
+    assert {row["verdict"] for row in result.data["greedy"]} == {"identical"}
+    assert len(calls) == requests_of(3, SMALL)
+    assert "3 of 3 greedy texts identical" in str(section(result).lead)
+
+
+def test_a_wrong_greedy_token_is_a_bug(serve):
+    def second_best(logits, temperature, rng):
+        return (
+            int(np.argsort(-logits)[1]) if not temperature and rng.random() < 0.2 else sampled(logits, temperature, rng)
+        )
+
+    data = verify_served(serve(second_best), serve(), PROMPTS, SMALL).data
+    assert data["verdict"] == "BUG"
+    row = next(row for row in data["greedy"] if row["verdict"] == "BUG")
+    assert row["margin"] > 0.01
+    assert row["noise"] == 0
+
+
+def test_rounding_between_servers_is_no_bug(serve):
+    data = verify_served(serve(rounding=1e-6), serve(), PROMPTS, SMALL).data
+    assert data["verdict"] == "ok"
+    assert 0 < data["greedy"][0]["noise"] < 1e-5
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.6])
+def test_a_wrong_temperature_of_samples_is_found(serve, factor):
+    def wrong(logits, temperature, rng):
+        return sampled(logits, factor * temperature, rng)
+
+    data = verify_served(serve(wrong), serve(), PROMPTS, ServedConfig(tokens=24, clients=2)).data
+    assert {row["verdict"] for row in data["greedy"]} == {"identical"}
+    assert "BUG" in {row["verdict"] for row in data["sampled"]}
+
+
+def test_a_fault_that_spares_the_first_token_is_found_by_n_grams(serve):
+    """After the letter a, its likeliest follower is always taken, as if draft tokens were always accepted there."""
+
+    def wrong(logits, temperature, rng):
+        return int(logits.argmax()) if (logits == TABLE[0]).all() else sampled(logits, temperature, rng)
+
+    data = verify_served(serve(wrong), serve(), [("two", "hc")], ServedConfig(tokens=8, samples=200, clients=2)).data
+    [row] = data["sampled"]
+    assert row["verdict"] == "BUG"
+    assert row["first_token"] > 0.01 > row["ngrams"]
+
+
+def test_without_logprobs_a_difference_is_not_judged(serve):
+    def other(logits, temperature, rng):
+        return 0 if not temperature else sampled(logits, temperature, rng)
+
+    result = verify_served(serve(other, logprobs=False), serve(logprobs=False), PROMPTS[:1], SMALL)
+    assert result.data["greedy"][0]["verdict"].startswith("differs; without logprobs")
+    assert "gives no logprobs" in result.warnings[0]
+
+
+def test_a_token_that_the_reference_does_not_list_is_a_bug():
+    plain = Answer("x", ["x"], [-0.1], [{"x": -0.1, "y": -2.5}])
+    assert judged(Answer("z", ["z"], [-9.0], [{}]), plain, 5.0)["verdict"] == "BUG"
+    near = judged(Answer("y", ["y"], [-0.1], [{}]), Answer("x", ["x"], [-0.1], [{"x": -0.7, "y": -0.7005}]), 0.0)
+    assert near["verdict"].startswith("tie")
+    assert noise_between(plain, Answer("x", ["x"], [-0.3], [])) == pytest.approx(0.2)
+
+
+def test_equal_samples_fail_as_seldom_as_stated():
+    """Both p-values are uniform under the null: 200 pairs of samples, each test at 5 %, within four standard errors."""
+    rng = np.random.default_rng(0)
+    below = np.zeros(2)
+    for _ in range(200):
+        ours, theirs = (["".join(LETTERS[i] for i in row) for row in rng.integers(8, size=(40, 4))] for _ in range(2))
+        below += [
+            homogeneity([t[:1] for t in ours], [t[:1] for t in theirs]) < 0.05,
+            permutation_test(ours, theirs, rng, 99) < 0.05,
+        ]
+    assert (abs(below / 200 - 0.05) < 4 * (0.05 * 0.95 / 200) ** 0.5).all()
+
+
+def test_samples_of_one_outcome_show_no_difference():
+    assert homogeneity(["a"] * 9, ["a"] * 9) == 1.0
+    assert permutation_test(["a"] * 9, ["a"] * 9, np.random.default_rng(0), 99) == 1.0
+    assert permutation_test([""] * 3, [""] * 3, np.random.default_rng(0), 99) == 1.0
+
+
+def test_what_no_server_answers_is_said():
+    with pytest.raises(ServedError, match="cannot be reached"):
+        Endpoint("http://127.0.0.1:9/v1", timeout=2).resolved()
+    with pytest.raises(ParameterError, match="must begin with http"):
+        Endpoint("localhost:8000")
+
+
+def test_a_refusal_is_shown_with_its_text(serve):
+    with pytest.raises(ServedError, match=r"answered 404: .*letters"):
+        serve(code=404).resolved()
+
+
+def test_greedy_texts_that_were_compared_are_kept_when_a_server_fails(serve, monkeypatch):
+    complete = Endpoint.complete
+
+    def failing(self: Endpoint, prompt: str, tokens: int, temperature: float, *more: Any) -> Answer:
+        if temperature:
+            raise ServedError("it has gone")
+        return complete(self, prompt, tokens, temperature, *more)
+
+    monkeypatch.setattr(Endpoint, "complete", failing)
+    with pytest.raises(ServedError, match="it has gone") as left:
+        verify_served(serve(), serve(), PROMPTS, SMALL)
+    kept = left.value.result
+    assert (kept.complete, len(kept.data["greedy"]), kept.data["sampled"]) == (False, 3, [])
+    assert "3 of 3 greedy texts identical, 0 prompts sampled" in section(kept).lead
+
+
+def test_the_command_compares_servers(serve, capsys, tmp_path):
+    from slipstream.cli.main import main
+
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "ab"}\n{"prompt": "hc"}\n')
+    places = ["--base-url", serve().base_url, "--against", serve().base_url]
+    quick = ["-n", "8", "--samples", "30", "--seed", "1"]
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(file), *places, *quick, "--out", str(tmp_path / "r.json")])
+    assert left.value.code == 0
+    assert "2 of 2 greedy texts identical" in " ".join(capsys.readouterr().out.split())
+    for more, said in (
+        (places[:2], "one of --base-url and --against is missing"),
+        ([*places, "--drafter", "ngram"], "drafter would be ignored"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(["verify", str(file), *more, *quick])
+        assert left.value.code == 2
+        assert said in capsys.readouterr().err
