@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
 from slipstream.settings import INTERSECTION, QUANTISATIONS, RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, ONE_BY_ONE, OWN, Kind
+
+T = TypeVar("T")
 
 TESTED = "tested with the extra `quant`"
 EXTERNAL = {
@@ -117,8 +121,9 @@ def matrix() -> dict[str, object]:
 
 
 def page() -> str:
-    """The table in Markdown: docs/support.md."""
-    names = list(DRAFTERS)
+    """The table in Markdown: docs/support.md. Drafters and kinds of targets with equal cells share a column and a row."""
+    columns = _alike(DRAFTERS, lambda name: tuple(str(cell(kind, DRAFTERS[name])) for kind in KINDS))
+    rows = _alike(KINDS, lambda kind: tuple(str(cell(kind, DRAFTERS[names[0]])) for names in columns.values()))
     lines = [
         "# What works with what",
         "",
@@ -126,19 +131,36 @@ def page() -> str:
         "Every other causal model and encoder-decoder of transformers is tried when it is loaded",
         "([model families](model-families.md#every-other-model)).",
         "",
-        "| kind of target | " + " | ".join(names) + " |",
-        "|---" * (len(names) + 1) + "|",
+        "| kind of target | "
+        + " | ".join(", ".join(f"`{name}`" for name in names) for names in columns.values())
+        + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
-    for kind in KINDS:
-        lines.append(f"| **{kind.name}** | " + " | ".join(str(cell(kind, DRAFTERS[name])) for name in names) + " |")
+    for cells, kinds in rows.items():
+        lines.append("| " + "; ".join(f"**{kind.name}**" for kind in kinds) + " | " + " | ".join(cells) + " |")
     lines += ["", "*chains*: of a tree, the first branch is verified. *no*: " + _refusals() + ".", ""]
     lines += [
-        "| kind of target | architectures (`model_type`) | what runs it | batch | beams | quantisation |",
-        "|---|---|---|---|---|---|",
+        "| kind of target | architectures (`model_type`) | what runs it | a batch of requests |",
+        "|---|---|---|---|",
     ]
     for kind in KINDS:
-        own = kind.models or ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
-        lines.append(f"| **{kind.name}** | {own} | {kind.note} | {batch(kind)} | {beams(kind)} | {_quantised(kind)} |")
+        models = kind.models or ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
+        lines.append(f"| **{kind.name}** | {models} | {kind.note} | {batch(kind)} |")
+    shared, copied = ("; ".join(kind.name for kind in KINDS if kind.one_forward is one) for one in (True, False))
+    lines += [
+        "",
+        f"Beams that continue the same text share KV blocks ({shared}), or each has a copy of the cache ({copied}).",
+        "",
+    ]
+    lines += ["| quantisation of the target | kind of target | |", "|---|---|---|"]
+    works = {
+        (name, need): [kind.name for kind in KINDS if quantisations(kind).get(name) == need]
+        for kind in KINDS
+        for name, need in quantisations(kind).items()
+        if not need.startswith("refused")
+    }
+    for (need, kinds), names in _alike(works, lambda each: (each[1], "; ".join(works[each]))).items():
+        lines.append(f"| {', '.join(name for name, _ in names)} | {kinds} | {need} |")
     said = ", ".join(f"`{name}` ({kind})" for name, kind in rules(OWN).items())
     lines += [
         "",
@@ -153,15 +175,14 @@ def page() -> str:
     return "\n".join(lines)
 
 
+def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
+    """Key -> the things that have it, in their order."""
+    groups: dict[Any, list[T]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
+
+
 def _refusals() -> str:
-    found = {cell(kind, spec).why for kind in KINDS for spec in DRAFTERS.values() if not cell(kind, spec).works}
-    return "; ".join(sorted(found))
-
-
-def _quantised(kind: Kind) -> str:
-    """Quantisations that work, with what each needs."""
-    each: dict[str, list[str]] = {}
-    for name, need in quantisations(kind).items():
-        if not need.startswith("refused"):
-            each.setdefault(need, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {need}" for need, names in each.items())
+    reasons = {cell(kind, spec).why for kind in KINDS for spec in DRAFTERS.values() if not cell(kind, spec).works}
+    return "; ".join(sorted(reasons))
