@@ -6,9 +6,9 @@ reads each token once. Drafts hold no probabilities (point masses), as lookups a
 distribution does not depend on them.
 
 A draft ends at the first depth whose draft token is not worth its row. A token is accepted with the probability that
-the request's own drafts show, depth by depth. Whether they were verified or not, they are compared with the text, so it
-is seen when a request that drafts nothing is worth it again. A row costs what the times of recent steps say, in tokens
-that the batch would gain in that time. The time of a step is that from the end of one call to the begin of the next; it
+the request's own drafts show, depth by depth; at first, with that of all recent drafts. Whether they were verified or
+not, they are compared with the text, so it is seen when a request that drafts nothing is worth it again. A row costs
+what the times of recent steps say, in tokens that the batch gains in that time at its present speed. The time of a step is that from the end of one call to the begin of the next; it
 counts only if a request is in both, else the engine may have been idle. Several ranks that must draft alike cannot use
 times; there a draft ends where the acceptance rates of its match end it (`MatchLengthStats`).
 """
@@ -34,6 +34,8 @@ NO_LOGITS = TargetOut(torch.empty(0, 0))
 """An engine that is not ours shows none; lookups read none."""
 FIRST = 2
 """Longest drafts until a row has a cost, where lengths depend on times."""
+KNOWN_AT_FIRST = 8.0
+"""Steps that recent drafts of all requests count for a new one."""
 DEAREST = 0.9
 """A draft token that is accepted with this probability is verified at any cost: times may be those of a bad moment."""
 KNOWN = 6
@@ -89,7 +91,8 @@ class RowDrafts:
         self._seqs: dict[str, Sequence] = {}
         self._stats: dict[str, DepthStats] = {}
         self._proposed: dict[str, list[int]] = {}  # what the drafter proposed in the last call, by request
-        self._forward, self._gained, self._ended = Times(), Mean(16), 0.0
+        self._all = self._new_stats(fade=255 / 256)
+        self._forward, self._seconds, self._gained, self._ended = Times(), Mean(16), Mean(16), 0.0
         self._cost = 0.0
         self._last: set[str] = set()  # requests of the last call
 
@@ -129,12 +132,12 @@ class RowDrafts:
         return next((depth for depth, chance in enumerate(likely) if chance < cost), length)
 
     def _row_cost(self, requests: int) -> float:
-        """What a further row costs, in tokens that so many requests gain in that time; 0 if it is not known."""
+        """What a further row costs a step of so many requests, in tokens gained in that time; 0 if it is not known."""
         if not self.timed or len(self._forward) < KNOWN:
             return 0.0
         plain, more = self._forward.estimate(np.array([requests, requests + max(4, requests)])).tolist()
         each = max(0.0, more - plain) / max(4, requests)
-        now = each * max(self._gained.value, requests) / max(plain, SHORTEST)
+        now = each * self._gained.value / max(self._seconds.value, SHORTEST)
         self._cost = min(DEAREST, max(now, FORGET * self._cost, CHEAPEST))
         return self._cost
 
@@ -153,9 +156,13 @@ class RowDrafts:
                 prediction=found.prediction,
             )  # fmt: skip
             self._seqs[row.id] = seq
-            self._stats[row.id] = DepthStats(self.most, prior=0.7, weight=4.0, fade=31 / 32, restart_below=1e-4)
+            self._stats[row.id] = self._new_stats(fade=31 / 32)
+            self._stats[row.id].inherit(self._all, KNOWN_AT_FIRST)
         seq.tokens.extend(row.tokens(len(seq.tokens), row.length))
         return seq
+
+    def _new_stats(self, fade: float) -> DepthStats:
+        return DepthStats(self.most, prior=0.7, weight=4.0, fade=fade, restart_below=1e-4)
 
     def _learn(self, rows: Seq[Row], seqs: Seq[Sequence], begin: float) -> None:
         """Compare what was proposed with what followed, and note what the step took."""
@@ -165,7 +172,8 @@ class RowDrafts:
             for i, run in zip(shown, runs, strict=True):
                 pairs = list(zip(self._proposed[rows[i].id], run, strict=False))
                 right = next((n for n, (proposed, token) in enumerate(pairs) if proposed != token), len(pairs))
-                self._stats[rows[i].id].learn(right, right < len(pairs))
+                for stats in (self._stats[rows[i].id], self._all):
+                    stats.learn(right, right < len(pairs))
             verified = Draft.chains([run[:-1] for run in runs])
             paths = [list(range(len(run) - 1)) for run in runs]
             verdict = Verdict(paths, [run[-1] for run in runs], [None] * len(runs), [False] * len(runs))
@@ -173,6 +181,7 @@ class RowDrafts:
         decoded = all(row.rows == 1 + row.drafted for row in rows)  # no prompt was read
         if self.timed and decoded and any(row.id in self._last for row in rows):
             self._forward.add(sum(row.rows for row in rows), begin - self._ended)
+            self._seconds.add(begin - self._ended)
             self._gained.add(sum(row.gained for row in rows))
 
     def _free(self, key: str) -> None:

@@ -141,6 +141,21 @@ def test_learned_lengths_end_where_drafts_do_not_pay(cost: float, share: float, 
     assert spent[0] < share * spent[1]
 
 
+@pytest.mark.parametrize("streams", [1, 8])
+def test_short_texts_that_repeat_are_drafted_as_far_as_with_full_lengths(streams: int) -> None:
+    """A row is compared with what its batch gains at the speed that it has with drafts; a request begins with what
+    earlier ones have shown."""
+    spent = []
+    for timed in (True, False):
+        clock = Clock()
+        drafts = RowDrafts(drafter_of(VOCAB), 8, 4096, timed=timed, clock=clock)
+        for turn in range(4):
+            texts = [repetitive(seed + streams * turn, 140) for seed in range(streams)]
+            paced(0.06, drafts, clock, [Running(f"{turn}, {i}", text[:80], text[80:]) for i, text in enumerate(texts)])
+        spent.append(clock.now)
+    assert spent[0] < 1.02 * spent[1]
+
+
 @pytest.mark.parametrize("cost", [0.02, 0.2])
 def test_texts_that_repeat_are_drafted_after_texts_that_do_not(cost: float) -> None:
     """What was learned from one kind of text does not keep the other from being drafted."""
