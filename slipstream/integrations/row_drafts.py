@@ -8,9 +8,10 @@ distribution does not depend on them.
 A draft ends at the first depth whose draft token is not worth its row. A token is accepted with the probability that
 the request's own drafts show, depth by depth; at first, with that of all recent drafts. Whether they were verified or
 not, they are compared with the text, so it is seen when a request that drafts nothing is worth it again. A row costs
-what the times of recent steps say, in tokens that the batch gains in that time at its present speed. The time of a step is that from the end of one call to the begin of the next; it
-counts only if a request is in both, else the engine may have been idle. Several ranks that must draft alike cannot use
-times; there a draft ends where the acceptance rates of its match end it (`MatchLengthStats`).
+what the times of recent steps say, in tokens that the batch gains in that time at its present speed. The time of a step
+is that from the end of one call to the begin of the next; it counts only if a request is in both, else the engine may
+have been idle. Several ranks that must draft alike cannot use times; there a draft ends where the acceptance rates of
+its match end it (`MatchLengthStats`).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def matrix() -> dict[str, object]:
 
 
 def page() -> str:
-    """The table in Markdown: docs/support.md. Drafters and kinds of targets with equal cells share a column and a row."""
+    """The table in Markdown: docs/support.md. Drafters with equal cells share a column, kinds of targets a row."""
     columns = _alike(DRAFTERS, lambda name: tuple(str(cell(kind, DRAFTERS[name])) for kind in KINDS))
     rows = _alike(KINDS, lambda kind: tuple(str(cell(kind, DRAFTERS[names[0]])) for names in columns.values()))
     lines = [
