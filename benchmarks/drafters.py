@@ -1,7 +1,7 @@
 """`python -m benchmarks.drafters`: every way to draft, on the embedded target, in one interleaved run.
 
-Three runs, each with its own plain decoding: code and edit prompts (greedy and sampled), random tokens (each drafter as
-the only member of a bandit), and HumanEval if its file is given. With `--runs` only the named runs are repeated; the
+Three runs, each with its own plain decoding: code and edit prompts (greedy and sampled), random tokens (each drafter
+with chosen draft lengths), and HumanEval if its file is given. With `--runs` only the named runs are repeated; the
 others are kept from the earlier results.
 """
 
@@ -12,6 +12,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,6 @@ from slipstream.targets.sources import as_target
 Arm = dict[str, Any]
 
 LOOKUPS = tuple(name for name, spec in DRAFTERS.items() if spec.lookup)
-CARRY = 16.0
-"""Weight of earlier requests in the bandits' statistics, in steps: here prompts of one kind follow one another."""
 SINGLES = (
     *LOOKUPS, "recycling", "lookahead", "model", "model int8",
     "medusa", "eagle3", "eagle3 int8", "eagle3 comb", "eagle3 tree", "layerskip",
@@ -43,7 +42,7 @@ SINGLES = (
 """Labels of the drafters that a hybrid is compared with."""
 HYBRID = "suffix+model"
 """The hybrid that is compared with them, at both temperatures: a lookup before the draft model."""
-RUNS = {"mix": "Code and edits", "random": "Random tokens, each under its own control", "humaneval": "HumanEval"}
+RUNS = {"mix": "Code and edits", "random": "Random tokens, with chosen draft lengths", "humaneval": "HumanEval"}
 SURE = {"suffix": 6, "ngram": 4}
 """Shortest match that overrides the draft model. Longer n-gram matches are rare."""
 
@@ -80,19 +79,12 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         Contender(f"{name}+model", "hybrid", 16, {"members": [name, int8], "min_match": SURE[name]})
         for name in ("ngram", "suffix")
     ]
-    found.append(Contender("bandit", "bandit", 16, {"members": ["ngram", int8], "carry": CARRY}))
     return [each for each in found if not only or each.label in only]
 
 
 def controlled(only: Seq[str] = ()) -> list[Contender]:
-    """Each single drafter as the only member of a bandit, which may draft nothing. Texts are short, and trying a neural
-    member costs a prefill, so pauses are long. The predicted gain must exceed the usual variation of the costs."""
-    control = {"carry": CARRY, "longest_rest": 256, "margin": 0.1}
-    return [
-        Contender(c.label, "bandit", c.draft_tokens, {"members": [(c.drafter, c.options)], **control})
-        for c in contenders(only)
-        if c.label in SINGLES
-    ]
+    """Each single drafter with draft lengths that are chosen in each step, down to none."""
+    return [replace(c, adaptive=True) for c in contenders(only) if c.label in SINGLES]
 
 
 def shipped(kind: str) -> bool:
@@ -191,7 +183,12 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
     wild = {name: arm for name, arm in random.items() if not arm["plain"]}
     if wild:
         worst = min(wild, key=lambda name: speed(wild[name]))
-        row("any drafter under its own control against plain decoding, random tokens", 0.95, speed(wild[worst]), worst)
+        row(
+            "any drafter with chosen draft lengths against plain decoding, random tokens",
+            0.95,
+            speed(wild[worst]),
+            worst,
+        )
     return rows
 
 

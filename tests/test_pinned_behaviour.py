@@ -43,7 +43,7 @@ SAMPLES_ASKED = [
     (executor, name, rule)
     for executor in EXECUTORS
     for name in DRAFTERS
-    for rule in cases.rules(name, NO_FILES[name])
+    for rule in cases.rules(name)
     if asked(executor, name, rule)
 ]
 
@@ -81,10 +81,9 @@ def drafting(scratch: Path) -> Callable[..., LLM]:
     return engine_with
 
 
-def check_course(done: Completion, expected: list[Any] | None) -> None:
-    """Compare statistics; those that are not pinned follow from others by their definitions. None: only these."""
-    if expected is not None:
-        assert course_of(done) == dict(zip(COURSE, expected, strict=True))
+def check_course(done: Completion, expected: list[Any]) -> None:
+    """Compare statistics; those that are not pinned follow from others by their definitions."""
+    assert course_of(done) == dict(zip(COURSE, expected, strict=True))
     said = done.stats.as_dict()
     assert {name: said[name] for name in cases.derived(done)} == cases.derived(done)
     assert sum(done.drafted) == done.stats.accepted
@@ -102,7 +101,7 @@ def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(
     for name, done in [*ask(llm, wanted).items(), *alone.items()]:
         assert text_of(done) == expected["texts"][name]
         assert done.lossless
-        check_course(done, None if NO_FILES[drafter].timed else expected["courses"][drafter][name])
+        check_course(done, expected["courses"][drafter][name])
         if name in expected["logprobs"]:
             assert [each.id for each in done.logprobs or ()] == done.token_ids
             assert [each.logprob for each in done.logprobs or ()] == pytest.approx(expected["logprobs"][name], abs=2e-3)
@@ -119,7 +118,7 @@ def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
         for name, done in ask(drafting(executor, drafter, rule), wanted, alone).items():
             assert done.token_ids == expected[name]["ids"]
             assert done.lossless == (rule != "typical")
-            check_course(done, None if NO_FILES[drafter].timed else expected[name]["course"])
+            check_course(done, expected[name]["course"])
 
 
 @on_both_executors

@@ -110,8 +110,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     module, config = import_module(spec.path), options_of(name)
     arguments = inspect.signature(getattr(module, spec.maker)).parameters  # not options: head, model, members, ...
     own = {key: value for key, value in options.items() if key not in arguments}
-    former: Mapping[str, str] = getattr(module, "FORMER_NAMES", {})
-    own = {former.get(key, key): value for key, value in own.items()}
     if own.get("costs") == "measured":
         del own["costs"]
     if config is not None and own:

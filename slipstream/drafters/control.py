@@ -6,8 +6,7 @@
     gain        continue while one more draft token raises the expected tokens per second: its acceptance probability,
                 divided by the cost of drafting and verifying it, must exceed the step's tokens per cost so far
 
-All three use only the drafter's own probabilities in the current step. `bandit` uses acceptance rates of earlier steps
-instead, and sets the budget of any drafter, down to 0. The two can be combined.
+All three use only the drafter's own probabilities in the current step, within the draft length that the engine chose.
 
 The token that falls short is kept, and the draft ends *after* it: dropping a sampled draft token because its own
 probability was low would bias the output.

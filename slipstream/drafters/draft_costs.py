@@ -35,7 +35,7 @@ def measure_draft_costs(
 
     Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) steps (fewer if the target's context is too short)
     and releases it; running sequences are not affected. A drafter that keeps texts across requests would remember the
-    made-up text; lookups are not measured (see `bandit`).
+    made-up text.
     """
     lengths = list(lengths)
     while len(lengths) > 1 and 2 * _pass_tokens(lengths) + 3 > target.context:

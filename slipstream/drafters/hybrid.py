@@ -87,16 +87,6 @@ class HybridConfig(Strict):
         check_number("append_probability", self.append_probability, 0.0, 1.0)
 
 
-FORMER_NAMES = {
-    "beyond": "append_tokens",
-    "beyond_match": "append_match",
-    "beyond_chance": "append_probability",
-    "beside": "branch_tokens",
-    "start": "max_prefill_ratio",
-}
-"""Former option names, still accepted by `make`."""
-
-
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
     the first that drafts anything is used; lookups after it are asked only if it drafts nothing."""
@@ -212,15 +202,6 @@ def joint_taps(members: Iterable[Drafter]) -> tuple[int, ...]:
 Member = Drafter | str | tuple[str, dict[str, Any]]
 
 
-def current_names(former: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with former names replaced. Raises ParameterError if an option is given under both names."""
-    for old, new in former.items():
-        if old in options and new in options:
-            raise ParameterError(f"{old} and {new} are both given", why=f"{old} is the former name of {new}",
-                                 fix=f"give {new} only")  # fmt: skip
-    return {former.get(name, name): value for name, value in options.items()}
-
-
 def members_of(target: Target, members: Seq[Member] | str | None, model: Target | None) -> list[Drafter]:
     """Drafters from drafters, names, (name, options) or "name,name". None: suffix lookup before the draft `model`, or
     before the EAGLE-3 head that ships for the target, if there is one."""
@@ -261,6 +242,6 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
 def make(
     target: Target, *, members: Seq[Member] | str | None = None, model: Target | None = None, **options: Any
 ) -> HybridDrafter:
-    """See `registry`; members and model as in `members_of`, options as in `HybridConfig` (also by `FORMER_NAMES`)."""
-    config = HybridConfig(**current_names(FORMER_NAMES, options))
+    """See `registry`; members and model as in `members_of`, options as in `HybridConfig`."""
+    config = HybridConfig(**options)
     return HybridDrafter(members_of(target, members, model), target.vocab_size, config, target.device)

@@ -108,7 +108,6 @@ DRAFTERS: dict[str, DrafterSpec] = {
         DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),
         DrafterSpec("eagle3", Needs.DRAFT_HEAD, 5, trained_by="eagle3", module="eagle", maker="make_eagle3"),
         DrafterSpec("hybrid", Needs.MEMBERS, 10),
-        DrafterSpec("bandit", Needs.MEMBERS, 10, across="carry"),
         DrafterSpec("replay", Needs.RECORDING, 4),
     )
 }

@@ -41,7 +41,7 @@ def test_an_option_out_of_range(cli, pair, texts, command):
     assert "max_depth is -3" in result.said
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix,model", "model", "bandit"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix,model", "model", "hybrid"])
 def test_an_option_that_generate_does_not_have(cli, pair, drafter):
     result = cli("generate", "x", *pair, "--drafter", drafter, "-o", "max_ngrams=2")
     assert result.code == 2
@@ -49,7 +49,7 @@ def test_an_option_that_generate_does_not_have(cli, pair, drafter):
 
 
 def test_options_that_exist_pass_the_check(cli, pair, texts):
-    for drafter in ("ngram:max_ngram=2", "model:confidence=0.3", "hybrid:beyond=2", "bandit"):
+    for drafter in ("ngram:max_ngram=2", "model:confidence=0.3", "hybrid:append_tokens=2", "hybrid"):
         with pytest.raises(AssertionError, match="a model is loaded"):
             raise_what(cli, "bench", texts, *pair, "--drafter", drafter)
 

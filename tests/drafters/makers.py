@@ -10,7 +10,6 @@ from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
-from slipstream.theory.cost_curve import CostCurve
 from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model
@@ -46,9 +45,6 @@ MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "eagle": lambda target: eagle_drafter(V, 1),
     "eagle3": lambda target: eagle_drafter(V, 3),
     "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
-    "bandit": lambda target: make_drafter(
-        "bandit", target, model=other(), costs=CostCurve.flat(), draft_costs=(None, CostCurve((1, 2), (0.1, 0.2)))
-    ),
     "replay": lambda target: make_drafter("replay", target, continuations=_recorded(target), rate=0.7),
 }
 """Registered drafters that need more than a target."""

@@ -61,7 +61,6 @@ class TestOnTheCommandLine:
             (("medusa",), None, ("medusa", {})),
             (("eagle3",), "embedded", ("eagle3", {})),
             (("hybrid",), "embedded", ("hybrid", {"model": "embedded"})),
-            (("bandit",), None, ("bandit", {})),
             (("suffix", "model"), "d", (["suffix", "d"], {})),
             (("suffix", "eagle3"), "embedded", (["suffix", "eagle3"], {})),
             (("suffix", "eagle3"), "d", (["suffix", ("eagle3", {"head": "d"})], {})),
@@ -221,6 +220,6 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
 
 def test_the_command_line_has_no_list_of_drafters_of_its_own() -> None:
     """`ModelOptions` answers everything through `asked`."""
-    for names, draft in ((None, None), ("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("bandit", "d")):
+    for names, draft in ((None, None), ("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("hybrid", "d")):
         options = ModelOptions(target="mine", drafter=names, draft=draft)
         assert options.speculation == asked(tuple(names.split(",")) if names else (), draft)

@@ -110,7 +110,7 @@ def test_handles_drafts_of_another_drafter(name: str, own: float) -> None:
         assert drafter.used
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("hybrid", "bandit")])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "hybrid"])
 def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
     """Combined with a lookup that sometimes overrides it, and otherwise adds its draft tokens as siblings."""
     for min_match in (2, 99):

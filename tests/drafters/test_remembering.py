@@ -14,8 +14,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.llm import LLM
-from slipstream.theory.cost_curve import CostCurve
-from tests.drafters.makers import REMEMBERING, maker, other
+from tests.drafters.makers import REMEMBERING, maker
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
@@ -28,10 +27,6 @@ CARRYING: dict[str, Callable[[Target], Drafter]] = {
     "suffix": lambda target: make_drafter("suffix", target, across=True, past_prompts=True, min_match=1, row_cost=0.0),
     "recycling": lambda target: make_drafter("recycling", target, shared=True, row_cost=0.0, nodes=4, candidates=2),
     "hybrid": lambda target: make_drafter("hybrid", target, members=["ngram", ("suffix", {"across": True})]),
-    "bandit": lambda target: make_drafter(
-        "bandit", target, members=[("model", {"model": other()})], carry=16.0,
-        costs=CostCurve.flat(0.05), draft_costs=[CostCurve.flat(0.05)],
-    ),
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
 
 V = 5
-DRAFTERS = ("model", "ngram", "suffix", "recycling", "lookahead", "eagle3", "medusa", "hybrid", "bandit")
+DRAFTERS = ("model", "ngram", "suffix", "recycling", "lookahead", "eagle3", "medusa", "hybrid")
 
 
 def toy(**how: object) -> PagedToy:

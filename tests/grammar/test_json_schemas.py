@@ -30,7 +30,7 @@ def llm() -> LLM:
 @pytest.mark.parametrize("name", MADE)
 def test_sampled_texts_are_valid_with_every_drafter(llm: LLM, name: str) -> None:
     needs = DRAFTERS[name].needs
-    own = {"model": "embedded"} if needs is Needs.DRAFT_MODEL or name in ("hybrid", "bandit") else {}
+    own = {"model": "embedded"} if needs is Needs.DRAFT_MODEL or name == "hybrid" else {}
     llm.use(name, **own)
     each = [
         SamplingParams(structured=Structured(json_schema=schema), temperature=1.0, seed=seed, max_tokens=96)

@@ -84,16 +84,11 @@ EDITED["code"] = replace(EDITED["code"], frequency_penalty=0.5, stop_token_ids=[
 
 @dataclass(frozen=True)
 class Speculation:
-    """Arguments of `LLM.use`, and the draft length.
-
-    timed  the drafter's decisions depend on measured times: only texts that do not depend on them are pinned, and no
-           statistics.
-    """
+    """Arguments of `LLM.use`, and the draft length."""
 
     draft: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     draft_tokens: int = 4
-    timed: bool = False
 
 
 def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
@@ -124,16 +119,12 @@ def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
         "eagle3, tree": Speculation("eagle3", {"shape": "tree", "width": 2, "nodes": 8}),
         "hybrid": Speculation("hybrid", {"model": "embedded"}, 10),
         "suffix+eagle3": Speculation(["suffix", "eagle3"], {}, 10),
-        "bandit": Speculation("bandit", {"members": "ngram,eagle3", "lengths": (1, 3)}, 10, timed=True),
         "replay": Speculation("replay", {"continuations": dict(recording), "rate": 0.8}),
     }
 
 
-def rules(name: str, speculation: Speculation) -> list[str]:
-    """The rules under which a drafter's sampled texts are pinned, among those that support its drafts. The text of a
-    timed drafter is reproducible only if it does not depend on the drafter."""
-    if speculation.timed:
-        return ["coupled"]
+def rules(name: str) -> list[str]:
+    """The rules under which a drafter's sampled texts are pinned, among those that support its drafts."""
     return ["rejection", *(rule for rule, drafters in RULES.items() if name in drafters)]
 
 

@@ -50,12 +50,12 @@ def noisy(wanted: Wanted, seed: int) -> Wanted:
     return out
 
 
-def outcome(done: Completion, timed: bool) -> dict[str, Any]:
+def outcome(done: Completion) -> dict[str, Any]:
     """What must be equal on all engines."""
-    return text_of(done) | ({} if timed else course_of(done))
+    return text_of(done) | course_of(done)
 
 
-def fragile(wanted: Wanted, found: Mapping[str, Completion], timed: bool) -> dict[str, str]:
+def fragile(wanted: Wanted, found: Mapping[str, Completion]) -> dict[str, str]:
     """Prompts whose result differs on another engine, and on which."""
     out: dict[str, str] = {}
     native = engine("native")
@@ -67,7 +67,7 @@ def fragile(wanted: Wanted, found: Mapping[str, Completion], timed: bool) -> dic
     }
     for where, other in others.items():
         for name, done in other().items():
-            if outcome(done, timed) != outcome(found[name], timed):
+            if outcome(done) != outcome(found[name]):
                 out.setdefault(name, where)
         if len(out) == len(wanted):
             break
@@ -106,10 +106,9 @@ def greedy(scratch: Path, recording: Recording) -> dict[str, Any]:
                 found[title]["logprobs"] = {name: [round(x, 4) for x in values] for name, values in logprobs.items()}
             if texts != found[title]["texts"]:
                 sys.exit(f"{label}, {title}: the text is not that of plain decoding")
-            for name, where in fragile(wanted, done, speculation.timed).items():
+            for name, where in fragile(wanted, done).items():
                 sys.exit(f"{label}, {title}, prompt {name!r} is fragile: {where}")
-            if not speculation.timed:
-                found[title]["courses"][label] = {name: values(each) for name, each in done.items()}
+            found[title]["courses"][label] = {name: values(each) for name, each in done.items()}
     return found
 
 
@@ -119,7 +118,7 @@ def sampled(scratch: Path, recording: Recording) -> dict[str, Any]:
     for label, speculation in cases.speculations(scratch, recording).items():
         found[label] = {}
         settle(speculation)
-        for rule in cases.rules(label, speculation):
+        for rule in cases.rules(label):
             found[label][rule] = sturdy(speculation, rule)
             print(label, rule, {name: row["seed"] for name, row in found[label][rule].items()}, file=sys.stderr)
     return found
@@ -133,7 +132,7 @@ def sturdy(speculation: Speculation, rule: str) -> dict[str, Any]:
     while True:
         wanted = {name: replace(params, seed=seeds[name]) for name, params in SAMPLED.items()}
         done = ask(engine("native"), wanted)
-        bad = fragile(wanted, done, speculation.timed)
+        bad = fragile(wanted, done)
         if not bad:
             break
         for name, where in bad.items():
@@ -144,10 +143,7 @@ def sturdy(speculation: Speculation, rule: str) -> dict[str, Any]:
         plain = ask(engine("native"), {name: replace(params, draft_tokens=0) for name, params in wanted.items()})
         if any(plain[name].token_ids != each.token_ids for name, each in done.items()):
             sys.exit(f"{speculation}: the text under the rule coupled is not that of plain decoding")
-    return {
-        name: {"seed": seeds[name], "ids": each.token_ids} | ({} if speculation.timed else {"course": values(each)})
-        for name, each in done.items()
-    }
+    return {name: {"seed": seeds[name], "ids": each.token_ids, "course": values(each)} for name, each in done.items()}
 
 
 def values(done: Completion) -> list[Any]:
