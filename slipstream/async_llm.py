@@ -50,7 +50,6 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         rule: str | None = None,
         prediction: Prompt = (),
-        drafter: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Complete one prompt; yields what each step added, and the completion in the last chunk. Closing the iterator,
         or cancelling who waits for it, aborts the request.
@@ -61,9 +60,6 @@ class AsyncLLM:
         prediction  text or ids that the output is expected to hold, such as the file that is being edited: draft
               tokens are copied from it. It changes how fast the request is decoded, not what is.
 
-        drafter  what proposes its draft tokens, if not the drafter of the `LLM`: one of `LLM.request_drafters`, which
-              are that one and those that need no weights. With a prediction, one that looks up texts.
-
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
@@ -72,7 +68,7 @@ class AsyncLLM:
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
         text = self.llm.text_stream(params)
-        async with aclosing(self.steps(Ask(ids, params, rule, expected, drafter))) as steps:
+        async with aclosing(self.steps(Ask(ids, params, rule, expected))) as steps:
             async for update in steps:
                 output.append(update)
                 last = update.finish is not None

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from slipstream.core.beam_params import BeamParams
 from slipstream.core.beams import Beam
-from slipstream.core.drafter import Drafter, drafts_nothing, reads_predictions
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence
@@ -31,7 +30,8 @@ from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.warp import check_possible
 from slipstream.drafters.choice import STACK, DrafterFactory
 from slipstream.drafters.guard import Guard
-from slipstream.drafters.registry import DRAFTERS, make_drafter, most_chosen
+from slipstream.drafters.predictions import with_predictions
+from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
@@ -49,6 +49,9 @@ from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, DRAFT_TOKENIZERS, SAM
 from slipstream.targets.memory_plan import plan
 from slipstream.targets.sources import as_target
 from slipstream.zoo import checkpoint_of
+
+MOST_CHOSEN = most_chosen(STACK)
+"""Longest draft of a request with a prediction, where lengths are chosen."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +203,6 @@ class LLM:
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
-        self._weightless: dict[str, Drafter] = {}  # by name, made when a request first wants one
-        self._weightless_lengths: dict[str, DraftLengths] = {}  # what has been learned with each
-        self._stacks: dict[str, tuple[Drafter, Drafter, int | DraftLengths]] = {}  # see `_after_lookup`
         self._factory = DrafterFactory(self.target, path, draft_load, self.tokenizer, draft_tokenizer)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
@@ -257,7 +257,7 @@ class LLM:
 
     def _new_lengths(self) -> int | DraftLengths:
         """What an engine takes. What was learned with another drafter is not for this one."""
-        if drafts_nothing(self.drafter):
+        if not self.drafter.traits.drafts:
             return 0
         if self._draft_tokens == AUTO:
             return DraftLengths(most_chosen(self.drafter.name))
@@ -266,7 +266,7 @@ class LLM:
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
         self.drafter = self._factory.make(draft, options)
-        self._guarded: Drafter = self.drafter if drafts_nothing(self.drafter) else Guard(self.drafter, self.target)
+        self._guarded = Guard(self.drafter, self.target)
         self.lengths = self._new_lengths()
 
     def generate(
@@ -292,7 +292,7 @@ class LLM:
 
         Nothing is drafted (see `core.beams`): raises ParameterError where a drafter is in use."""
         params = self.checks.beams(params or BeamParams())
-        if not drafts_nothing(self.drafter) and self.most_draft_tokens:
+        if self.drafter.traits.drafts and self.most_draft_tokens:
             raise ParameterError(
                 f"beam search was asked of an LLM with the drafter {self.drafter.name!r}",
                 why="beams are not drafted: a step keeps the best of all continuations, not one accepted text",
@@ -381,25 +381,26 @@ class LLM:
         yield from engine.decode(seqs)
 
     def engine(self) -> Engine:
-        """An engine that stays, for requests that come and go (see `AsyncLLM`): with a prefix cache, and with the
-        drafter, rule, draft length and `max_batch` of now."""
+        """An engine that stays, for requests that come and go (see `AsyncLLM`): with a prefix cache, for predictions,
+        too, and with the drafter, rule, draft length and `max_batch` of now. It takes what `prepared` makes."""
+        lengths = DraftLengths(MOST_CHOSEN) if self._draft_tokens == AUTO else self._draft_tokens
         return Engine(
             self.target,
-            self._guarded,
+            with_predictions(self.drafter, self.target),
             self._rule,
-            self.lengths,
+            lengths,  # type: ignore[arg-type]
             self.max_batch,
             self._lock,
             prefix_cache=True,
+            usual_draft_tokens=self.most_draft_tokens if self.drafter.traits.drafts else 0,
         )
 
     def prepared(self, ask: Ask) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
-        A prediction is for a drafter that looks up texts. If the drafter in use does not, a suffix tree is asked before
-        it: where the text leaves the prediction, a draft model goes on (the tree alone was slower than the model on
-        short edits). A text that is given has the suffix tree alone, whose lengths are not chosen: all drafts are
-        right, and nothing is to be learned from them.
+        A request with a prediction drafts as a stack of lookup and drafter does, also where nothing else drafts (see
+        `drafters.predictions`). For a text that is given, lengths are not chosen: all its drafts are right, and nothing
+        is to be learned from them.
 
         The prediction may be an earlier output of the same seed: verification must not decide on it with the random
         numbers that made it. So they are others, which the prediction chooses, and with fixed lengths a repeated
@@ -407,54 +408,17 @@ class LLM:
         """
         seq = self.sequence(ask.ids, ask.params)
         rule = None if ask.rule is None else rule_named(ask.rule)
-        other = None if ask.drafter == self.drafter.name else ask.drafter
-        own, most = (None, None) if other is None else self._named(other)
         if not ask.prediction:
-            return Prepared(seq, own, rule, most)
+            return Prepared(seq, rule)
         seq.prediction = ask.prediction
         if (rule or self.rule).name != "coupled":
             digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
-        given = ask.params.structured is not None and ask.params.structured.tokens is not None
-        if given:
-            return Prepared(seq, self._named("suffix")[0], rule, DRAFTERS["suffix"].length)
-        if not reads_predictions(own or self.drafter):
-            own, most = self._after_lookup(own or self.drafter)
-        return Prepared(seq, own, rule, most)
-
-    def _after_lookup(self, drafter: Drafter) -> tuple[Drafter, int | DraftLengths]:
-        """A suffix tree with this drafter behind it, and how many tokens they draft."""
-        if drafts_nothing(drafter):
-            return self._named("suffix")
-        made = self._stacks.get(drafter.name)
-        if made is None or made[0] is not drafter:
-            stack = make_drafter(STACK, self.target, members=(self._named("suffix")[0], drafter))
-            fixed = isinstance(self._draft_tokens, int)
-            most = DRAFTERS[STACK].length if fixed else DraftLengths(most_chosen(STACK))
-            made = self._stacks[drafter.name] = drafter, stack, most
-        return made[1:]
-
-    @property
-    def request_drafters(self) -> dict[str, int]:
-        """The drafters that one request may name, and the most draft tokens a step of each: the one in use, and those
-        that need no weights."""
-        chosen = not isinstance(self._draft_tokens, int)
-        others = {name: spec.length for name, spec in DRAFTERS.items() if spec.weightless}
-        if chosen:
-            others = {name: most_chosen(name) for name in others}
-        in_use = {} if drafts_nothing(self.drafter) else {self.drafter.name: self.most_draft_tokens}
-        return in_use | {name: length for name, length in others.items() if name not in in_use}
-
-    def _named(self, name: str) -> tuple[Drafter, int | DraftLengths]:
-        """One of `request_drafters`, and how many tokens it drafts: chosen in each step if those of the `LLM` are."""
-        if not isinstance(name, str) or name not in self.request_drafters:
-            raise ParameterError(f"a request names the drafter {name!r}", fix=did_you_mean(name, self.request_drafters))
-        if name not in self._weightless:
-            self._weightless[name] = make_drafter(name, self.target)
-        most = self.request_drafters[name]
-        if isinstance(self._draft_tokens, int):
-            return self._weightless[name], most
-        return self._weightless[name], self._weightless_lengths.setdefault(name, DraftLengths(most))
+        if ask.params.structured is not None and ask.params.structured.tokens is not None:
+            return Prepared(seq, rule, DRAFTERS[STACK].length, chosen=False)
+        if self.drafter.traits.reads_predictions:
+            return Prepared(seq, rule, self.most_draft_tokens)
+        return Prepared(seq, rule, DRAFTERS[STACK].length if isinstance(self._draft_tokens, int) else MOST_CHOSEN)
 
     def text_of(self, output: Seq[int], stop_cause: int | str | None = None) -> str:
         """The text of output ids, cut before the stop string that ended it; empty without a tokenizer."""

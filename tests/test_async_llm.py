@@ -86,24 +86,6 @@ def test_a_request_has_its_own_rule_and_draft_length(pair: LLM) -> None:
     assert on.stats.proposed > 0 == off.stats.proposed
 
 
-def test_a_request_has_its_own_drafter_beside_others() -> None:
-    names = [None, "suffix", "ngram", None, "recycling", "suffix"]
-    model = LLM(ToyTarget(5), draft_tokens=3)
-    params = SamplingParams(max_tokens=30)
-
-    async def body() -> list[Completion]:
-        async with AsyncLLM(model) as llm:
-            for wrong in ("sufix", ["suffix"]):
-                with pytest.raises(ParameterError, match="drafter"):
-                    await completed(llm.generate([1, 2], drafter=wrong))  # type: ignore[arg-type]
-            return await asyncio.gather(*(completed(llm.generate([1, 2], params, drafter=name)) for name in names))
-
-    expected = model.generate([1, 2], params)[0].token_ids
-    for name, found in zip(names, run(body), strict=True):
-        assert found.token_ids == expected
-        assert (found.stats.proposed > 0) == (name is not None), name
-
-
 def test_closing_the_iterator_aborts_the_request_and_frees_its_cache() -> None:
     target = PagedToy(5)
 

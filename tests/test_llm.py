@@ -13,6 +13,7 @@ from slipstream.bench.provenance import engine_facts
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
 from slipstream.targets.decoder import Decoder
@@ -264,7 +265,7 @@ def test_drafts_with_a_padded_vocabulary_are_compatible(tiny, tmp_path, plain):
 class Scripted(NoDrafter):
     """Returns the given object, or raises it."""
 
-    name = "scripted"
+    name, traits = "scripted", DrafterTraits()
 
     def __init__(self, answer):
         self.answer = answer

@@ -10,7 +10,6 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
 from slipstream.drafters.registry import make_drafter
-from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.messages import Ask
 from slipstream.llm import LLM
 from tests.oracle import Oracle, joint_distribution
@@ -34,7 +33,7 @@ def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
     for ask in asks:
         own = llm.prepared(ask)
         seqs.append(own.seq)
-        engine.add(own.seq, own.drafter, own.rule, own.draft_tokens)
+        engine.add(own.seq, own.rule, own.draft_tokens, own.chosen)
     while engine.unfinished:
         engine.step()
     return seqs
@@ -98,7 +97,7 @@ def test_with_a_draft_model_the_prediction_is_copied_first_and_the_model_goes_on
     changed = [*plain.output[:10], 299, 298, *plain.output[12:]]
     (seq,) = decoded(llm, [Ask(PROMPT, params, prediction=changed)])
     assert seq.output == plain.output
-    assert seq.drafter == "hybrid"
+    assert seq.drafter == "model"
     assert {"suffix", "model"} <= set(seq.proposers)
     assert seq.stats.steps < plain.stats.steps
 
@@ -116,14 +115,30 @@ def test_the_model_behind_a_prediction_is_the_one_in_use() -> None:
 
 
 def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> None:
-    """And kept from one request to the next. Of a text that is given all drafts are right, so none is chosen."""
+    """Of a text that is given all drafts are right, so none is chosen."""
     llm = LLM(toy())
     ask = Ask(PROMPT, PARAMS, prediction=(4, 3, 2))
-    lengths = llm.prepared(ask).draft_tokens
-    assert isinstance(lengths, DraftLengths)
-    assert llm.prepared(ask).draft_tokens is lengths is llm.prepared(replace(ask, drafter="suffix")).draft_tokens
-    assert llm.prepared(replace(ask, drafter="ngram")).draft_tokens is not lengths
-    given = replace(PARAMS, structured=Structured(tokens=(4, 3, 2)))
-    assert llm.prepared(replace(ask, params=given)).draft_tokens == 10
+    assert (llm.prepared(ask).draft_tokens, llm.prepared(ask).chosen) == (16, True)
+    assert llm.engine().draft_tokens == 0, "without a drafter, only predictions are drafted"
+    given = replace(ask, params=replace(PARAMS, structured=Structured(tokens=(4, 3, 2))))
+    assert (llm.prepared(given).draft_tokens, llm.prepared(given).chosen) == (10, False)
     llm.draft_tokens = 4
     assert llm.prepared(ask).draft_tokens == 10
+
+
+def test_requests_with_and_without_predictions_draft_in_one_step() -> None:
+    """Each decodes what it decodes alone, under greedy decoding."""
+    target = ToyTarget(300, order=3, seed=3, sharpness=9.0)
+    params = SamplingParams(temperature=0, max_tokens=24)
+    llm = LLM(target, ToyTarget(300, order=3, seed=3, sharpness=9.0), draft_tokens=4)
+    (plain,) = decoded(llm, [Ask(PROMPT, params)])
+    asks = [
+        Ask(PROMPT, params),
+        Ask(PROMPT, params, prediction=plain.output),
+        Ask(PROMPT, replace(params, draft_tokens=0)),
+    ]
+    without, predicted, off = decoded(llm, asks)
+    assert without.output == predicted.output == off.output == plain.output
+    assert set(without.proposers) == {"model", None}
+    assert "suffix" in predicted.proposers
+    assert not off.stats.proposed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence as Seq
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,12 +21,11 @@ from slipstream.bench.benchmark import Contender, checkpoints
 from slipstream.bench.provenance import provenance
 from slipstream.bench.results import Result, kept, recording
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import CompositeDrafter, Drafter
+from slipstream.core.drafter import CompositeDrafter, Drafter, DrafterTraits, Lookup
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
-from slipstream.drafters.hybrid import Lookup
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -96,7 +95,7 @@ class Recorder:
     steps: list[StepRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.name, self.taps = self.drafter.name, self.drafter.taps
+        self.name, self.traits = self.drafter.name, DrafterTraits(taps=self.drafter.traits.taps)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         return self.drafter.propose(seqs, budget)
@@ -161,7 +160,7 @@ class RecordedMember:
     """Wraps a member of a stack and records the paths that it proposed for the traced sequence in this step."""
 
     def __init__(self, member: Drafter):
-        self.member, self.name, self.taps = member, member.name, member.taps
+        self.member, self.name, self.traits = member, member.name, DrafterTraits(taps=member.traits.taps)
         self.paths: set[tuple[int, ...]] = set()
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -193,10 +192,9 @@ class RecordedLookup(RecordedMember):
 
 def with_recorded_members(drafter: Drafter) -> Drafter:
     """The drafter; if it is a stack, its members are wrapped in `RecordedMember`."""
-    if isinstance(drafter, CompositeDrafter):
-        drafter.members = tuple(
-            RecordedLookup(m) if isinstance(m, Lookup) else RecordedMember(m) for m in drafter.members
-        )
+    if drafter.traits.composite:
+        stack = cast(CompositeDrafter, drafter)
+        stack.members = tuple(RecordedLookup(m) if m.traits.lookup else RecordedMember(m) for m in stack.members)
     return drafter
 
 
@@ -207,7 +205,7 @@ def paths(draft: Draft) -> list[list[int]]:
 
 def proposers(drafter: Drafter, draft: Draft) -> list[str]:
     """The proposer of each node: the drafter, or the first member of a stack that proposed the same path."""
-    members = drafter.members if isinstance(drafter, CompositeDrafter) else ()
+    members = cast(CompositeDrafter, drafter).members if drafter.traits.composite else ()
     recorded = [m for m in members if isinstance(m, RecordedMember)]
     return [next((w.name for w in recorded if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
 

@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.core.draft import consecutive
-from slipstream.core.random import DRAFT, VERIFY, Stream
-from slipstream.core.sequence import Sequence
+from slipstream.core.random import VERIFY, Stream
 
 
 class Dice:
@@ -76,23 +74,3 @@ def invert(probs: Tensor, u: Tensor) -> Tensor:
     """
     total = probs.cumsum(-1)  # [B, V]
     return torch.searchsorted(total / total[:, -1:], u[:, None].contiguous(), right=True)[:, 0]
-
-
-def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
-    """Sample draft tokens: probs [B, V] for the token `depth` places after each sequence's next token (0: the next
-    token itself) -> int64 [B].
-
-    Under the rule `coupled` the token is picked with the noise that the target will use at that position, so that
-    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
-    """
-    tokens = torch.empty(len(seqs), dtype=torch.int64, device=probs.device)
-    drawn = [b for b, seq in enumerate(seqs) if not seq.coupled]
-    for b, seq in enumerate(seqs):
-        if seq.coupled:
-            noise = torch.from_numpy(seq.random.gumbel(len(seq.tokens) + depth, probs.shape[-1])).to(probs.device)
-            tokens[b] = (probs[b].log() + noise).argmax()
-    if drawn:
-        rows = consecutive(drawn)
-        u = [seqs[b].random.uniforms(DRAFT, len(seqs[b].tokens), depth + 1)[depth] for b in drawn]
-        tokens[rows] = invert(probs[rows], torch.tensor(u, dtype=torch.float64, device=probs.device))
-    return tokens

@@ -26,6 +26,9 @@ from torch import Tensor
 
 from slipstream.errors import DraftError
 
+Decision = tuple[list[list[int]], list[int]]
+"""What a rule decides: accepted path and next token of each sequence, as in `Verdict`."""
+
 
 @dataclass(frozen=True)
 class Draft:

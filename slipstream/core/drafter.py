@@ -1,25 +1,64 @@
 """The contract of a drafter, and nothing else.
 
 A drafter sees sequences, proposes a draft, and is shown what became of it. Whether it drafts by a model, a lookup or a
-head is its own business: the step and the verification never ask.
+head is its own business: the step and the verification never ask. What it does beyond `Drafter` it declares in
+`DrafterTraits`, as a target does in `Capabilities`; nobody probes for members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, cast, runtime_checkable
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 
 
+@dataclass(frozen=True)
+class DrafterTraits:
+    """What a drafter needs and does beyond `Drafter`, with the options that it has.
+
+    taps            target layers whose hidden states `observe` needs (see `TargetOut.hidden`).
+    drafts          False: it never drafts nor learns, so it need not be asked.
+    chains_only     it drafts at most one token for each depth.
+    lookup          it finds its draft tokens in text: it is a `Lookup`.
+    reads_predictions  it copies from `Sequence.prediction`, too.
+    remembers       it keeps something of one request for the next ones.
+    reads_prompts   it is a `PromptReader`.
+    keeps_prefixes  it is a `PrefixKeeper`.
+    composite       it is a `CompositeDrafter`.
+    """
+
+    taps: tuple[int, ...] = ()
+    drafts: bool = True
+    chains_only: bool = False
+    lookup: bool = False
+    reads_predictions: bool = False
+    remembers: bool = False
+    reads_prompts: bool = False
+    keeps_prefixes: bool = False
+    composite: bool = False
+
+    @staticmethod
+    def of_members(members: Iterable[Drafter]) -> DrafterTraits:
+        """Of a drafter that is made of these, and shows its members the prompts that it is shown."""
+        traits = [member.traits for member in members]
+        return DrafterTraits(
+            taps=tuple(dict.fromkeys(tap for each in traits for tap in each.taps)),
+            reads_predictions=any(each.reads_predictions for each in traits),
+            remembers=any(each.remembers for each in traits),
+            reads_prompts=any(each.reads_prompts for each in traits),
+            composite=True,
+        )
+
+
 @runtime_checkable
 class Drafter(Protocol):
     name: str
     """Short name for tables, e.g. "model" or "ngram"."""
-    taps: tuple[int, ...]
-    """Target layers whose hidden states `observe` needs (see `TargetOut.hidden`)."""
+    traits: DrafterTraits
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         """Draft tokens for each sequence, at most `budget[b]` deep; 0 asks for none.
@@ -39,14 +78,19 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
-class CompositeDrafter(Drafter, Protocol):
-    """A drafter that is made of others."""
+class Lookup(Drafter, Protocol):
+    """A drafter that finds its draft tokens in text. It is cheap to ask and knows the length of its match."""
 
-    members: tuple[Drafter, ...]
+    def match_length(self, seq_id: int) -> int:
+        """Length of the match of the sequence's last draft: how many of its last tokens occurred earlier."""
+        ...
+
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+        """Up to `depth` draft tokens that follow the sequence *and* another drafter's tokens `drafted`, and the length
+        of their match. Call it only for a sequence that `propose` was called for in this step."""
+        ...
 
 
-@runtime_checkable
 class PromptReader(Drafter, Protocol):
     """A drafter that reads prompts along with the target, chunk by chunk, so that no step has to read a long one."""
 
@@ -56,17 +100,7 @@ class PromptReader(Drafter, Protocol):
         ...
 
 
-def read_prompts(drafter: Drafter, seqs: Seq[Sequence], out: TargetOut) -> None:
-    """Show the chunks to the drafter, or to its members, if they read along."""
-    if isinstance(drafter, PromptReader):
-        drafter.read_prompts(seqs, out)
-    elif isinstance(drafter, CompositeDrafter):
-        for member in drafter.members:
-            read_prompts(member, seqs, out)
-
-
-@runtime_checkable
-class PrefixDrafter(Drafter, Protocol):
+class PrefixKeeper(Drafter, Protocol):
     """A drafter with a KV cache of its own, which may keep what it computed for the beginning of a text. With it, a
     request whose target begins in the middle of a prompt drafts as well as one that read it all."""
 
@@ -83,56 +117,30 @@ class PrefixDrafter(Drafter, Protocol):
         ...
 
 
-@runtime_checkable
-class ChainDrafter(Drafter, Protocol):
-    """A drafter that can tell that it drafts chains only, with its options: at most one draft token for each depth."""
+class CompositeDrafter(Drafter, Protocol):
+    """A drafter that is made of others."""
 
-    chains_only: bool
+    members: tuple[Drafter, ...]
+
+
+def read_prompts(drafter: Drafter, seqs: Seq[Sequence], out: TargetOut) -> None:
+    """Show chunks of prompts to the drafter, if it reads them."""
+    if drafter.traits.reads_prompts:
+        cast(PromptReader, drafter).read_prompts(seqs, out)
 
 
 def parts(drafter: Drafter) -> list[Drafter]:
     """The drafter, or the drafters that it is made of, none of which is made of others."""
-    if isinstance(drafter, CompositeDrafter):
-        return [part for member in drafter.members for part in parts(member)]
+    if drafter.traits.composite:
+        return [part for member in cast(CompositeDrafter, drafter).members for part in parts(member)]
     return [drafter]
 
 
-@runtime_checkable
-class RememberingDrafter(Drafter, Protocol):
-    """A drafter that can keep something of one request for the next ones."""
-
-    remembers: bool
-    """Whether it does, with the options that it has."""
-
-
-@runtime_checkable
-class PredictionReader(Drafter, Protocol):
-    """A drafter that copies from `Sequence.prediction`, too."""
-
-    reads_predictions: bool
-
-
-def reads_predictions(drafter: Drafter) -> bool:
-    """Whether the drafter, or a member of it, copies from predictions."""
-    return any(isinstance(part, PredictionReader) and part.reads_predictions for part in parts(drafter))
-
-
-def remembers(drafter: Drafter) -> bool:
-    """Whether the drafter, or a member of it, keeps something of one request for the next ones."""
-    if isinstance(drafter, RememberingDrafter) and drafter.remembers:
-        return True
-    return isinstance(drafter, CompositeDrafter) and any(map(remembers, drafter.members))
-
-
 class NoDrafter:
-    """Drafts nothing: plain decoding, the baseline of every speed-up, through the same code as everything else.
-
-    It learns nothing either, so it need not be asked, and the target may decode several steps in one call.
-    """
+    """Drafts nothing: plain decoding, the baseline of every speed-up, through the same code as everything else."""
 
     name = "none"
-    taps: tuple[int, ...] = ()
-    remembers = reads_all = False
+    traits = DrafterTraits(drafts=False)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         return Draft.empty(len(seqs))
@@ -140,24 +148,5 @@ class NoDrafter:
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         pass
 
-    def most_nodes(self, depth: int) -> int:
-        """Most draft tokens that a draft of this depth has."""
-        return 0
-
-    def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixDrafter`."""
-        return len(seq.tokens)
-
-    def begin(self, seq: Sequence, length: int) -> None:
-        pass
-
-    def keep(self, seq: Sequence) -> None:
-        pass
-
     def release(self, seq_id: int) -> None:
         pass
-
-
-def drafts_nothing(drafter: Drafter) -> bool:
-    """Whether it is known never to draft nor to learn. A subclass of `NoDrafter` may do either."""
-    return type(drafter) is NoDrafter

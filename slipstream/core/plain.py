@@ -21,7 +21,7 @@ import torch
 
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, drafts_nothing
+from slipstream.core.drafter import Drafter
 from slipstream.core.random import VERIFY
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
@@ -67,9 +67,9 @@ def stride(
     than the target's logits and the temperature, or where hidden states are asked for. Never more than the shortest
     room, so that only tokens after a stop are run in vain."""
     most = 1 if multi_step is None else multi_step.steps_per_call
-    if most < 2 or drafter.taps or not rule.lossless:
+    if most < 2 or drafter.traits.taps or not rule.lossless:
         return 1
-    if not drafts_nothing(drafter) and any(map(wanted, seqs, for_each(seqs, draft_tokens))):
+    if drafter.traits.drafts and any(map(wanted, seqs, for_each(seqs, draft_tokens))):
         return 1
     if any(seq.unread != 1 or not seq.params.temperature_only for seq in seqs):
         return 1
@@ -99,7 +99,7 @@ def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> St
 
 def _replay(seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, clock: StepClock) -> None:
     """Take the tokens [K, B] as single steps would."""
-    if drafts_nothing(drafter) and all(seq.params.logprobs is None for seq in seqs):
+    if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
         clock.verify(_take_at_once, seqs, decoded.tokens.T.tolist())
     else:
         _take_one_by_one(seqs, decoded, drafter, clock)

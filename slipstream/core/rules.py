@@ -27,15 +27,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream import settings
 from slipstream.core.dice import Dice
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Decision, Draft, Verdict
 from slipstream.core.params import SamplingParams
-from slipstream.core.typical import typical  # noqa: F401 found by its name, below
+from slipstream.core.typical import typical
 from slipstream.errors import RuleError, did_you_mean
-
-Decision = tuple[list[list[int]], list[int]]
-"""Accepted path and next token of each sequence, as in `Verdict`."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +243,18 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
 
 
-TOKENWISE = ("greedy", "rejection", "coupled")
-RULES = {name: Rule(name, lossless, globals()[name], name in TOKENWISE) for name, lossless in settings.RULES.items()}
-"""Every rule by name. A new rule is a function of this module and an entry of `settings.RULES`; the tests of exactness
-pick it up."""
+RULES = {
+    rule.name: rule
+    for rule in (
+        Rule("greedy", True, greedy, tokenwise=True),
+        Rule("rejection", True, rejection, tokenwise=True),
+        Rule("block", True, block),
+        Rule("coupled", True, coupled, tokenwise=True),
+        Rule("typical", False, typical),
+    )
+}
+"""Every rule by name. `settings.RULES` has the same names for whoever must not import torch; the tests of exactness run
+over all of them."""
 
 
 def rule_named(name: str) -> Rule:

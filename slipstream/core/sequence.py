@@ -10,17 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from slipstream.core.constraint import Constraint
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
+from slipstream.core.rules import Rule
 from slipstream.core.stats import SpecStats
 from slipstream.core.token_logprob import TokenLogprob
-
-if TYPE_CHECKING:
-    from slipstream.core.rules import Rule
 
 _ids = itertools.count()
 

@@ -43,7 +43,7 @@ def step(
         draft = clock.draft(drafter.propose, seqs, budgets(seqs, draft_tokens))
         draft = clock.draft(prune, seqs, draft)
         whole = draft.padded(len(prompts))
-        out = clock.target(target.run, [*seqs, *prompts], whole, drafter.taps)
+        out = clock.target(target.run, [*seqs, *prompts], whole, drafter.traits.taps)
         verdict = clock.verify(decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule)
         verdict = clock.verify(stop, seqs, draft, verdict)
         clock.target(target.commit, [*seqs, *prompts], verdict.path + [[] for _ in prompts])

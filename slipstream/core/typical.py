@@ -11,16 +11,11 @@ passes, and the text is the greedy one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from slipstream.core.dice import Dice
-from slipstream.core.draft import Draft
-
-if TYPE_CHECKING:
-    from slipstream.core.rules import Decision
+from slipstream.core.draft import Decision, Draft
 
 EPSILON, DELTA = 0.09, 0.3
 """The reference implementation's `posterior_threshold` and `posterior_alpha`."""

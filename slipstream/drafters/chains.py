@@ -4,14 +4,11 @@ Each draft token is sampled from the model's distribution, warped by the request
 (Leviathan et al. 2211.17192, section 2.3). At temperature 0 the draft token is the argmax, a point mass.
 
 If the model can decode several steps in one call, requests whose only sampling parameter is a temperature are drafted
-that way. The native kernel samples in float64 and returns the distributions that it sampled from. A compiled graph
-picks each token in float32, by inversion of the cumulative softmax with one uniform number per draft token (under the
-rule `coupled`: Gumbel-max with the shared noise). The host then repeats the pick in float64, from the returned logits
-and the same random numbers. The two differ about once in a hundred thousand tokens. If they agree, the chain is what
-float64 sampling would have drawn from q = softmax(logits / temperature). If they differ, the host's token is kept and
-the chain ends with it, because the tokens after it were computed for another prefix. So q is exactly the distribution
-that each draft token was drawn from, and the length of a chain depends only on the random numbers of the tokens that
-are kept.
+that way. Some models return the float64 distributions that they sampled from. Others pick each token in their own
+precision, with the same random numbers that single steps use; the host then repeats the pick in float64 from the
+returned logits. The two differ about once in a hundred thousand tokens. The host's token is then kept and the chain
+ends with it, because the tokens after it were computed for another prefix. So q is exactly the distribution that each
+draft token was drawn from, and the length of a chain depends only on the random numbers of the tokens that are kept.
 
 A fault after a token was drawn may depend on that token: the model may fail, or no token may be possible after it. The
 chain then ends with the token. To drop the token, or the whole draft, would bias the output.
@@ -29,8 +26,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
-from slipstream.core.dice import invert, sample_draft_tokens
-from slipstream.core.draft import Draft
+from slipstream.core.dice import invert
+from slipstream.core.draft import Draft, consecutive
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -90,7 +87,6 @@ class Chains:
     ):
         self.source, self.vocab_size, self.control = source, vocab_size, control
         self.sampled, self.with_rank_probs = sampled, with_rank_probs
-        self._usual = 0  # steps of the last multi-step call
         self._vocab = vocab_size if source.width > vocab_size else None  # ids from here on are padding
 
     def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
@@ -131,7 +127,7 @@ class Chains:
 
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: Seq[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
-        steps = self._steps([seqs[b] for b in rows], [depth[b] for b in rows])
+        steps = max(depth[b] for b in rows)
         left = [b for b in rows if self.source.room(seqs[b]) < steps]
         rows = [b for b in rows if b not in left]
         own = [seqs[b] for b in rows]
@@ -170,15 +166,6 @@ class Chains:
         assert draws.noise is not None
         noise = draws.noise[: len(probs), r, : self.vocab_size]
         return (raw[: len(probs)].double() / params.divisor + noise).argmax(-1).tolist()
-
-    def _steps(self, seqs: Seq[Sequence], depth: Seq[int]) -> int:
-        """Steps of the next call. Near the end of a text the budget shrinks every step, and each length would need its
-        own compiled graph; the usual length is drafted instead, and cut."""
-        steps = max(depth)
-        if all(d == seq.room - 1 for seq, d in zip(seqs, depth, strict=True)):
-            steps = max(steps, min(self._usual, *(self.source.room(seq) for seq in seqs)))
-        self._usual = steps
-        return steps
 
     def _draws(self, seqs: Seq[Sequence], each: Seq[SamplingParams], steps: int) -> StepSampling:
         """The random numbers of a call. Those of a draft token do not depend on the number of steps or on how it is
@@ -255,6 +242,26 @@ class Chains:
         drawn = probs.gather(1, x)[:, 0]  # [R]
         plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
         return torch.where(drawn < 1, drawn, plain).tolist()
+
+
+def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:
+    """Sample draft tokens: probs [B, V] for the token `depth` places after each sequence's next token (0: the next
+    token itself) -> int64 [B].
+
+    Under the rule `coupled` the token is picked with the noise that the target will use at that position, so that
+    similar distributions give equal tokens. Otherwise the draw is independent of everything that verification draws.
+    """
+    tokens = torch.empty(len(seqs), dtype=torch.int64, device=probs.device)
+    drawn = [b for b, seq in enumerate(seqs) if not seq.coupled]
+    for b, seq in enumerate(seqs):
+        if seq.coupled:
+            noise = torch.from_numpy(seq.random.gumbel(len(seq.tokens) + depth, probs.shape[-1])).to(probs.device)
+            tokens[b] = (probs[b].log() + noise).argmax()
+    if drawn:
+        rows = consecutive(drawn)
+        u = [seqs[b].random.uniforms(DRAFT, len(seqs[b].tokens), depth + 1)[depth] for b in drawn]
+        tokens[rows] = invert(probs[rows], torch.tensor(u, dtype=torch.float64, device=probs.device))
+    return tokens
 
 
 def possible(

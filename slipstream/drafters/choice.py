@@ -267,5 +267,5 @@ def _refuse_incomplete(draft: Any) -> None:
         raise ParameterError(
             f"the drafter of class {type(draft).__name__!r} lacks {', '.join(missing)}",
             why="a step uses every member of slipstream.core.drafter.Drafter",
-            fix="add what is missing; a drafter that reads no hidden states has taps = ()",
+            fix="add what is missing; a drafter that does no more than draft has traits = DrafterTraits()",
         )

@@ -28,6 +28,7 @@ from torch import Tensor
 from slipstream.backends.table import RunSettings, backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
@@ -97,10 +98,12 @@ class EagleDrafter:
         self.runtime, self.vocab_size = runtime, vocab_size
         self.config = config or EagleDraftConfig()
         self.name = "eagle" if runtime.config.version == 1 else "eagle3"
-        self.taps: tuple[int, ...] = runtime.config.taps
         self.rows = EagleRows(runtime)
         self.device, self.width = runtime.device, vocab_size
-        self.multi_step, self.chains_only = True, self.config.shape == "chain"
+        self.multi_step = True
+        self.traits = DrafterTraits(
+            taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True
+        )
         comb = self.config.shape == "comb"
         self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, with_rank_probs=comb)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
@@ -125,22 +128,22 @@ class EagleDrafter:
         return self._forest(len(seqs), drafting, trees)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.rows.observe(seqs, draft, out, verdict, self.taps)
+        self.rows.observe(seqs, draft, out, verdict, self.traits.taps)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft."""
-        self.rows.read(seqs, out, self.taps)
+        self.rows.read(seqs, out, self.traits.taps)
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         return self.runtime.kv_memory.match(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         self.rows.begin(seq, length)
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         self.rows.keep(seq)
 
     def release(self, seq_id: int) -> None:

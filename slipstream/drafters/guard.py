@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import cast
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import ChainDrafter, Drafter, PrefixDrafter, parts, read_prompts, remembers
+from slipstream.core.drafter import Drafter, PrefixKeeper, parts, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.errors import DraftError
@@ -32,13 +34,12 @@ class Guard:
 
     def __init__(self, drafter: Drafter, target: Target):
         self.drafter, self.target = drafter, target
-        self.name, self.taps = drafter.name, drafter.taps
-        self.faults = 0
-        self.remembers = remembers(drafter)  # checks of protocols take 0.2 ms: not for each request
-        made_of = parts(drafter)
-        self._chains = isinstance(drafter, ChainDrafter) and drafter.chains_only
-        self._with_cache = [part for part in made_of if isinstance(part, PrefixDrafter)]
-        self.reads_all = any(part.taps and part not in self._with_cache for part in made_of)
+        self.name, self.faults = drafter.name, 0
+        self.traits = replace(drafter.traits, composite=False, lookup=False, keeps_prefixes=True)
+        all_parts = parts(drafter)
+        self._keepers = [cast(PrefixKeeper, part) for part in all_parts if part.traits.keeps_prefixes]
+        self.reads_all = any(part.traits.taps and not part.traits.keeps_prefixes for part in all_parts)
+        """Whether it reads hidden states and keeps none of them, so that it has to see the whole text."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(budget):
@@ -65,30 +66,31 @@ class Guard:
 
     def most_nodes(self, depth: int) -> int:
         """Most draft tokens that a draft of this depth can have, for one sequence."""
-        return depth if self._chains or not self.target.capabilities.trees else min(MAX_NODES, depth * MAX_NODES)
+        chains = self.traits.chains_only or not self.target.capabilities.trees
+        return depth if chains else min(MAX_NODES, depth * MAX_NODES)
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixDrafter`. A drafter that reads hidden states and keeps none of them has to see the whole text."""
+        """See `PrefixKeeper`."""
         if self.reads_all:
             return 0
         try:
-            return min((part.cached_prefix(seq) for part in self._with_cache), default=len(seq.tokens))
+            return min((part.cached_prefix(seq) for part in self._keepers), default=len(seq.tokens))
         except Exception as fault:
             self._count([seq], "cached_prefix", fault)
             return 0
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         try:
-            for part in self._with_cache:
+            for part in self._keepers:
                 part.begin(seq, length)
         except Exception as fault:
             self._count([seq], "begin", fault)
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         try:
-            for part in self._with_cache:
+            for part in self._keepers:
                 part.keep(seq)
         except Exception as fault:
             self._count([seq], "keep", fault)

@@ -25,14 +25,14 @@ emitted tokens. See `merge` for why the merged draft is lossless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, read_prompts
+from slipstream.core.drafter import Drafter, DrafterTraits, Lookup, read_prompts
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -40,20 +40,6 @@ from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
 from slipstream.drafters.merge import Part, merge
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
-
-
-@runtime_checkable
-class Lookup(Drafter, Protocol):
-    """A drafter that finds its draft tokens in text. It is cheap to ask and knows the length of its match."""
-
-    def match_length(self, seq_id: int) -> int:
-        """Length of the match of the sequence's last draft: how many of its last tokens occurred earlier."""
-        ...
-
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """Up to `depth` draft tokens that follow the sequence *and* another drafter's tokens `drafted`, and the length
-        of their match. Call it only for a sequence that `propose` was called for in this step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,8 +90,8 @@ class HybridDrafter:
             raise ParameterError("a hybrid was given no members", fix='name some, as in members=("suffix", "eagle3")')
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.config = config or HybridConfig()
-        self.taps = joint_taps(members)
-        self._is_lookup = tuple(isinstance(member, Lookup) for member in members)
+        self.traits = DrafterTraits.of_members(members)
+        self._is_lookup = tuple(member.traits.lookup for member in members)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
         self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will verify
 
@@ -192,11 +178,6 @@ class HybridDrafter:
         self._uncompared.pop(seq_id, None)
         for member in self.members:
             member.release(seq_id)
-
-
-def joint_taps(members: Iterable[Drafter]) -> tuple[int, ...]:
-    """The taps of all members, without duplicates."""
-    return tuple(dict.fromkeys(tap for member in members for tap in member.taps))
 
 
 Member = Drafter | str | tuple[str, dict[str, Any]]

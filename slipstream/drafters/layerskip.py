@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import EARLY_EXIT, Target, TargetOut, needed
@@ -73,8 +74,7 @@ class LayerSkipDrafter:
     Raises PairError for a target without early exit."""
 
     name = "layerskip"
-    taps: tuple[int, ...] = ()
-    chains_only = True
+    traits = DrafterTraits(chains_only=True)
 
     def __init__(self, target: Target, config: LayerSkipConfig | None = None):
         self.config = config or LayerSkipConfig()

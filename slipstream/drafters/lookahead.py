@@ -40,6 +40,7 @@ from typing import Any
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -159,7 +160,7 @@ class LookaheadDrafter:
     """device: where the target wants its draft tokens."""
 
     name = "lookahead"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self, config: LookaheadConfig | None = None, device: torch.device | str = "cpu"):
         self.config = config or LookaheadConfig()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.acceptance_stats import MatchLengthStats
@@ -32,8 +33,7 @@ class LookupDrafter(ABC, Generic[S]):
     """A lookup drafter without the lookup itself. `propose` creates a state when it is first needed: a sequence for
     which speculation is off costs nothing."""
 
-    taps: tuple[int, ...] = ()
-    reads_predictions = True
+    traits = DrafterTraits(lookup=True, reads_predictions=True)
 
     def __init__(self) -> None:
         self._states: dict[int, S] = {}
@@ -44,12 +44,12 @@ class LookupDrafter(ABC, Generic[S]):
                 self._states[seq.id].match_stats.compare(verdict.run(draft, b))
 
     def match_length(self, seq_id: int) -> int:
-        """See `hybrid.Lookup`."""
+        """See `core.drafter.Lookup`."""
         return self._states[seq_id].match if seq_id in self._states else 0
 
     @abstractmethod
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `hybrid.Lookup`."""
+        """See `core.drafter.Lookup`."""
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)

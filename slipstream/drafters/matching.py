@@ -104,7 +104,7 @@ class MatchDrafter(LookupDrafter[MatchState], Generic[C]):
         return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `hybrid.Lookup`."""
+        """See `core.drafter.Lookup`."""
         best = self._best(self._states[seq.id], min(depth, self.config.max_draft), drafted)
         return list(best.tokens), best.match
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.dice import sample_draft_tokens
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import possible
+from slipstream.drafters.chains import possible, sample_draft_tokens
 from slipstream.drafters.control import Control
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
@@ -122,7 +122,7 @@ class MedusaDrafter:
     """heads: see `MedusaRuntime`, reading hidden states on `device`. vocab_size: width of the target's logits."""
 
     name = "medusa"
-    taps: tuple[int, ...] = (-1,)
+    traits = DrafterTraits(taps=(-1,), keeps_prefixes=True)
 
     def __init__(
         self,
@@ -267,14 +267,14 @@ class MedusaDrafter:
             self._states[seq.id] = len(seq.tokens), kept[b]
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixDrafter`: only the last hidden state counts."""
+        """See `PrefixKeeper`: only the last hidden state counts."""
         return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixDrafter`; there is nothing to begin with."""
+        """See `PrefixKeeper`; there is nothing to begin with."""
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixDrafter`; there is nothing to keep."""
+        """See `PrefixKeeper`; there is nothing to keep."""
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)

@@ -19,6 +19,7 @@ from torch import Tensor
 from slipstream.core.common_beginning import common_beginning
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.encoder import Encoder
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
@@ -112,7 +113,6 @@ class ModelDrafter:
     """model: any `Target` of the same vocabulary (padding aside). vocab_size: width of the target's logits."""
 
     name = "model"
-    taps: tuple[int, ...] = ()
 
     def __init__(self, model: Target, vocab_size: int, config: ModelDraftConfig | None = None):
         self.model, self.vocab_size = model, vocab_size
@@ -124,7 +124,7 @@ class ModelDrafter:
         self._chains = Chains(self, vocab_size, self.config.length)
         self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
-        self.chains_only = self.config.tree is None
+        self.traits = DrafterTraits(chains_only=self.config.tree is None, reads_prompts=True, keeps_prefixes=True)
         self._warned: set[str] = set()
         if self.config.tree is not None and not model.capabilities.trees:
             raise ParameterError(
@@ -251,14 +251,14 @@ class ModelDrafter:
                 held.read_chunk()
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixDrafter`: its prefix does not depend on the target's."""
+        """See `PrefixKeeper`: its prefix does not depend on the target's."""
         return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixDrafter`: what is kept is looked up with the first draft."""
+        """See `PrefixKeeper`: what is kept is looked up with the first draft."""
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         shadow = self._shadows.get(seq.id)
         if shadow is not None and self._memory is not None:
             self._memory.keep(shadow.held.id, shadow.held.tokens[: shadow.held.kv_len])

@@ -215,7 +215,7 @@ class NgramDrafter(LookupDrafter[_State]):
         return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `hybrid.Lookup`."""
+        """See `core.drafter.Lookup`."""
         state, text = self._states[seq.id], seq.readable
         found = state.store.followers(text, drafted, 1)
         if not found:

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -160,12 +161,11 @@ class RecyclingDrafter:
     """vocab_size: width V of the target's logits. device: where the target wants its draft tokens."""
 
     name = "recycling"
-    taps: tuple[int, ...] = ()
 
     def __init__(self, vocab_size: int, config: RecyclingConfig | None = None, device: torch.device | str = "cpu"):
         self.vocab_size, self.config, self.device = vocab_size, config or RecyclingConfig(), device
         self._shared = self._matrix() if self.config.shared else None
-        self.remembers = self.config.shared
+        self.traits = DrafterTraits(remembers=self.config.shared)
         self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:

@@ -56,11 +56,11 @@ class DrafterSpec:
     needs       what it needs besides the target.
     length      draft tokens a step (K) on the command line where the user names no number. A lookup costs nothing, and
                 text that repeats itself repeats at length, so lookups have long ones.
-    lookup      whether it finds its draft tokens in text, so that asking it is free (`hybrid.Lookup`).
+    lookup      whether it finds its draft tokens in text, so that asking it is free (`core.drafter.Lookup`).
     tuned       whether `slipstream tune` tries it where the user names no drafter.
     across      option with which it keeps anything across requests; None if it never does. Each is off by default,
                 because the text sampled for a seed then depends on which requests came before. The drafter says so
-                in its attribute `remembers` (`core.drafter.RememberingDrafter`).
+                in its traits (`core.drafter.DrafterTraits`).
     trained_by  method of `slipstream train` that makes what it needs, or None.
     module      in `slipstream.drafters`; None: as `name`.
     maker       function of the module that makes it.

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 import torch
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import check_number
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
@@ -61,7 +62,7 @@ class ScriptedDrafter:
     """
 
     name = "scripted"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class RandomDrafter:
     is drawn independently of the random numbers of verification."""
 
     name = "random"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self, vocab_size: int, sampled: bool = True, device: torch.device | str = "cpu"):
         self.vocab_size, self.sampled, self.device = vocab_size, sampled, device

@@ -22,6 +22,7 @@ import torch
 
 from slipstream.core.decode_steps import StepSampling
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import first_maxima
@@ -45,8 +46,7 @@ class StringDrafter:
     """device: where the target wants its draft tokens."""
 
     name = "model"
-    taps: tuple[int, ...] = ()
-    chains_only = True
+    traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
 
     def __init__(self, writer: Writer, device: torch.device):
         self.model, self.both, self.device = writer.model, writer.both, device
@@ -151,14 +151,14 @@ class StringDrafter:
             self._run([self._read(seq, seq.kv_len) for seq in reading])
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixDrafter`: its prefix does not depend on the target's."""
+        """See `PrefixKeeper`: its prefix does not depend on the target's."""
         return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixDrafter`: what is kept is looked up with the first draft."""
+        """See `PrefixKeeper`: what is kept is looked up with the first draft."""
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixDrafter`."""
+        """See `PrefixKeeper`."""
         self._reader.keep(seq.id)
 
     def release(self, seq_id: int) -> None:

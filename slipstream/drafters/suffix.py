@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -150,7 +150,7 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
 
     def __init__(self, config: SuffixConfig | None = None, device: torch.device | str = "cpu"):
         super().__init__(config or SuffixConfig(), device)
-        self.remembers = self.config.across
+        self.traits = replace(self.traits, remembers=self.config.across)
         self.past = Store(self.config.max_depth, self.config.past_tokens)
 
     def _index(self, seq: Sequence) -> Store:

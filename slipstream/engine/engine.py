@@ -4,9 +4,9 @@
     while engine.unfinished:
         ran = engine.step()     requests join, one step runs, finished requests leave
 
-Each request has its own rule, drafter and most draft tokens, and keeps them from its first token to its last. What a
-request decodes does not depend on the others: with greedy decoding and under the rule `coupled` its text is that of the
-request alone, and any other lossless rule keeps its distribution.
+All requests have one drafter. Each has its own rule and most draft tokens, and keeps them from its first token to its
+last. What a request decodes does not depend on the others: with greedy decoding and under the rule `coupled` its text
+is that of the request alone, and any other lossless rule keeps its distribution.
 
 A step runs, in one forward: the pending token and the draft of each request that decodes, and chunks of the prompts of
 those that are being read. So a long prompt does not stall the others. If the KV cache has a fixed size and a step does
@@ -24,18 +24,18 @@ from collections.abc import Generator, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from slipstream.core.drafter import Drafter, NoDrafter, drafts_nothing
+from slipstream.core.drafter import Drafter, NoDrafter
 from slipstream.core.plain import plain_steps
 from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
+from slipstream.engine.attached import Attached
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.fits_target import check_fits, check_source, fitting_lengths, slots
-from slipstream.engine.mixed_drafters import MixedDrafters
 from slipstream.engine.shared_prefixes import SharedPrefixes
-from slipstream.engine.timed_step import Group, RestingStep, TimedStep
+from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()
@@ -53,27 +53,21 @@ ROWS_PER_TOKEN = 4
 
 @dataclass(eq=False)
 class Request:
-    """A sequence, its guarded drafter, and its most draft tokens a step.
+    """A sequence, and its most draft tokens a step.
 
-    lengths   what chooses how many there are in each step; None: as many as there may be.
-    followed  whether its drafter drafted in the last step; if not, it catches up before it drafts.
-    detached  whether it decodes without its drafter until it ends or is read again: a drafter that reads hidden states
+    chosen    whether the engine's `DraftLengths` choose how many there are; else as many as there may be.
+    followed  whether it drafted in the last step; if not, the drafter catches up before it drafts.
+    detached  whether it decodes without the drafter until it ends or is read again: a drafter that reads hidden states
               and has not read those of some tokens cannot go on.
     preempted  whether it ran before, and lost its KV for others.
     """
 
     seq: Sequence
-    drafter: Guard | NoDrafter
     draft_tokens: int
-    lengths: DraftLengths | None = None
+    chosen: bool
     followed: bool = False
     detached: bool = False
     preempted: bool = False
-
-    def counts_for(self, lengths: DraftLengths) -> bool:
-        """Whether these lengths decide for it, or know what it takes, because it decodes plainly."""
-        resting = self.lengths is not None and self.lengths.resting
-        return self.lengths is lengths or resting or self.drafter is NO_DRAFTER
 
 
 @dataclass
@@ -88,8 +82,10 @@ class EngineStats:
 class Engine:
     """Decodes requests, several at a time.
 
-    drafter, rule, draft_tokens  of requests that name none (see `add`); a `Drafter` is guarded here.
-                  `DraftLengths` in place of a number: chosen in each step, each drafter by lengths of its own.
+    drafter       of all requests; it is guarded here.
+    rule, draft_tokens  of requests that name none (see `add`). `DraftLengths` in place of a number: they are chosen in
+                  each step.
+    usual_draft_tokens  most draft tokens of requests that name no number, if they are fewer.
     max_batch     most requests in one step; more wait.
     lock          held during each step: targets and drafters are not made for two Python threads at once. Engines that
                   share a target share a lock.
@@ -108,18 +104,19 @@ class Engine:
         lock: AbstractContextManager[object] | None = None,
         prompt_rows: int | None = None,
         prefix_cache: bool = False,
+        usual_draft_tokens: int | None = None,
     ):
         self.target, self.rule = target, rule
-        self._guards: dict[int, Guard | NoDrafter] = {}  # by the drafter in them
-        self.drafter = self._guarded(drafter)
+        self.drafter = drafter if isinstance(drafter, Guard) else Guard(drafter, target)
         self.lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
-        self.draft_tokens = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
+        most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
+        self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.prefix_cache = prefix_cache
         self.stats = EngineStats()
         memory = target.capabilities.memory
         self._bounded = None if memory is None or memory.capacity is None else memory
-        self.prefixes = SharedPrefixes(memory if prefix_cache else None)
+        self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)
         self._lock = lock or Turns()
         self._requests: dict[int, Request] = {}  # those that wait or run
         self._waiting: deque[Sequence] = deque()
@@ -128,14 +125,10 @@ class Engine:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def add(
-        self,
-        seq: Sequence,
-        drafter: Drafter | None = None,
-        rule: Rule | None = None,
-        draft_tokens: int | DraftLengths | None = None,
+        self, seq: Sequence, rule: Rule | None = None, draft_tokens: int | None = None, chosen: bool = True
     ) -> None:
-        """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine. Requests
-        with the same `DraftLengths` have the same drafter.
+        """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine. chosen:
+        whether its draft lengths are chosen, if those of the engine are.
 
         What a drafter remembers of earlier requests depends on their random numbers. With the same seed, verification
         would decide on such a draft with the numbers that made it, and the text would not have the target's
@@ -146,22 +139,17 @@ class Engine:
         """
         check_fits(seq, self._bounded)
         check_source(seq, self.target)
-        check_params(rule or self.rule, seq.params)
         seq.rule = rule or self.rule
+        check_params(seq.rule, seq.params)
         seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
         seq.prefix_cache = self.prefix_cache
-        given = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
-        most = wanted(seq, self.draft_tokens if given is None else given)
-        own = NO_DRAFTER if most == 0 else self.drafter if drafter is None else self._guarded(drafter)
-        lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
-        if lengths is None and own is self.drafter:
-            lengths = self.lengths
-        if own is NO_DRAFTER:
-            most, lengths = 0, None
-        seq.drafter = own.name
-        if own.remembers and not seq.coupled:
+        most = 0
+        if self.drafter.traits.drafts:
+            most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
+        seq.drafter = self.drafter.name if most else NO_DRAFTER.name
+        if most and self.drafter.traits.remembers and not seq.coupled:
             seq.random.nonce = next(_nonces)
-        self._requests[seq.id] = Request(seq, own, most, lengths)
+        self._requests[seq.id] = Request(seq, most, chosen and most > 0 and self.lengths is not None)
         self._waiting.append(seq)
 
     def abort(self, seq: Sequence) -> None:
@@ -199,17 +187,16 @@ class Engine:
             seqs, prompts = self._rows()
             lengths = self._fitted(seqs, prompts, self._chosen(seqs, _prompt_rows(seqs, prompts)))
             timed = self._timed(seqs, prompts, lengths)
-            drafter = self._drafter_of([*seqs, *prompts])
             try:
-                if timed is not None and not any(lengths) and not timed.prompt_rows:
-                    self._run_plainly(seqs, drafter)
+                if timed is not None and not any(lengths) and not _prompt_rows(seqs, prompts):
+                    self._run_plainly(seqs)
                 else:
-                    self._run(seqs, prompts, lengths, drafter)
+                    self._run(seqs, prompts, lengths, self._drafter_of(seqs, prompts))
             except Exception as fault:
                 timed = None
                 self._run_alone([*seqs, *prompts], lengths, fault)
-            if timed is not None:
-                timed.teach(drafter.seconds if isinstance(drafter, MixedDrafters) else None)
+            if timed is not None and self.lengths is not None:
+                timed.teach(self.lengths)
             for seq, length in zip(seqs, lengths, strict=True):
                 self._request(seq).followed = length > 0
             self.stats.steps += 1
@@ -246,57 +233,46 @@ class Engine:
         if prompts or not several or not plain_steps(seqs, self.target, drafter, rule, lengths):
             step(seqs, self.target, drafter, rule, lengths, prompts)
             for seq in first:
-                self._keep(seq)
+                self.prefixes.keep(seq)
 
-    def _run_plainly(self, seqs: Seq[Sequence], drafter: Drafter) -> None:
-        """A step that drafts nothing and is timed: without hidden states, because plain decoding has none. If a drafter
-        needs them, the tokens are read again with the next step."""
-        again = [(seq, seq.kv_len) for seq in seqs if self._attached(seq).taps]
-        self._run(seqs, [], [0] * len(seqs), NO_DRAFTER if again else drafter)
+    def _run_plainly(self, seqs: Seq[Sequence]) -> None:
+        """A step that drafts nothing and is timed: without hidden states, because plain decoding has none. If the
+        drafter needs them, the tokens are read again with the next step."""
+        again = [(seq, seq.kv_len) for seq in seqs if self.drafter.traits.taps and self._is_attached(seq)]
+        self._run(seqs, [], [0] * len(seqs), NO_DRAFTER if again else self._drafter_of(seqs, []))
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
-    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | RestingStep | None:
-        """What times a step, and teaches the lengths of each drafter of which a request decodes; None if there are no
-        such lengths. A step of which no request could draft tells nothing."""
+    def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
+        """What times a step, to teach the draft lengths; None if none are chosen in it. A step of which no request
+        could draft tells nothing."""
         # The first step of a text that answers a source reads that, too.
-        if any(seq.source and seq.kv_len == 0 for seq in (*seqs, *prompts)):
+        if self.lengths is None or any(seq.source and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
         decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
         requests = [self._request(seqs[b]) for b in decoding]
-        all_lengths = {id(one.lengths): one.lengths for one in requests if one.lengths is not None}.values()
-        rows = _prompt_rows(seqs, prompts)
-        if not any(each.learning for each in all_lengths):
-            return RestingStep(seqs[decoding[0]], list(all_lengths), rows) if all_lengths else None
-        own = [lengths[b] for b in decoding]
-        groups = []
-        for learning in all_lengths:
-            members = [i for i, one in enumerate(requests) if one.counts_for(learning)]
-            mine = [i for i in members if requests[i].lengths is learning]
-            behind = any(own[i] and not requests[i].followed for i in mine)
-            read = _prompt_rows(
-                *([s for s in each if self._request(s).lengths is learning] for each in (seqs, prompts))
-            )
-            groups.append(Group(learning, id(requests[mine[0]].drafter), members, behind, read))
-        return TimedStep([seqs[b] for b in decoding], own, groups, rows, len(seqs) + len(prompts))
+        if not any(one.chosen for one in requests) or any(one.draft_tokens and not one.chosen for one in requests):
+            return None
+        drafts = [[seq for seq in each if self._request(seq).draft_tokens] for each in (seqs, prompts)]
+        return TimedStep(
+            [seqs[b] for b in decoding],
+            [lengths[b] for b in decoding],
+            any(lengths[b] and not one.followed for b, one in zip(decoding, requests, strict=True)),
+            _prompt_rows(seqs, prompts),
+            _prompt_rows(*drafts),
+            len(seqs) + len(prompts),
+        )
 
     def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:
-        """The draft length of each request: its most, or what is chosen for the requests of its drafter."""
+        """The draft length of each request: its most, or what is chosen for it."""
         requests = list(map(self._request, seqs))
-        most = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
-        decoding = [b for b, seq in enumerate(seqs) if _decodes(seq)]
-        choosing = {id(requests[b].lengths): requests[b].lengths for b in decoding}
-        for lengths in choosing.values():
-            if lengths is None:
-                continue
-            own = [b for b in decoding if requests[b].counts_for(lengths)]
-            ids = [seqs[b].id for b in own]
-            limits = [most[b] if requests[b].lengths is lengths else 0 for b in own]
-            chosen = lengths.choose(ids, limits, prompt_rows, len(decoding) - len(own))
-            for b, length in zip(own, chosen, strict=True):
-                if requests[b].lengths is lengths:
-                    most[b] = length
-        return most
+        lengths = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
+        choosing = [b for b, one in enumerate(requests) if _decodes(seqs[b]) and (one.chosen or not one.draft_tokens)]
+        if self.lengths is not None and any(requests[b].chosen for b in choosing):
+            ids, limits = [seqs[b].id for b in choosing], [lengths[b] for b in choosing]
+            for b, length in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
+                lengths[b] = length
+        return lengths
 
     def _run_alone(self, seqs: Seq[Sequence], lengths: Seq[int], fault: Exception) -> None:
         """After a fault, run each request without the others, with the draft length that it had in that step: so it
@@ -305,13 +281,13 @@ class Engine:
 
         lengths: of those that gain tokens, which are first in `seqs`."""
         for seq, length in zip(seqs, [*lengths, *[0] * (len(seqs) - len(lengths))], strict=True):
-            self._request(seq).drafter.release(seq.id)
+            self.drafter.release(seq.id)
             prompts = [seq] if seq.chunk_end is not None else []
             try:
                 if len(seqs) == 1:
                     raise fault
                 gains = [] if prompts else [seq]
-                self._run(gains, prompts, [length] * len(gains), self._attached(seq), several=False)
+                self._run(gains, prompts, [length] * len(gains), self._drafter_of(gains, prompts), several=False)
             except Exception as own:
                 seq.finish, seq.error = "error", own
                 self.stats.errors += 1
@@ -331,9 +307,12 @@ class Engine:
         for seq in list(itertools.islice(self._waiting, self.max_batch)):
             if room <= 0 or len(self._running) >= self.max_batch:
                 return
-            drafter = self._request(seq).drafter
-            reading = (one for one in self._running if one.unread > 1 and self._request(one).drafter is drafter)
-            if self.prefixes.is_being_read(seq, drafter, reading):
+            request = self._request(seq)
+            drafts = request.draft_tokens > 0
+            reading = (
+                one for one in self._running if one.unread > 1 and (self._request(one).draft_tokens > 0 or not drafts)
+            )
+            if self.prefixes.is_being_read(seq, drafts, reading):
                 continue
             if self._bounded is not None:
                 writes.append(slots(seq, 0))
@@ -341,14 +320,15 @@ class Engine:
                     return
             self._waiting.remove(seq)
             self._running.append(seq)
-            request = self._request(seq)
             request.detached = False
-            self.prefixes.begin(seq, self._attached(seq), request.preempted)
+            if request.chosen and self.lengths is not None:
+                self.lengths.joined()
+            self.prefixes.begin(seq, self._is_attached(seq), request.preempted)
             room -= seq.unread
 
     def _rows(self) -> tuple[list[Sequence], list[Sequence]]:
-        """(requests that gain tokens in this step, requests that read a chunk of their prompt), each with requests of
-        one drafter and kind next to each other. Others wait for rows."""
+        """(requests that gain tokens in this step, requests that read a chunk of their prompt), each with those that
+        the drafter drafts for first, and requests of one kind next to each other. Others wait for rows."""
         seqs = [seq for seq in self._running if seq.unread == 1]
         prompts: list[Sequence] = []
         room = self._prompt_room(len(seqs))
@@ -369,27 +349,27 @@ class Engine:
             return MOST_ROWS
         return self.prompt_rows or min(PROMPT_ROWS, max(FEW_PROMPT_ROWS, ROWS_PER_TOKEN * decoding))
 
-    def _kind(self, seq: Sequence) -> tuple[str, int, str, bool]:
+    def _kind(self, seq: Sequence) -> tuple[bool, bool, str, bool]:
+        """Requests with fixed lengths come first: the drafter goes on with them if it begins to rest in this step."""
         assert seq.rule is not None
-        drafter = self._request(seq).drafter
-        return drafter.name, id(drafter), seq.rule.name, seq.params.argmax_only
+        return not self._is_attached(seq), self._request(seq).chosen, seq.rule.name, seq.params.argmax_only
 
-    def _drafter_of(self, seqs: Seq[Sequence]) -> Drafter:
-        """The drafter of all these requests, or one that stands for all of theirs."""
-        each = {id(drafter): drafter for drafter in map(self._attached, seqs)}
-        if len(each) == 1:
-            return next(iter(each.values()))
-        return MixedDrafters(self._attached, seqs)
+    def _drafter_of(self, seqs: Seq[Sequence], prompts: Seq[Sequence]) -> Drafter:
+        """The drafter of a step: for all these requests, for those among them that it drafts for, or none."""
+        gaining, reading = sum(map(self._is_attached, seqs)), sum(map(self._is_attached, prompts))
+        if gaining + reading == len(seqs) + len(prompts):
+            return self.drafter
+        return Attached(self.drafter, gaining, reading) if gaining + reading else NO_DRAFTER
 
-    def _attached(self, seq: Sequence) -> Guard | NoDrafter:
-        """The drafter of a request in this step. One that rests is not asked, and reads no hidden states: then decoding
-        is plain, and several steps may run in one call. Hidden states are not to be had later, so a drafter that needs
-        them is tried again with requests that begin after the rest."""
+    def _is_attached(self, seq: Sequence) -> bool:
+        """Whether the drafter is shown a request in this step. While it rests it is not asked, and reads no hidden
+        states: then decoding is plain, and several steps may run in one call. Hidden states are not to be had later, so
+        a drafter that needs them is tried again with requests that begin after the rest."""
         request = self._request(seq)
-        if request.lengths is not None and request.lengths.resting:
-            request.detached = request.detached or bool(request.drafter.taps)
-            return NO_DRAFTER
-        return NO_DRAFTER if request.detached else request.drafter
+        if request.chosen and self.lengths is not None and self.lengths.resting:
+            request.detached = request.detached or bool(self.drafter.traits.taps)
+            return False
+        return request.draft_tokens > 0 and not request.detached
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -405,7 +385,7 @@ class Engine:
                 seqs,
                 [wanted[seq.id] for seq in seqs],
                 prompts,
-                lambda seq, length: self._request(seq).drafter.most_nodes(length),
+                lambda seq, length: self.drafter.most_nodes(length),
             )
             if lengths is not None:
                 return lengths
@@ -420,36 +400,22 @@ class Engine:
         for each in (*lists, self._running):
             if seq in each:
                 each.remove(seq)
-        self._keep(seq)
+        self.prefixes.keep(seq)
         self.target.release(seq.id)
-        request = self._request(seq)
-        request.drafter.release(seq.id)
-        request.preempted = True
+        self.drafter.release(seq.id)
+        self._request(seq).preempted = True
         seq.kv_len, seq.chunk_end = 0, None
         self._waiting.appendleft(seq)
         self.stats.preemptions += 1
 
-    def _keep(self, seq: Sequence) -> None:
-        self.prefixes.keep(seq, self._request(seq).drafter)
-
-    def _guarded(self, drafter: Drafter) -> Guard | NoDrafter:
-        """The drafter, so that its faults end no request."""
-        if isinstance(drafter, Guard):
-            return drafter
-        if drafts_nothing(drafter):
-            return NO_DRAFTER
-        if id(drafter) not in self._guards:
-            self._guards[id(drafter)] = Guard(drafter, self.target)  # which keeps the drafter, so the id is its own
-        return self._guards[id(drafter)]
-
     def _leave(self, seq: Sequence) -> None:
         """Forget a request that runs no more, and free what it holds."""
-        self._keep(seq)
-        request = self._requests.pop(seq.id)
-        if request.lengths is not None:
-            request.lengths.release(seq.id)
+        self.prefixes.keep(seq)
+        self._requests.pop(seq.id)
+        if self.lengths is not None:
+            self.lengths.release(seq.id)
         self.target.release(seq.id)
-        request.drafter.release(seq.id)
+        self.drafter.release(seq.id)
 
 
 NO_DRAFTER = NoDrafter()

@@ -17,11 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from slipstream.core.drafter import Drafter
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import Engine
 from slipstream.engine.messages import Ask, Load, Report, Update
 from slipstream.errors import EngineError, SlipstreamError, TargetError
@@ -34,9 +32,9 @@ class Prepared:
     """What `Engine.add` takes."""
 
     seq: Sequence
-    drafter: Drafter | None = None
     rule: Rule | None = None
-    draft_tokens: int | DraftLengths | None = None
+    draft_tokens: int | None = None
+    chosen: bool = True
 
 
 Prepare = Callable[[Ask], Prepared]
@@ -169,12 +167,12 @@ class EngineThread:
             return []
         if isinstance(command, _Add):
             try:
-                own = command.request
-                self.engine.add(own.seq, own.drafter, own.rule, own.draft_tokens)
+                request = command.request
+                self.engine.add(request.seq, request.rule, request.draft_tokens, request.chosen)
             except SlipstreamError as fault:  # the KV cache is too small for it
                 command = _Refuse(command.key, fault)
             else:
-                self._live[own.seq.id] = _Live(command.key, own.seq)
+                self._live[request.seq.id] = _Live(command.key, request.seq)
                 return []
         self._forget(command.key)
         return [Update(command.key, error=command.fault)]

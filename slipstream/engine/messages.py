@@ -18,14 +18,12 @@ class Ask:
     params  checked and resolved (see `RequestChecks`).
     rule    name of the rule that verifies it; None: that of the model.
     prediction  tokens that the output is expected to hold (see `Sequence`).
-    drafter  one of `LLM.request_drafters`; None: that of the model.
     """
 
     ids: list[int]
     params: SamplingParams
     rule: str | None = None
     prediction: Seq[int] = ()
-    drafter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

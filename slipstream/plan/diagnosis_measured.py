@@ -17,7 +17,7 @@ import numpy as np
 from slipstream.bench.estimates import Estimate
 from slipstream.bench.measure import Arm, Run
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -193,7 +193,7 @@ class Counting:
 
     def __init__(self, drafter: Drafter, tally: Tally):
         self.drafter, self.tally = drafter, tally
-        self.name, self.taps = drafter.name, drafter.taps
+        self.name, self.traits = drafter.name, DrafterTraits(taps=drafter.traits.taps)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = self.drafter.propose(seqs, budget)

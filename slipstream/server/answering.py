@@ -17,7 +17,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.server.api_error import api_error
 from slipstream.server.delivery import Parts, delivered
 from slipstream.server.event_stream import DONE, event
-from slipstream.server.fields import SPECULATION, drafter_name, flag, members, prediction_text
+from slipstream.server.fields import SPECULATION, check_drafter, flag, members, prediction_text
 from slipstream.server.generation import Choice, Generation, Part
 from slipstream.server.service import Service
 
@@ -58,10 +58,10 @@ async def generation_of(
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
     rule = members(given, "speculation", SPECULATION).get("rule")
-    drafter = drafter_name(given, service.facts.drafters)
+    check_drafter(given, service.facts.drafter)
     text = prediction_text(given)
     prediction = await asyncio.to_thread(service.checks.prediction, text)
-    return Generation(service, prompts, params, n, rule, prediction, drafter, **more)
+    return Generation(service, prompts, params, n, rule, prediction, **more)
 
 
 async def answer(request: Request, form: Form, generation: Generation, given: Mapping[str, Any]) -> Response:
@@ -129,7 +129,7 @@ def _metrics(generation: Generation) -> Object:
     """What vLLM answers under --per-request-spec-decode-metrics summary, of a request that has one choice."""
     first, *more = generation.choices
     facts, stats = generation.service.facts, first.stats
-    most = facts.drafters.get(first.ask.drafter or facts.drafter, facts.draft_tokens)
+    most = facts.draft_tokens
     if more or stats is None or not most:
         return {}
     most, steps = max(most, *stats.histogram), stats.steps - stats.undrafted

@@ -268,13 +268,16 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     return count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if flag(given, "logprobs") else None
 
 
-def drafter_name(given: Mapping[str, Any], known: Iterable[str]) -> str | None:
-    """`speculation.drafter`, one of `known`; None if there is none. Raises ApiError 400."""
+def check_drafter(given: Mapping[str, Any], in_use: str) -> None:
+    """Raise ApiError 400 unless `speculation.drafter` is the drafter of the server, or left out."""
     asked = members(given, "speculation", SPECULATION).get("drafter")
-    if asked is not None and asked not in list(known):
-        fix = did_you_mean(str(asked), known)
-        raise ApiError(400, f"speculation.drafter is {asked!r}; {fix}", "speculation.drafter")
-    return None if asked is None else str(asked)
+    if asked is not None and asked != in_use:
+        raise ApiError(
+            400,
+            f"speculation.drafter is {asked!r}, but this server drafts with {in_use!r} for all requests; leave it out, "
+            f"or start the server with --drafter {asked}",
+            "speculation.drafter",
+        )
 
 
 def prediction_text(given: Mapping[str, Any]) -> str:

@@ -90,7 +90,6 @@ class Generation:
         n: int,
         rule: str | None = None,
         prediction: Seq[int] = (),
-        drafter: str | None = None,
         reply: Callable[[], Reply] = Reply,
         markers: tuple[str, ...] | None = (),
         operation: str = "text_completion",
@@ -101,7 +100,7 @@ class Generation:
         self.scores: list[list[TokenLogprob]] | None = [] if scored else None
         """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction, drafter), reply())
+            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction), reply())
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]

@@ -27,7 +27,7 @@ class ModelFacts:
 
     vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
     drafter, rule        their names.
-    drafters             those that a request may name, with the most draft tokens a step of each.
+    drafters             the one in use, if there is one, with its most draft tokens a step.
     backend, dtype       what runs it; empty for a target that does not say.
     encoder              as of `Capabilities`.
     kv_blocks            tokens in a block of the KV cache, and blocks in all, as `kv_blocks` of the engine's thread.

@@ -32,6 +32,7 @@ It is seldom right.
 from dataclasses import dataclass
 
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 
 
@@ -47,7 +48,7 @@ class CopycatConfig(Strict):
 
 class CopycatDrafter:
     name = "copycat"
-    taps = ()
+    traits = DrafterTraits()
 
     def __init__(self, config, device):
         self.config, self.device = config, device

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 import torch
 from torch import Tensor
 
-from slipstream.core.dice import sample_draft_tokens
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import warp
+from slipstream.drafters.chains import sample_draft_tokens
 from slipstream.drafters.none import NoDrafter
 from tests.targets.toy import ToyTarget
 
@@ -74,7 +74,7 @@ class Scripted:
     """Drafts the target's argmax continuation, wrong from place `wrong_at(step)` on (None: right throughout)."""
 
     name = "scripted"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self, target: ToyTarget, wrong_at: Callable[[int], int | None] = lambda _: None):
         self.target, self.wrong_at, self.steps = target, wrong_at, 0

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.core.dice import Dice, invert, sample_draft_tokens
+from slipstream.core.dice import Dice, invert
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.chains import sample_draft_tokens
 from tests.significance import assert_distribution, g_test
 
 PROBS = [0.5, 0.0, 0.25, 0.2, 0.05, 0.0]

@@ -12,6 +12,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.core.decode_steps import best_steps_per_call
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.plain import plain_steps, stride
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -235,7 +236,7 @@ class Noting(NoDrafter):
     name = "noting"
 
     def __init__(self, taps: tuple[int, ...] = ()):
-        self.taps, self.asked = taps, 0
+        self.traits, self.asked = DrafterTraits(taps=taps), 0
         self.seen: list[tuple[int, int, list[int], int]] = []
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:

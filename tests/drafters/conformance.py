@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -52,7 +52,8 @@ class Recorder:
     """Passes everything on, checks every draft, and records what was proposed for each sequence in each step."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
-        self.drafter, self.name, self.taps, self.vocab_size = drafter, drafter.name, drafter.taps, vocab_size
+        self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
+        self.traits = DrafterTraits(taps=drafter.traits.taps)
         self.proposed: dict[int, list[tuple[list[int], list[int], list[list[float]]]]] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -137,7 +138,7 @@ class Conformance:
         drafter = case.make(case.target())
         assert isinstance(drafter, Drafter)
         assert drafter.name
-        assert all(isinstance(tap, int) for tap in drafter.taps)
+        assert all(isinstance(tap, int) for tap in drafter.traits.taps)
 
     def test_drafts_are_well_formed_and_within_every_budget(self, case: Case) -> None:
         """Budgets that differ from sequence to sequence and from step to step, 0 among them; `Recorder` checks."""
@@ -257,7 +258,7 @@ class Conformance:
 
 def _settle(target: Target, drafter: Drafter, seqs: Seq[Sequence], draft: Draft, rng: random.Random) -> None:
     """One step whose verdict is drawn at random: some path of the draft, then some token."""
-    out = target.run(seqs, draft, drafter.taps)
+    out = target.run(seqs, draft, drafter.traits.taps)
     paths = []
     for b in range(len(seqs)):
         children, node, path = draft.children(b), -1, list[int]()

@@ -191,7 +191,7 @@ class TestInPython:
             def propose(self, seqs, budget):
                 return None
 
-        with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, taps"):
+        with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, traits"):
             llm.use(Half())
 
     @pytest.mark.parametrize("thing", [42, object(), {"model": "d"}])

@@ -144,7 +144,7 @@ class TestDraftTokens:
             verdict = step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
             strayed += sum(path != list(range(len(path))) for path in verdict.path)
             for seq in seqs:
-                rows, true = drafter.rows[seq], features(other, seq.tokens, drafter.taps)[:-1]
+                rows, true = drafter.rows[seq], features(other, seq.tokens, drafter.traits.taps)[:-1]
                 assert torch.equal(torch.cat(rows.todo), true[rows.done :])
                 if rows.done:
                     batch, known = true_batch([text_of(seq.tokens, true)], [0], [rows.done])
@@ -312,7 +312,7 @@ class TestDistributions:
         first = drafter.propose([seq], [1])
         assert first.q is not None
         probs = first.q[0].tolist()
-        true = features(target, seq.tokens, drafter.taps)[:-1]
+        true = features(target, seq.tokens, drafter.traits.taps)[:-1]
         seqs = []
         for i in range(n):
             other = Sequence(PROMPTS[0], params, stream=Stream(i))
@@ -401,7 +401,7 @@ class TestDistributions:
 
             monkeypatch.setattr(drafter.runtime, "decode_steps", picks)
             drafter.rows._rows[seq.id] = eagle_rows.Rows(0)
-            drafter.rows._rows[seq.id].add(features(toy(), seq.tokens, drafter.taps)[:-1])
+            drafter.rows._rows[seq.id].add(features(toy(), seq.tokens, drafter.traits.taps)[:-1])
             draft = drafter.propose([seq], [4])
             ids = drafter.runtime.ids
             raw = torch.full((4, V), -torch.inf, dtype=torch.float64)
@@ -491,7 +491,7 @@ class TestMaking:
         drafter = make_drafter("eagle" if version == 1 else "eagle3", target, head=tmp_path)
         assert isinstance(drafter, EagleDrafter)
         assert drafter.runtime.name == executor
-        assert drafter.taps == ((-1,) if version == 1 else (1, 2, 4))
+        assert drafter.traits.taps == ((-1,) if version == 1 else (1, 2, 4))
         prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
         params = SamplingParams(max_tokens=24)
         plain = LLM(target, draft_tokens=4).generate(prompts, params)

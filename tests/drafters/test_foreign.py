@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -31,7 +31,7 @@ class RandomTrees:
     Half of the draft tokens are the target's own, so that paths of every length are accepted."""
 
     name = "random trees"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self, seed: int):
         self.rng, self.oracle = random.Random(seed), Oracle(target())
@@ -70,7 +70,12 @@ class Replacing:
 
     def __init__(self, drafter: Drafter, other: Drafter, own: float):
         self.drafter, self.other, self.own = drafter, other, own
-        self.name, self.taps, self.rng, self.used = drafter.name, drafter.taps, random.Random(1), 0
+        self.name, self.traits, self.rng, self.used = (
+            drafter.name,
+            DrafterTraits(taps=drafter.traits.taps),
+            random.Random(1),
+            0,
+        )
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -44,7 +44,7 @@ class Fixed:
     name = "fixed"
 
     def __init__(self, chain: Seq[int], q: float | None = None, taps: tuple[int, ...] = ()):
-        self.chain, self.q, self.taps = list(chain), q, taps
+        self.chain, self.q, self.traits = list(chain), q, DrafterTraits(taps=taps)
         self.asked: list[list[int]] = []
         self.seen: list[Draft] = []
         self.released: list[int] = []
@@ -71,6 +71,7 @@ class Found(Fixed):
 
     def __init__(self, chain: Seq[int], matches: dict[int, int]):
         super().__init__(chain)
+        self.traits = DrafterTraits(lookup=True)
         self.matches, self.lengths = matches, dict[int, int]()
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -204,7 +205,7 @@ def test_every_member_observes_the_verified_draft_and_is_released() -> None:
 
 
 def test_taps_are_those_of_all_members_each_once() -> None:
-    assert hybrid(Fixed([], taps=(2, 7)), Fixed([], taps=(7, -1)), Fixed([])).taps == (2, 7, -1)
+    assert hybrid(Fixed([], taps=(2, 7)), Fixed([], taps=(7, -1)), Fixed([])).traits.taps == (2, 7, -1)
 
 
 # --- end to end ---------------------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ class Mixing:
     """Counts the sequences whose draft has both point masses and sampled draft tokens."""
 
     def __init__(self, drafter: HybridDrafter):
-        self.drafter, self.name, self.taps, self.mixed = drafter, drafter.name, drafter.taps, 0
+        self.drafter, self.name, self.traits, self.mixed = drafter, drafter.name, DrafterTraits(), 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = self.drafter.propose(seqs, budget)
@@ -347,7 +348,6 @@ def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None
         ({"branch_tokens": -1}, "branch_tokens"),
         ({"neural": 0}, "neural"),
         ({"branch_token": 1}, "did you mean 'branch_tokens'"),
-        ({"beside": 1, "branch_tokens": 1}, "both given"),
         ({"members": []}, "no members"),
         ({"members": ["ngran"]}, "did you mean 'ngram'"),
         ({"members": [("ngram", {"max_ngran": 1})]}, "did you mean 'max_ngram'"),
@@ -358,14 +358,6 @@ def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         make_drafter("hybrid", target(), **options)
-
-
-def test_former_option_names_still_work() -> None:
-    former = {"beyond": 2, "beyond_match": 5, "beyond_chance": 0.25, "beside": 3, "start": 1.5}
-    made = make_drafter("hybrid", target(), members="ngram", **former)
-    assert made.config == HybridConfig(
-        append_tokens=2, append_match=5, append_probability=0.25, branch_tokens=3, max_prefill_ratio=1.5
-    )
 
 
 def test_rules_see_the_stack_as_one_drafter() -> None:

@@ -94,7 +94,7 @@ def test_the_KV_after_every_step_is_that_of_a_fresh_prefill(executor: str, tempe
         draft = mine.propose(seqs, [rng.randrange(5) if seq.kv_len else 0 for seq in seqs])
         if index % 4 == 3:
             draft = Draft.empty(len(seqs))
-        out = of.run(seqs, draft, mine.taps)
+        out = of.run(seqs, draft, mine.traits.taps)
         kept = [rng.randint(0, draft.splits[b + 1] - draft.splits[b]) for b in range(len(seqs))]
         verdict = Verdict([list(range(n)) for n in kept], [rng.randrange(V) for _ in seqs], [None] * 3, [False] * 3)
         of.commit(seqs, verdict.path)

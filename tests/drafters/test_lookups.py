@@ -9,7 +9,6 @@ import pytest
 
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.hybrid import Lookup
 from slipstream.drafters.ngram import FOLLOWERS
 from slipstream.drafters.recycling import ASSUMED
 from slipstream.drafters.suffix_tree import FANOUT
@@ -22,7 +21,7 @@ from tests.targets.toy import ToyTarget
 CASES = {name: LookupCase(name) for name in LOOKUPS} | {
     name: LookupCase(name, {"row_cost": 0.0, "spec_factor": 100.0}) for name in ("suffix", "sam")
 }
-COPYING = [name for name, case in CASES.items() if isinstance(case.make(), Lookup)]
+COPYING = [name for name, case in CASES.items() if case.make().traits.lookup]
 
 
 class TestLookups(LookupConformance):
@@ -46,7 +45,7 @@ def test_a_loop_that_begins_in_another_drafters_draft_is_followed(name: str) -> 
 
 
 def test_a_draft_model_is_no_lookup() -> None:
-    assert not isinstance(maker("model")(target()), Lookup)
+    assert not maker("model")(target()).traits.lookup
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])

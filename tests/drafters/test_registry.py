@@ -16,7 +16,6 @@ from slipstream.cli.drafters import defaults, options_of, summary
 from slipstream.cli.tune import TuneModels
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
-from slipstream.drafters.hybrid import Lookup
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import SIGNS
@@ -54,7 +53,7 @@ class TestEachSpec:
         made = make_drafter(spec.name, ToyTarget(5))
         assert isinstance(made, Drafter)
         assert made.name == spec.name
-        assert isinstance(made, Lookup) == spec.lookup
+        assert made.traits.lookup == spec.lookup
 
     def test_its_module_says_what_it_is_and_what_its_options_are(self, spec: DrafterSpec) -> None:
         assert summary(spec.name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.core.drafter import Drafter, remembers
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
@@ -57,7 +57,7 @@ def test_each_request_for_a_drafter_that_remembers_has_random_numbers_of_its_own
     """Also within a batch. Under `coupled` the text is a function of target and seed, so there the seed is all."""
     model = target()
     llm = LLM(model, CARRYING[name](model), rule=rule, draft_tokens=4)
-    assert remembers(llm.drafter)
+    assert llm.drafter.traits.remembers
     seqs = [llm.sequence(PROMPT, SamplingParams(temperature=1.0, seed=3, max_tokens=2)) for _ in range(3)]
     steps = llm.decode(seqs)
     next(steps)
@@ -70,7 +70,7 @@ def test_each_request_for_a_drafter_that_remembers_has_random_numbers_of_its_own
 def test_a_seed_repeats_the_text_where_a_drafter_remembers_nothing(name: str) -> None:
     model = target()
     llm = LLM(model, maker(name)(model), draft_tokens=3)
-    assert not remembers(Guard(llm.drafter, model))
+    assert not Guard(llm.drafter, model).traits.remembers
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
     assert llm.generate([PROMPT], params)[0].token_ids == llm.generate([PROMPT], params)[0].token_ids
 
@@ -78,5 +78,5 @@ def test_a_seed_repeats_the_text_where_a_drafter_remembers_nothing(name: str) ->
 @pytest.mark.parametrize("name", [name for name, spec in DRAFTERS.items() if spec.across])
 def test_a_drafter_declares_that_it_remembers(name: str) -> None:
     made = (CARRYING | REMEMBERING)[name](target())
-    assert remembers(made)
-    assert remembers(Guard(made, target()))
+    assert made.traits.remembers
+    assert Guard(made, target()).traits.remembers

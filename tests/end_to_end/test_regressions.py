@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -242,7 +242,7 @@ class _Placeholders:
     """A drafter whose draft tokens are still placeholders every other step."""
 
     name = "placeholders"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self) -> None:
         self.steps = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.rules import Decision, Rule
@@ -32,7 +33,7 @@ class ToyDrafter:
     """
 
     name = "toy"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self, oracle: Oracle, widths: Seq[int], replacement: bool = False, argmax: bool = False):
         self.oracle, self.widths, self.replacement, self.argmax = oracle, widths, replacement, argmax

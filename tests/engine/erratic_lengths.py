@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.draft_lengths import DraftLengths, State, Step
 
 
 class ErraticLengths(DraftLengths):
@@ -16,9 +16,9 @@ class ErraticLengths(DraftLengths):
         self._draw = random.Random(seed)
         self.rests = self.plain_steps = self.drafting_steps = 0
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
         if self._draw.random() < (0.5 if self.resting else 0.15):
-            self.resting = not self.resting
+            self.state = State.DRAFTING if self.resting else State.RESTING
             self.rests += self.resting
         most = 0 if self.resting else self._draw.choice((0, self.most, self.most))
         lengths = [min(limit, self._draw.randint(0, most)) for limit in limits]
@@ -27,4 +27,10 @@ class ErraticLengths(DraftLengths):
         return lengths
 
     def learn(self, step: Step) -> None:
+        pass
+
+    def rest(self, tokens: int) -> None:
+        pass
+
+    def joined(self) -> None:
         pass

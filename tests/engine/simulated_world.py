@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 
-from slipstream.engine.draft_lengths import DraftLengths, Others, Step
+from slipstream.engine.draft_lengths import DraftLengths, Step
 
 
 @dataclass
@@ -81,9 +81,10 @@ class BusyServer:
         requests: int,
         learn: Callable[[Step], None] | None = None,
         resting: Callable[[], bool] = lambda: False,
+        joined: Callable[[], None] = lambda: None,
     ) -> float:
         """Output tokens per second. choose: (ids, most draft tokens, rows of prompts) -> lengths. resting: whether the
-        drafter reads no prompts."""
+        drafter reads no prompts. joined: called when a request begins."""
         world, ended, spent, made, ids = self.world, 0, 0.0, 0, itertools.count()
         unread = dict.fromkeys(range(len(world.acceptance)), self.prompt)
         left = dict.fromkeys(unread, self.tokens)
@@ -107,6 +108,7 @@ class BusyServer:
                 if left[b] <= 0:
                     ended += 1
                     unread[b], left[b], names[b] = self.prompt, self.tokens, next(ids)
+                    joined()
         return made / spent
 
 
@@ -122,54 +124,3 @@ def taught(policy: DraftLengths) -> Callable[[Step], None]:
 
 def fixed(world: World, length: int, tokens: int) -> float:
     return world.run(lambda: [length] * len(world.acceptance), tokens)
-
-
-@dataclass
-class Company:
-    """Requests of several drafters in the same steps of one machine. worlds: the requests of each drafter; the costs of
-    rows are those of the first."""
-
-    worlds: Seq[World]
-
-    def run(self, policies: Seq[DraftLengths | None], tokens: int) -> list[float]:
-        """Tokens per second of the requests of each drafter, until all have `tokens` each on average. None: they decode
-        plainly."""
-        ids: list[list[int]] = []
-        for world in self.worlds:
-            first = sum(map(len, ids))
-            ids.append(list(range(first, first + len(world.acceptance))))
-        machine, count, spent, made = self.worlds[0], sum(map(len, ids)), 0.0, [0] * len(ids)
-        while sum(made) < tokens * count:
-            lengths = [[0] * len(own) for own in ids]
-            members = []
-            for g, policy in enumerate(policies):
-                quiet = [o for o, other in enumerate(policies) if o != g and (other is None or other.resting)]
-                members.append([g, *quiet])
-                if policy is not None:
-                    near = [each for o in members[g] for each in ids[o]]
-                    limits = [policy.most if each in ids[g] else 0 for each in near]
-                    lengths[g] = policy.choose(near, limits, 0, count - len(near))[: len(ids[g])]
-            accepted = [
-                [world.accepted(b, length) for b, length in enumerate(own)]
-                for world, own in zip(self.worlds, lengths, strict=True)
-            ]
-            draft = [world.noisy(world.level * max(own)) for world, own in zip(self.worlds, lengths, strict=True)]
-            rest = machine.noisy(machine.forward(count + sum(map(sum, lengths))))
-            spent += sum(draft) + rest
-            for g, policy in enumerate(policies):
-                made[g] += len(ids[g]) + sum(accepted[g])
-                if policy is None:
-                    continue
-                others = [o for o in range(len(ids)) if o not in members[g]]
-                each = Others(
-                    sum(len(ids[o]) for o in others),
-                    sum(len(ids[o]) + sum(lengths[o]) for o in others),
-                    sum(len(ids[o]) + sum(accepted[o]) for o in others),
-                    sum(draft[o] for o in others),
-                )
-                near = [o for o in members[g] if o != g]
-                own = [*lengths[g], *(0 for o in near for _ in ids[o])]
-                right = [*accepted[g], *(0 for o in near for _ in ids[o])]
-                known = [*ids[g], *(i for o in near for i in ids[o])]
-                policy.learn(Step(known, own, own, right, draft[g], rest, others=each))
-        return [each / spent for each in made]

@@ -17,7 +17,7 @@ from slipstream.core.stats import SpecStats
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.scripted import ScriptedDrafter
-from slipstream.engine.draft_lengths import DraftLengths, Step
+from slipstream.engine.draft_lengths import DraftLengths, State, Step
 from slipstream.engine.engine import Engine
 from slipstream.errors import RuleError, TargetError
 from tests.drafters.fakes import MultiStepToy
@@ -85,11 +85,10 @@ class Session:
         self.draw = random.Random(seed)
         self.target = toy(blocks=blocks)
         self.target.in_one_call = self.draw.random() < 0.5
-        names = self.draw.sample(DRAFTERS, 2)
-        self.drafters: list[Drafter] = [NoDrafter(), *(maker(name)(self.target) for name in names)]
+        drafter = maker(self.draw.choice(DRAFTERS))(self.target)
         self.engine = engine(
             self.target,
-            self.drafters[1],
+            NoDrafter() if self.draw.random() < 0.1 else drafter,
             max_batch=self.draw.choice((1, 3, 8)),
             prompt_rows=self.draw.choice((1, 5, 64)),
             prefix_cache=prefix_cache,
@@ -102,11 +101,8 @@ class Session:
         kind = self.draw.random()
         if kind < 0.3:
             seq = request(self.draw)
-            if seq.rule is RULES["block"] or seq.rule is RULES["greedy"]:
-                drafter = self.drafters[0]  # trees are not for `block`
-            else:
-                drafter = self.draw.choice(self.drafters)
-            self.engine.add(seq, drafter, seq.rule, self.draw.choice((None, 1, 6)))
+            most = 0 if seq.rule is RULES["block"] else self.draw.choice((None, 1, 6))  # trees are not for `block`
+            self.engine.add(seq, seq.rule, most, chosen=self.draw.random() < 0.8)
             self.added.append(seq)
         elif kind < 0.35 and self.added:
             seq = self.draw.choice(self.added)
@@ -481,7 +477,7 @@ def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with
     made.add(first)
     made.step()
     assert asked == [True]
-    lengths.resting, lengths._rest = True, 5
+    lengths.state, lengths._rest = State.RESTING, 5
     while len(first.output) < 10:
         made.step()
     assert not lengths.resting
@@ -498,8 +494,8 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     """A prompt of 30 tokens is read beside a request that decodes, 8 rows a step."""
 
     class Told(DraftLengths):
-        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
-            lengths = super().choose(ids, limits, prompt_rows, others)
+        def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+            lengths = super().choose(ids, limits, prompt_rows)
             if self.learning:
                 chosen.append((list(ids), prompt_rows))
             return lengths
@@ -528,52 +524,10 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     assert [first.output, second.output] == [alone(first), alone(second)]
 
 
-def test_each_drafter_has_lengths_of_its_own() -> None:
-    """Steps of several drafters teach those of each, with the requests of the others told apart; a finished request
-    leaves nothing."""
-    lengths = {name: DraftLengths(4) for name in ("scripted", "suffix")}
-    learned: list[str] = []
-    steps: list[tuple[str, Step]] = []
-    for name, own in lengths.items():
-        own.learn = lambda step, name=name: (learned.append(name), steps.append((name, step)))  # type: ignore
-    target = toy()
-    made = engine(target, ScriptedDrafter({}, V), draft_tokens=lengths["scripted"])
-    other = maker("suffix")(target)
-    params = SamplingParams(max_tokens=12)
-    made.add(Sequence([1, 2, 3], params), other, draft_tokens=lengths["suffix"])
-    made.add(Sequence([1, 2, 3], replace(params, draft_tokens=0)))
-    drain(made)
-    assert set(learned) == {"suffix"}
-    made.add(Sequence([1, 2, 3], params))
-    drain(made)
-    assert set(learned) == {"suffix", "scripted"}
-    learned.clear()
-    both = [Sequence([1, 2, 3], params) for _ in range(2)]
-    made.add(both[0])
-    made.add(both[1], other, draft_tokens=lengths["suffix"])
-    made.add(off := Sequence([1, 2, 3], replace(params, draft_tokens=0)))
-    steps.clear()
-    while not any(seq.finish for seq in both):
-        made.step()
-    assert learned
-    assert learned.count("scripted") == learned.count("suffix")
-    for name, step in steps:
-        mine, other = both if name == "scripted" else both[::-1]
-        assert set(step.ids) == {mine.id, off.id}
-        assert other.id not in step.ids
-        assert step.others.requests == 1
-        assert step.others.rows >= 1
-        assert step.others.tokens >= 1
-        assert step.others.seconds >= 0 <= step.draft
-        assert step.rest > 0
-    drain(made)
-    assert not any(own._survival._rows for own in lengths.values())
-
-
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
     lengths = DraftLengths(4)
     made = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
-    lengths.resting, lengths._rest = True, 25
+    lengths.state, lengths._rest, lengths._unpaid = State.RESTING, 25, 50
     for most, left in ((0, 25), (None, 5)):
         made.add(Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
         drain(made)

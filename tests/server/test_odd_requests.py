@@ -40,7 +40,7 @@ VALUES: dict[str, list[Any]] = {
     "guided_json": [LETTERS, True],
     "speculation": [{"enabled": False}, {"draft_tokens": 0}, {"draft_tokens": 256}, {"rule": "coupled"},
                     {"rule": "greedy"}, {"rule": "block"}, {"rule": "typical"}, {"rule": []}, {"rule": "none"},
-                    {"drafter": "suffix"}, {"drafter": "recycling", "rule": "coupled", "draft_tokens": 2}],
+                    {"drafter": "suffix"}, {"rule": "coupled", "draft_tokens": 2}],
     "prediction": [{"type": "content", "content": "a b c d"}, {"type": "content", "content": ""}],
     "statistics": [True],
     "stream": [True],

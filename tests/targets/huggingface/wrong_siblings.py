@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 
@@ -14,7 +15,7 @@ class WrongSiblings:
     wrong from depth 2 on."""
 
     name = "siblings"
-    taps: tuple[int, ...] = ()
+    traits = DrafterTraits()
 
     def __init__(self, texts: Seq[Seq[int]], vocab_size: int):
         self.texts, self.vocab_size, self.asked = texts, vocab_size, 0
