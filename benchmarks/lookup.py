@@ -33,14 +33,12 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import NgramDrafter
-from slipstream.drafters.sam import SamDrafter
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
     "suffix": SuffixDrafter,
     "suffix, tree": lambda: SuffixDrafter(SuffixConfig(branches=4)),
-    "sam": SamDrafter,
 }
 HISTORY = (1_000, 10_000, 100_000)
 VOCABULARY = 8192

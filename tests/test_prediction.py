@@ -61,7 +61,7 @@ def test_under_coupled_a_prediction_does_not_change_the_text() -> None:
     assert len({tuple(seq.output) for seq in decoded(llm, asks)}) == 1
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix", "sam"])
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
 def test_the_beginning_of_a_prediction_is_drafted_at_once(name: str) -> None:
     """Behind the end of the prompt, although nothing of it has been decoded yet."""
     seq = Sequence([0, 1, 2, 3], prediction=(4, 3, 2, 1))
@@ -80,7 +80,7 @@ def test_lookup_drafters_read_the_source_then_the_prediction_then_the_tokens_so_
     assert alone.readable == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["ngram", "sam", None])
+@pytest.mark.parametrize("name", ["ngram", None])
 def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str | None) -> None:
     llm = LLM(toy(), draft=name, draft_tokens=4)
     (seq,) = decoded(llm, [Ask(PROMPT, PARAMS, prediction=(4, 3, 2))])

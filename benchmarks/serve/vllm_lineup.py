@@ -23,7 +23,7 @@ NGRAM = {f"vLLM, n-gram, K={k}": k for k in (4, 8)}
 NOVEL = "novel text"
 MODELS = ("model", "suffix")
 """Drafters whose acceptance is compared, at the usual fixed length of each."""
-LOOKUPS = ("suffix", "ngram", "sam", "suffix,ngram")
+LOOKUPS = ("suffix", "ngram", "suffix,ngram")
 AROUND = {"max_model_len": CONTEXT, "max_num_seqs": STREAMS, "dtype": "float32"}
 
 

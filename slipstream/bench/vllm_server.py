@@ -50,7 +50,7 @@ class VllmServer(Strict):
         would refuse or ignore beside speculation."""
         made = vllm(self.choice)
         if made.values is None:
-            raise ParameterError(made.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix, sam or "
+            raise ParameterError(made.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix or "
                                  "several of them")  # fmt: skip
         values = dict(made.values)
         for name, value in self.arguments.items():

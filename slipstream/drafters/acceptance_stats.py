@@ -113,6 +113,12 @@ class DepthStats:
         if rejected:
             self.compared[min(accepted, last)] += 1
 
+    def inherit(self, past: DepthStats, steps: float) -> None:
+        """Start from another record, weighted like at most `steps` steps."""
+        share = min(1.0, steps / max(past.compared[0], 1e-9))
+        self.compared = [count * share for count in past.compared]
+        self.accepted = [count * share for count in past.accepted]
+
     @property
     def rate(self) -> float:
         """Acceptance probability of a draft token of unknown depth."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
+
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
@@ -30,13 +32,33 @@ S = TypeVar("S", bound=LookupState)
 
 
 class LookupDrafter(ABC, Generic[S]):
-    """A lookup drafter without the lookup itself. `propose` creates a state when it is first needed: a sequence for
-    which speculation is off costs nothing."""
+    """A lookup drafter without the lookup itself. device: where the target wants its draft tokens."""
 
     traits = DrafterTraits(lookup=True, reads_predictions=True)
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = device
         self._states: dict[int, S] = {}
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        """A state is created when it is first needed: a sequence for which speculation is off costs nothing."""
+        rows: list[tuple[Seq[int], Seq[int]]] = []
+        for seq, depth in zip(seqs, budget, strict=True):
+            rows.append(self._tree(self._state(seq), seq, depth) if depth > 0 else ((), ()))
+        draft = Draft.trees(rows, self.device)
+        for b, seq in enumerate(seqs):
+            if draft.nodes(b):
+                state = self._states[seq.id]
+                state.match_stats.remember(state.match, draft, b)
+        return draft
+
+    @abstractmethod
+    def _state(self, seq: Sequence) -> S:
+        """The state of a sequence, up to date with its tokens."""
+
+    @abstractmethod
+    def _tree(self, state: S, seq: Sequence, depth: int) -> tuple[Seq[int], Seq[int]]:
+        """(draft tokens, parents), at most `depth` deep; notes the length of the match in the state."""
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):
@@ -53,11 +75,3 @@ class LookupDrafter(ABC, Generic[S]):
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
-
-    def _remembered(self, seqs: Seq[Sequence], draft: Draft) -> Draft:
-        """Returns `draft`, after noting it in the statistics of its sequences."""
-        for b, seq in enumerate(seqs):
-            if draft.nodes(b):
-                state = self._states[seq.id]
-                state.match_stats.remember(state.match, draft, b)
-        return draft

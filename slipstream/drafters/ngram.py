@@ -200,19 +200,8 @@ class NgramDrafter(LookupDrafter[_State]):
     name = "ngram"
 
     def __init__(self, config: NgramConfig | None = None, device: torch.device | str = "cpu"):
-        super().__init__()
+        super().__init__(device)
         self.config = config or NgramConfig()
-        self.device = device
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        splits = [0]
-        for seq, depth in zip(seqs, budget, strict=True):
-            if depth > 0:
-                self._grow(self._state(seq), seq.readable, min(depth, self.config.max_draft), tokens, parents)
-            splits.append(len(tokens))
-        return self._remembered(seqs, Draft.of(tokens, parents, splits, device=self.device))
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `core.drafter.Lookup`."""
@@ -234,8 +223,6 @@ class NgramDrafter(LookupDrafter[_State]):
             self._fill(seqs, draft, out, verdict)
 
     def _state(self, seq: Sequence) -> _State:
-        """The state of a sequence, up to date with its tokens. Created when it is first needed: a sequence for which
-        speculation is off costs nothing."""
         state = self._states.get(seq.id)
         if state is None:
             state = _State(
@@ -245,21 +232,19 @@ class NgramDrafter(LookupDrafter[_State]):
         state.store.index(seq.readable)
         return state
 
-    def _grow(self, state: _State, text: Seq[int], depth: int, tokens: list[int], parents: list[int]) -> None:
-        """Append one sequence's tree: first the chain, then the alternatives at each fork, by rank."""
-        store, branches = state.store, self.config.branches
+    def _tree(self, state: _State, seq: Sequence, depth: int) -> tuple[list[int], list[int]]:
+        """First the chain, then the alternatives at each fork, by rank."""
+        store, branches, text = state.store, self.config.branches, seq.readable
         found = store.followers(text, (), branches)
         if not found:
-            return
+            return [], []
         state.match = found[0][2]
-        depth = min(depth, state.match_stats.depth(state.match))
+        depth = min(depth, self.config.max_draft, state.match_stats.depth(state.match))
         if not depth:
-            return
+            return [], []
         chain = [found[0][0]]
         store.extend(text, chain, found[0][1], depth)
-        start = len(tokens)
-        tokens += chain
-        parents += range(-1, len(chain) - 1)
+        tokens, parents = list(chain), list(range(-1, len(chain) - 1))
         for fork in range(min(self.config.forks, len(chain)) if branches > 1 else 0):
             if fork:
                 found = store.followers(text, chain[:fork], branches)
@@ -267,9 +252,10 @@ class NgramDrafter(LookupDrafter[_State]):
             for rank, (token, position, _) in enumerate(others[: branches - 1], start=1):
                 path = [*chain[:fork], token]
                 store.extend(text, path, position, fork + _share(depth - fork, rank))
-                first = len(tokens) - start
+                first = len(tokens)
                 tokens += path[fork:]
                 parents += [fork - 1, *range(first, first + len(path) - fork - 1)]
+        return tokens, parents
 
     def _fill(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Count the target's most likely tokens at the last pending token and at every accepted draft token."""

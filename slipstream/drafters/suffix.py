@@ -14,6 +14,8 @@ Each request has a tree of its own, over its prompt and its output. With `across
 requests, over the outputs of finished ones. The draft comes from the tree with the higher score: the expected number of
 accepted draft tokens, by the frequencies.
 
+A fixed `corpus` has a tree of its own, which every request may copy from.
+
 Every draft token is deterministic given what the trees hold, a point mass, so q is None and the distribution of the
 output does not depend on the trees. Which text is *sampled* for a given seed does: with `across` it depends, like the
 speed, on which requests came before (rule `coupled` excepted; see `Engine.add`). Hence it is off by default.
@@ -23,22 +25,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
 import torch
 
-from slipstream.core.params import check_integer, check_number
+from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.drafters.matching import END, Continuation, MatchConfig, MatchDrafter, MatchState
-from slipstream.drafters.suffix_tree import FANOUT, Node, Store, SuffixTree
+from slipstream.drafters.acceptance_stats import MatchLengthStats
+from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.lookups import LookupDrafter, LookupState
+from slipstream.drafters.suffix_tree import END, FANOUT, Node, Store, SuffixTree
 from slipstream.errors import ParameterError
+
+RECORDS = 16  # longer matches share one acceptance record
 
 
 @dataclass(frozen=True)
-class SuffixConfig(MatchConfig):
+class SuffixConfig(Strict):
     """max_depth    longest string in the tree, in tokens; matches are shorter than that. Deeper draft tokens are copied
                  from one occurrence.
     min_match    shortest match to draft from.
@@ -57,22 +63,36 @@ class SuffixConfig(MatchConfig):
     past_tokens  most tokens of finished requests that are remembered, also in two generations: the oldest go
                  first. Used with `across` only.
     past_prompts  remember their prompts too.
+    corpus       documents (lists of token ids) that every request may copy from; held for good, at the same cost a
+                 token.
     """
 
     max_depth: int = 24
+    min_match: int = 1
+    max_draft: int = 16
+    spec_factor: float = 4.0
     spec_offset: float = 0.0
     min_prob: float = 0.1
     branches: int = 1
+    row_cost: float = 0.05
+    max_tokens: int = 1 << 17
     across: bool = False
     past_tokens: int = 1 << 18
     past_prompts: bool = False
+    corpus: Seq[Seq[int]] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, low in (("max_depth", 2), ("branches", 1), ("past_tokens", 2)):
+        for name, low in (
+            ("max_depth", 2), ("min_match", 1), ("max_draft", 1), ("branches", 1), ("max_tokens", 2),
+            ("past_tokens", 2),
+        ):  # fmt: skip
             check_integer(name, getattr(self, name), low)
+        check_number("spec_factor", self.spec_factor, 0.0, 1000.0)
         check_number("spec_offset", self.spec_offset, -1000.0, 1000.0)
         check_number("min_prob", self.min_prob, 0.0, 1.0)
+        check_number("row_cost", self.row_cost, 0.0, 0.7)
+        if self.max_draft > MAX_NODES:
+            raise ParameterError(f"max_draft is {self.max_draft}, at most {MAX_NODES} draft tokens are verified")
         if self.min_match >= self.max_depth:
             raise ParameterError(
                 f"min_match is {self.min_match}, max_depth is {self.max_depth}",
@@ -81,6 +101,17 @@ class SuffixConfig(MatchConfig):
             )
         if self.branches > FANOUT:
             raise ParameterError(f"branches is {self.branches}, only {FANOUT} followers of a string are kept")
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A tree of draft tokens for one sequence, after a match of `match` tokens; `score` is the expected number that
+    are accepted."""
+
+    match: int = 0
+    score: float = 0.0
+    tokens: Seq[int] = ()
+    parents: Seq[int] = ()
 
 
 _Waiting = tuple[float, int, int, int, Node | int, int]
@@ -143,18 +174,36 @@ def _path(tokens: Seq[int], parents: Seq[int], node: int) -> list[int]:
     return path[::-1]
 
 
-class SuffixDrafter(MatchDrafter[SuffixConfig]):
+@dataclass
+class _State(LookupState):
+    """store: of the sequence's text; indexed: how many of its tokens are in there."""
+
+    seq: Sequence
+    store: Store
+    indexed: int = 0
+
+
+class SuffixDrafter(LookupDrafter[_State]):
     """See the module."""
 
     name = "suffix"
 
     def __init__(self, config: SuffixConfig | None = None, device: torch.device | str = "cpu"):
-        super().__init__(config or SuffixConfig(), device)
+        super().__init__(device)
+        self.config = config or SuffixConfig()
         self.traits = replace(self.traits, remembers=self.config.across)
         self.past = Store(self.config.max_depth, self.config.past_tokens)
+        self._shared = [self.past] if self.config.across else []
+        if self.config.corpus:
+            self._shared.append(Store(self.config.max_depth, 2 + 4 * sum(map(len, self.config.corpus))))
+            for document in self.config.corpus:
+                self._shared[-1].extend(document)
+                self._shared[-1].young.close()
 
-    def _index(self, seq: Sequence) -> Store:
-        return Store(self.config.max_depth, self.config.max_tokens)
+    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
+        """See `core.drafter.Lookup`."""
+        best = self._best(self._states[seq.id], depth, drafted)
+        return list(best.tokens), best.match
 
     def release(self, seq_id: int) -> None:
         state = self._states.get(seq_id)
@@ -163,15 +212,32 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
             self.past.extend(state.seq.readable if self.config.past_prompts else state.seq.output)
             self.past.young.close()
 
-    def _best(self, state: MatchState, depth: int, ahead: Seq[int] = ()) -> Continuation:
-        """From the request's own store, or from that of all requests if its score is higher."""
+    def _state(self, seq: Sequence) -> _State:
+        state, text = self._states.get(seq.id), seq.readable
+        if state is None:
+            store = Store(self.config.max_depth, self.config.max_tokens)
+            state = _State(seq, store, match_stats=MatchLengthStats(self.config.row_cost, RECORDS))
+            self._states[seq.id] = state
+        state.store.extend(text[state.indexed :])
+        state.indexed = len(text)
+        return state
+
+    def _tree(self, state: _State, seq: Sequence, depth: int) -> tuple[Seq[int], Seq[int]]:
+        best = self._best(state, depth)
+        state.match = best.match
+        return best.tokens, best.parents
+
+    def _best(self, state: _State, depth: int, ahead: Seq[int] = ()) -> Continuation:
+        """What follows the longest match, up to `depth` deep: in the request's own store, or in a shared one if its
+        score is higher. ahead: tokens taken to follow the text; then a chain."""
         config, best = self.config, Continuation()
         tail = [*state.seq.readable[-config.max_depth :], *ahead][-config.max_depth :]
-        for store in (state.index, self.past) if config.across else (state.index,):
-            own = store is state.index and not ahead
+        for store in (state.store, *self._shared):
+            own = store is state.store and not ahead
             tree, match, where = store.longest(tail, own)
             if match >= config.min_match:
-                nodes = max(1, min(depth, int(config.spec_factor * match + config.spec_offset)))
+                most = min(depth, config.max_draft)
+                nodes = max(1, min(most, int(config.spec_factor * match + config.spec_offset)))
                 deepest = min(nodes, state.match_stats.depth(match))
                 latest = own and tree is store.young
                 branches = 1 if ahead else config.branches
@@ -182,5 +248,14 @@ class SuffixDrafter(MatchDrafter[SuffixConfig]):
 
 
 def make(target: Target, **options: Any) -> SuffixDrafter:
-    """See `registry`; options as in `SuffixConfig`."""
-    return SuffixDrafter(SuffixConfig(**options), target.device)
+    """See `registry`; options as in `SuffixConfig`. Raises ParameterError where the corpus holds an id that the target
+    does not know."""
+    config = SuffixConfig(**options)
+    outside = next((t for document in config.corpus for t in document if not 0 <= t < target.vocab_size), None)
+    if outside is not None:
+        raise ParameterError(
+            f"the corpus holds id {outside}, the target's vocabulary is 0..{target.vocab_size - 1}",
+            why="draft tokens are copied from it",
+            fix="encode it with the target's own tokenizer",
+        )
+    return SuffixDrafter(config, target.device)

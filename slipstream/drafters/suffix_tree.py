@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from slipstream.drafters.matching import END
-
+END = -1  # marks the end of a document in a text
 FANOUT = 16  # most followers kept of one string; beyond, one that occurred only once makes room, the oldest first
 
 

@@ -8,7 +8,7 @@
 Only vLLM's environment needs Slipstream (`pip install --no-deps slipstream`); docs/vllm.md. Settings, all of them
 optional:
 
-    drafter   "suffix" (the default), "ngram", "sam", or a stack of these: a list of names or of [name, options].
+    drafter   "suffix" (the default), "ngram", or a stack of these: a list of names or of [name, options].
     options   options of the drafter; of `HybridConfig` for a stack.
     lengths   "learned" (the default): a draft ends where its next token is not worth its row, by the acceptance of the
               request's drafts and the times of steps. "full": as long as the match allows; always so with several

@@ -7,6 +7,7 @@ import pytest
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.tracing import StepRecord, proposers, rolling, trace, with_recorded_members
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
@@ -85,7 +86,7 @@ def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
 
 def test_tokens_appended_by_a_lookup_are_attributed_to_it():
     class Chain:
-        name, taps = "chain", ()
+        name, traits = "chain", DrafterTraits()
 
         def propose(self, seqs, budget):
             return Draft.chains([[8]])

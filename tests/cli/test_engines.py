@@ -81,13 +81,13 @@ def test_malformed_options_of_the_engine_are_refused(given: dict[str, Any]) -> N
 
 
 def test_each_drafter_of_a_comparison_has_a_server_and_so_has_plain_decoding() -> None:
-    models = LabModels(target="t", draft="d", drafter=["suffix:min_match=2", "model:draft_tokens=3", "ngram+sam"])
+    models = LabModels(target="t", draft="d", drafter=["suffix:min_match=2", "model:draft_tokens=3", "ngram+suffix"])
     servers = compared(models, VLLM)
-    assert list(servers) == ["plain", "suffix:min_match=2", "model:draft_tokens=3", "ngram+sam"]
+    assert list(servers) == ["plain", "suffix:min_match=2", "model:draft_tokens=3", "ngram+suffix"]
     assert "speculative_config" not in servers["plain"].values
     assert servers["suffix:min_match=2"].choice.options == {"min_match": 2}
     assert servers["model:draft_tokens=3"].choice.draft_tokens == 3
-    assert servers["ngram+sam"].values["additional_config"]["slipstream"]["drafter"] == ["ngram", "sam"]
+    assert servers["ngram+suffix"].values["additional_config"]["slipstream"]["drafter"] == ["ngram", "suffix"]
 
 
 def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[str, Any]:

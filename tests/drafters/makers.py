@@ -91,7 +91,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "medusa, sampled": lambda target: medusa_drafter(V, mode="sampled", control="confidence"),
     "medusa, gain": lambda target: medusa_drafter(V, control="gain", costs=0.15),
     "suffix tree": lambda target: make_drafter("suffix", target, branches=3, max_depth=4, max_tokens=16, row_cost=0.0),
-    "sam, bounded": lambda target: make_drafter("sam", target, max_tokens=12, corpus=[[0, 1, 2, 3, 4] * 3], bias=1),
+    "suffix, bounded": lambda target: make_drafter("suffix", target, max_tokens=12, corpus=[[0, 1, 2, 3, 4] * 3]),
     "recycling, paper": lambda target: make_drafter("recycling", target, row_cost=0.0, nodes=40),
     "recycling, one candidate": lambda target: make_drafter("recycling", target, candidates=1),
     "lookahead, large": lambda target: make_drafter("lookahead", target, window=4, ngram=3, guesses=3, row_cost=0.0),

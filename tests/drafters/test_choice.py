@@ -73,8 +73,8 @@ class TestOnTheCommandLine:
     def test_the_drafter_in_use_where_several_or_none_are_named(self) -> None:
         assert method_of((), "d") == "model"
         assert method_of((), None) == "ngram"
-        assert method_of(("sam",), "d") == "sam"
-        assert method_of(("sam", "model"), "d") == "hybrid"
+        assert method_of(("suffix",), "d") == "suffix"
+        assert method_of(("suffix", "model"), "d") == "hybrid"
 
     def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:
         for names in (("model",), ("suffix", "model")):

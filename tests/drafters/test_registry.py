@@ -86,7 +86,7 @@ def named(wanted: str) -> list[str]:
 def test_the_drafters_that_users_know_by_name() -> None:
     """Names in the README; removing one breaks existing command lines and configurations."""
     assert list(DRAFTERS) == [
-        "none", "model", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
+        "none", "model", "layerskip", "ngram", "suffix", "recycling", "lookahead",
         "medusa", "eagle", "eagle3", "hybrid", "replay",
     ]  # fmt: skip
 
@@ -94,13 +94,13 @@ def test_the_drafters_that_users_know_by_name() -> None:
 def test_default_lengths_are_those_of_the_command_line() -> None:
     """Changing a default changes the seeded texts of everybody who uses it."""
     assert {spec.name: spec.length for spec in SPECS} == {
-        "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "sam": 10, "recycling": 6, "lookahead": 8,
+        "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "recycling": 6, "lookahead": 8,
         "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10, "replay": 4,
     }  # fmt: skip
 
 
 def test_lookups_and_what_reads_a_draft() -> None:
-    assert named("lookup") == ["ngram", "suffix", "sam"]
+    assert named("lookup") == ["ngram", "suffix"]
     assert named("reads_draft") == ["model", "medusa", "eagle", "eagle3", "hybrid"]
     assert [spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD] == ["medusa", "eagle", "eagle3"]
 
@@ -109,7 +109,6 @@ def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights()
     assert [name for name in DRAFTERS if recreated_per_pass(name)] == [
         "ngram",
         "suffix",
-        "sam",
         "recycling",
         "lookahead",
     ]
@@ -120,7 +119,7 @@ def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights()
 def test_tune_tries_these_drafters_by_default() -> None:
     assert TuneModels().specs() == ["model", "ngram", "suffix", "recycling"]
     assert TuneModels(target="mine").specs() == ["ngram", "suffix", "recycling"]
-    assert TuneModels(drafter=["sam"]).specs() == ["sam"]
+    assert TuneModels(drafter=["lookahead"]).specs() == ["lookahead"]
 
 
 def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:

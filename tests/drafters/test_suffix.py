@@ -12,6 +12,9 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.drafters.suffix_tree import FANOUT, Node, Store, SuffixTree
+from slipstream.errors import ParameterError
+from slipstream.llm import LLM
+from tests.targets.toy import ToyTarget
 
 A, B, C, D, W, X, Y, Z = range(8)
 
@@ -217,3 +220,18 @@ def test_finished_requests_are_forgotten_oldest_first() -> None:
     assert len(drafter.propose([Sequence([1, 2])], [1])) == 0
     assert drafter.propose([Sequence([9, 210])], [1]).ids == [211]
     assert len(drafter.past) <= 60
+
+
+# --- a corpus --------------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_is_copied_from_where_its_score_is_higher() -> None:
+    corpus = [[50, 51, 52, 53, 54], [1, 2, 60, 61]]
+    assert chain([9, 50, 51], 8, corpus=corpus) == [52, 53, 54], "a document ends, and another begins"
+    assert chain([51, 7, 50, 51], 1, corpus=corpus) == [7], "as likely: the request's own text is nearer"
+    assert chain([9, 54], 4, corpus=corpus) == [], "nothing follows the end of a document"
+
+
+def test_a_corpus_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"id 8.*0\.\.7"):
+        LLM(ToyTarget(8), "suffix", draft_options={"corpus": [[1, 2], [8]]}, draft_tokens=4)

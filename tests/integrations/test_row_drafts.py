@@ -14,7 +14,7 @@ from slipstream.integrations.row_drafts import RowDrafts
 from slipstream.integrations.vllm import drafter_of
 from tests.integrations.batch_engine import VOCAB, BatchEngine, Running, novel, repetitive
 
-LOOKUPS = ["suffix", "ngram", "sam", "suffix,ngram", "sam,suffix,ngram"]
+LOOKUPS = ["suffix", "ngram", "suffix,ngram"]
 
 
 def requests(count: int) -> list[Running]:

@@ -94,7 +94,6 @@ class Speculation:
 def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
     """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`; recording: prompt ->
     continuation, for the drafters that replay one."""
-    corpus = [list(prompt) for prompt in recording]
     return {
         "none": Speculation(None),
         "model": Speculation("embedded"),
@@ -107,8 +106,6 @@ def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
         "ngram, branches": Speculation("ngram", {"branches": 3, "forks": 2, "fillers": 2}, 6),
         "suffix": Speculation("suffix", {}, 10),
         "suffix, branches": Speculation("suffix", {"branches": 2, "min_prob": 0.05}, 6),
-        "sam": Speculation("sam", {}, 10),
-        "sam, corpus": Speculation("sam", {"corpus": corpus, "bias": 1}, 6),
         "recycling": Speculation("recycling", {}, 6),
         "lookahead": Speculation("lookahead", {}, 8),
         "medusa": Speculation("medusa"),
@@ -132,7 +129,7 @@ RULES = {
     "block": ("none", "model", "layerskip", "ngram", "medusa, sampled", "eagle3", "hybrid"),
     "typical": ("model", "suffix", "medusa", "eagle3, tree"),
     "coupled": (
-        "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "sam", "recycling", "lookahead",
+        "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "recycling", "lookahead",
         "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid", "replay",
     ),
 }  # fmt: skip

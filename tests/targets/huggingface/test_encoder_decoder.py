@@ -514,7 +514,7 @@ def test_drafters_that_need_hidden_states_are_refused_by_name(drafter: str) -> N
         LLM(target("t5"), drafter)
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "sam"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
 def test_lookups_copy_from_the_source(drafter: str) -> None:
     """A text that repeats its source is drafted from its first token on."""
     source = [20, 31, 42, 53, 14, 25, 36, 47, 58, 9]
