@@ -32,8 +32,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions_after, warp
-from slipstream.drafters.control import Control
-from slipstream.errors import TargetError
+from slipstream.errors import ParameterError, TargetError
 
 log = logging.getLogger("slipstream")
 
@@ -78,14 +77,21 @@ class Chains:
     """Drafts chains with `source`.
 
     vocab_size       width V of the target's logits.
+    confidence       a chain ends after the token with which its probability, by `source`, falls below this. The token
+                     is kept: dropping a sampled token because its own probability was low would bias the output.
     sampled          False: take the most likely token at any temperature.
     with_rank_probs  whether `draw` fills in `Chain.rank_probs`.
     """
 
     def __init__(
-        self, source: Source, vocab_size: int, control: Control, sampled: bool = True, with_rank_probs: bool = False
+        self,
+        source: Source,
+        vocab_size: int,
+        confidence: float = 0.0,
+        sampled: bool = True,
+        with_rank_probs: bool = False,
     ):
-        self.source, self.vocab_size, self.control = source, vocab_size, control
+        self.source, self.vocab_size, self.confidence = source, vocab_size, confidence
         self.sampled, self.with_rank_probs = sampled, with_rank_probs
         self._vocab = vocab_size if source.width > vocab_size else None  # ids from here on are padding
 
@@ -147,13 +153,13 @@ class Chains:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
             rank_probs = probs
-            if probs is None and (self.with_rank_probs or self.control.kind != "fixed"):
+            if probs is None and (self.with_rank_probs or self.confidence):
                 rank_probs = widened(torch.softmax(raw.double(), -1), self.vocab_size)
-            if self.control.kind != "fixed":
+            if self.confidence:
                 assert rank_probs is not None
                 index = torch.tensor(chain[:most], device=rank_probs.device)[:, None]
                 accepted = rank_probs[:most].gather(1, index)[:, 0].cumprod(0).tolist()
-                most = next((n for n in range(1, most) if not self.control.more(accepted[:n])), most)
+                most = next((n for n in range(1, most) if accepted[n - 1] < self.confidence), most)
             chains[b].tokens = chain[:most]
             chains[b].probs = None if probs is None else probs[:most]
             chains[b].rank_probs = None if rank_probs is None else rank_probs[:most]
@@ -197,7 +203,7 @@ class Chains:
         """One call of the model per draft token."""
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
         rank_probs: list[list[Tensor]] = [[] for _ in seqs]
-        accepted: list[list[float]] = [[] for _ in seqs]  # the model's probability of the chain so far
+        likely = [1.0] * len(seqs)  # the model's probability of the chain so far
         first = rows
         while rows:
             own, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
@@ -217,31 +223,36 @@ class Chains:
                 if not rows:
                     break
             tokens = sample_draft_tokens(probs, own, len(so_far[0])).tolist()
-            own_probs = self._own_probability(logits, probs, tokens)
+            own_probs = own_probability(logits, probs, tokens) if self.confidence else [1.0] * len(tokens)
             ranked = probs
             if self.with_rank_probs and any(params.greedy for params in each):
                 ranked, _ = possible(logits, own, so_far, self.vocab_size, [uncut(params) for params in each])  # [R, V]
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
                 distributions[b].append(probs[r])
-                accepted[b].append(own_probs[r] * (accepted[b][-1] if accepted[b] else 1.0))
+                likely[b] *= own_probs[r]
                 if self.with_rank_probs:
                     rank_probs[b].append(ranked[r])
-            rows = [b for b in rows if len(chains[b].tokens) < depth[b] and self.control.more(accepted[b])]
+            rows = [b for b in rows if len(chains[b].tokens) < depth[b] and likely[b] >= self.confidence]
         for b in first:
             if chains[b].tokens:
                 chains[b].probs = None if self._params(seqs[b]).greedy else torch.stack(distributions[b])
                 chains[b].rank_probs = torch.stack(rank_probs[b]) if self.with_rank_probs else None
 
-    def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
-        """The model's probability of each drawn token: from `probs`, or from the plain softmax if that is a point
-        mass."""
-        if self.control.kind == "fixed":
-            return [1.0] * len(tokens)
-        x = torch.tensor(tokens, device=probs.device)[:, None]
-        drawn = probs.gather(1, x)[:, 0]  # [R]
-        plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
-        return torch.where(drawn < 1, drawn, plain).tolist()
+
+def check_confidence(value: float) -> None:
+    """Raise ParameterError unless a chain can end where its probability falls below this."""
+    if not 0 <= value < 1:
+        raise ParameterError(f"confidence is {value!r}, must be in [0, 1)")
+
+
+def own_probability(logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
+    """The drafter's probability of each drawn token: from `probs` [R, V], or from the plain softmax of `logits` [R, V']
+    if that is a point mass."""
+    x = torch.tensor(tokens, device=probs.device)[:, None]
+    drawn = probs.gather(1, x)[:, 0]  # [R]
+    plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
+    return torch.where(drawn < 1, drawn, plain).tolist()  # type: ignore[no-any-return]
 
 
 def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:

@@ -32,10 +32,9 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chain, Chains, ended_early, joint, possible, uncut
-from slipstream.drafters.control import Control
+from slipstream.drafters.chains import Chain, Chains, check_confidence, ended_early, possible, uncut
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.tree_growth import ROOT, Tree, add_branches, add_level
+from slipstream.drafters.tree_growth import ROOT, Tree, add_branches, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_fit import fit
 from slipstream.heads.eagle_format import load_eagle
@@ -56,11 +55,7 @@ class EagleDraftConfig(Strict):
     width      most children of a node; in a tree also the most nodes of a level that get children.
     nodes      most draft tokens of a comb or tree.
     sampled    above temperature 0: sample draft tokens from the head's distribution (q), or take the most likely ones.
-    control    where chains end: "fixed": at the draft length; "confidence": where their probability falls below
-               `threshold`; "gain": where one more token costs more time than it is expected to save.
-    threshold  for "confidence", in [0, 1).
-    draft_cost  for "gain": cost of drafting one more token, as a share of a decode step.
-    row_cost   for "gain": cost of verifying one more token, likewise.
+    confidence  chains end where their probability falls below this, in [0, 1); 0: at the draft length.
     costs      of the target by rows: a comb or tree then has the number of nodes that gives the most tokens per second.
                "measured": measured when the drafter is created. None: all `nodes`.
     """
@@ -69,10 +64,7 @@ class EagleDraftConfig(Strict):
     width: int = 4
     nodes: int = 12
     sampled: bool = True
-    control: str = "fixed"
-    threshold: float = 0.3
-    draft_cost: float = 0.1
-    row_cost: float = 0.05
+    confidence: float = 0.0
     costs: CostCurve | None = None
 
     def __post_init__(self) -> None:
@@ -84,11 +76,7 @@ class EagleDraftConfig(Strict):
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
         if self.costs is not None and not isinstance(self.costs, CostCurve):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
-        self.length  # noqa: B018 checks the options of `Control`
-
-    @property
-    def length(self) -> Control:
-        return Control(self.control, self.threshold, self.draft_cost, self.row_cost)
+        check_confidence(self.confidence)
 
 
 class EagleDrafter:
@@ -105,7 +93,7 @@ class EagleDrafter:
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True
         )
         comb = self.config.shape == "comb"
-        self._chains = Chains(self, vocab_size, self.config.length, self.config.sampled, with_rank_probs=comb)
+        self._chains = Chains(self, vocab_size, self.config.confidence, self.config.sampled, with_rank_probs=comb)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         self._all = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, self._all)
@@ -125,7 +113,7 @@ class EagleDrafter:
             self._branch(trees, [spines[b] for b in drafting])
         else:
             self._grow(trees)
-        return self._forest(len(seqs), drafting, trees)
+        return forest(len(seqs), dict(zip(drafting, trees, strict=True)), self.vocab_size, self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.rows.observe(seqs, draft, out, verdict, self.traits.taps)
@@ -254,22 +242,6 @@ class EagleDrafter:
         ]
         paths = [[tree.columns[i] for i in tree.path(node)] for tree, node in pairs]
         return possible(self._scattered(logits), seqs, paths, self.vocab_size, params)[0]
-
-    def _forest(self, batch: int, drafting: Seq[int], trees: Seq[Tree]) -> Draft:
-        """The trees as a draft; deterministic trees are reranked."""
-        grown = dict(zip(drafting, trees, strict=True))
-        tokens: list[list[int]] = [[] for _ in range(batch)]
-        distributions: list[Tensor | None] = [None] * batch
-        parents: list[int] = []
-        splits = [0]
-        for b in range(batch):
-            if b in grown:
-                tokens[b], above = grown[b].finish(grown[b].kept())
-                distributions[b] = torch.stack(grown[b].q) if grown[b].q else None
-                parents += above
-            splits.append(len(parents))
-        packed, q = [token for row in tokens for token in row], joint(tokens, distributions, self.vocab_size)
-        return Draft.of(packed, parents, splits, q, device=self.device)
 
 
 def make(

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,13 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import possible, sample_draft_tokens
-from slipstream.drafters.control import Control
+from slipstream.drafters.chains import check_confidence, own_probability, possible, sample_draft_tokens
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, check_accuracies
 from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import Tree, best_count, best_tree, optimal_tree, renumbered
+from slipstream.theory.trees import Tree, best_tree, optimal_tree, renumbered
 
 MODES = ("tree", "chain", "sampled")
 
@@ -49,12 +50,11 @@ class MedusaDraftConfig(Strict):
                 64.
     accuracies  how often each head's candidate of each rank is right, [head][rank]; None: those in the checkpoint, or
                 else assumed ones.
-    costs       of verifying rows, for nodes=0 and control "gain": the cost of each further row as a share of a decode
+    costs       of verifying rows, for nodes=0: the cost of each further row as a share of a decode
                 step; or "measured" on this machine when the drafter is created. Draft tokens, and the
                 text of a seeded request under `rejection`, then depend on the machine.
-    control     "fixed", or by the heads' own probabilities in each step: "confidence" adds children to a node while its
-                path probability is at least `threshold`, "gain" takes the nodes that are worth their row.
-    threshold   for "confidence", in [0, 1).
+    confidence  a node gets children, and a chain goes on, while its probability by the heads is at least this, in
+                [0, 1).
     """
 
     mode: str = "tree"
@@ -62,8 +62,7 @@ class MedusaDraftConfig(Strict):
     nodes: int = 0
     accuracies: Accuracies | None = None
     costs: float | str | CostCurve = 0.05
-    control: str = "fixed"
-    threshold: float = 0.3
+    confidence: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -81,7 +80,7 @@ class MedusaDraftConfig(Strict):
             check_number("costs", self.costs, 0.0, float("inf"))
         for h, row in enumerate(self.accuracies or ()):
             check_accuracies(f"accuracies[{h}]", row)
-        Control(kind=self.control, threshold=self.threshold)  # checks both
+        check_confidence(self.confidence)
 
     def fixed_tree(self) -> Tree | None:
         """The tree given by the option `tree`. Raises ParameterError."""
@@ -137,8 +136,6 @@ class MedusaDrafter:
         if isinstance(c.costs, str):
             raise ParameterError("costs='measured' needs a target to measure", fix="use make, or give a CostCurve")
         self.costs = c.costs if isinstance(c.costs, CostCurve) else CostCurve.flat(c.costs)
-        # All draft tokens come from one call of the heads, so one more costs only its row.
-        self.control = Control(c.control, c.threshold, draft_cost=0.0, row_cost=self.costs.relative(2) - 1)
         self._fixed = self._checked(c.fixed_tree())
         self._accuracies = self._measured()
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
@@ -164,10 +161,10 @@ class MedusaDrafter:
         return self._sampled(seqs, rows, depth, logits)
 
     def _trees(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
-        values, ids = logits.topk(self._top, -1)  # [R, K, top]
+        c, (values, ids) = self.config, logits.topk(self._top, -1)  # [R, K, top]
         ids = self.heads.token_map[ids].flatten(1)  # [R, K * top]
         node_probs = None
-        if self.control.kind != "fixed":
+        if c.confidence:
             node_probs = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().flatten(1).tolist()
         parents: list[int] = []
         splits, tokens = [0], list[Tensor]()
@@ -188,18 +185,14 @@ class MedusaDrafter:
         accepted: list[float] = []  # estimated probability that a node and all its ancestors are accepted
         for parent, place in zip(shape.tree.parents, shape.places, strict=True):
             accepted.append(node_probs[place] * (1.0 if parent < 0 else accepted[parent]))
-        if self.control.kind == "confidence":
-            return [
-                i for i, parent in enumerate(shape.tree.parents) if parent < 0 or self.control.more([accepted[parent]])
-            ]
-        order = sorted(range(len(accepted)), key=lambda i: -accepted[i])  # stable: a parent stays before its children
-        return sorted(order[: best_count([accepted[i] for i in order], self.costs)])
+        parents, least = shape.tree.parents, self.config.confidence
+        return [i for i, parent in enumerate(parents) if parent < 0 or accepted[parent] >= least]
 
     def _first_choices(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
         first = logits.argmax(-1)  # [R, K]
         tokens = self.heads.token_map[first].tolist()
         own_probs = [[1.0] * len(row) for row in tokens]
-        if self.control.kind != "fixed":
+        if self.config.confidence:
             own_probs = torch.softmax(logits.float(), -1).amax(-1).tolist()
         chains: list[list[int]] = [[] for _ in range(batch)]
         for r, b in enumerate(rows):
@@ -222,9 +215,9 @@ class MedusaDrafter:
             probs, dead = possible(logits[:, place], own, drawn, self.vocab_size)
             for r in dead:  # the chain ends before this place; what is drawn for it below is not used
                 most[r], probs[r] = min(most[r], place), 1 / self.vocab_size
-            tokens = sample_draft_tokens(probs, own, place)  # [R]
+            tokens = sample_draft_tokens(probs, own, place).tolist()  # [R]
             for r, (token, p) in enumerate(
-                zip(tokens.tolist(), self._own_probability(logits[:, place], probs, tokens), strict=True)
+                zip(tokens, self._own_probability(logits[:, place], probs, tokens), strict=True)
             ):
                 drawn[r].append(token)
                 own_probs[r].append(p)
@@ -237,22 +230,13 @@ class MedusaDrafter:
         q = torch.stack(kept) if kept and not all(seq.params.greedy for seq in own) else None  # [N, V]
         return Draft.chains(chains, q, self.device)
 
-    def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Tensor) -> list[float]:
-        """The head's probability of each token [R]: from `probs`, or from the plain softmax if that is a point mass."""
-        if self.control.kind == "fixed":
-            return [1.0] * len(tokens)
-        drawn = probs.gather(1, tokens[:, None])[:, 0]
-        plain = torch.softmax(logits.double(), -1).gather(1, tokens[:, None])[:, 0]
-        return torch.where(drawn < 1, drawn, plain).tolist()
+    def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
+        return own_probability(logits, probs, tokens) if self.config.confidence else [1.0] * len(tokens)
 
     def _length(self, own_probs: Seq[float], depth: int) -> int:
         """Length of a chain; whether a token is drafted depends on the probabilities of those before it."""
-        accepted: list[float] = []
-        for p in own_probs[:depth]:
-            if not self.control.more(accepted):
-                break
-            accepted.append(p * (accepted[-1] if accepted else 1.0))
-        return len(accepted)
+        likely = accumulate(own_probs[:depth], mul)
+        return next((n for n, p in enumerate(likely, start=1) if p < self.config.confidence), len(own_probs[:depth]))
 
     # --- learning ----------------------------------------------------------------------------------------------
 
@@ -290,8 +274,8 @@ class MedusaDrafter:
         if depth not in self._shapes:
             if self._fixed is not None:
                 tree = self._fixed.cut(depth)
-            elif self.config.nodes or self.control.kind == "gain":  # "gain" chooses nodes in every step
-                tree = optimal_tree(self._accuracies, self.config.nodes or _MOST_NODES, depth)
+            elif self.config.nodes:
+                tree = optimal_tree(self._accuracies, self.config.nodes, depth)
             else:
                 tree = best_tree(self._accuracies, self.costs, _MOST_NODES, depth)
             places = [(d - 1) * self._top + rank for d, rank in zip(tree.depths, tree.ranks, strict=True)]

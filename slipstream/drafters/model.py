@@ -24,11 +24,11 @@ from slipstream.core.encoder import Encoder
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
-from slipstream.drafters.chains import Chains
-from slipstream.drafters.control import Control
+from slipstream.drafters.chains import Chains, check_confidence
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.model_tree import Ran, accepted_path, grow
 from slipstream.drafters.string_match import StringDrafter, Writer
+from slipstream.drafters.tree_growth import Tree, forest
 from slipstream.errors import PairError, ParameterError, did_you_mean
 from slipstream.models.pair_check import require_kind
 from slipstream.theory.cost_curve import CostCurve
@@ -40,13 +40,8 @@ TREES = ("topk", "sampled")
 
 @dataclass(frozen=True)
 class ModelDraftConfig(Strict):
-    """control     where a chain, or a path of a tree, ends: "fixed": at the draft length; "confidence": where its
-                probability falls below `threshold`; "gain": where one more token costs more time than it is expected to
-                save.
-    threshold   for "confidence", in [0, 1).
-    draft_cost  for "gain": cost of drafting one more token, as a share of a decode step.
-    row_cost    for "gain": cost of verifying one more token, likewise.
-    confidence  short for control="confidence" with this threshold, in [0, 1); 0: use `control`.
+    """confidence  a chain, or a path of a tree, ends where its probability falls below this, in [0, 1); 0: at the draft
+                length.
     tree        None: chains. "topk": a tree of the tokens with the greatest path probabilities. "sampled": siblings
                 drawn without replacement; greedy requests get "topk" trees.
     width       trees: most children of a node, and most nodes of a level that get children.
@@ -58,10 +53,6 @@ class ModelDraftConfig(Strict):
                 drafter), and when its context is full. None: the whole text; drafting stops when the context is full.
     """
 
-    control: str = "fixed"
-    threshold: float = 0.3
-    draft_cost: float = 0.1
-    row_cost: float = 0.05
     confidence: float = 0.0
     tree: str | None = None
     width: int = 4
@@ -70,8 +61,7 @@ class ModelDraftConfig(Strict):
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.confidence < 1:
-            raise ParameterError(f"confidence is {self.confidence!r}, must be in [0, 1)")
+        check_confidence(self.confidence)
         if self.tree is not None and self.tree not in TREES:
             raise ParameterError(f"tree is {self.tree!r}", fix=did_you_mean(str(self.tree), TREES))
         check_integer("nodes", self.nodes, 1)
@@ -82,15 +72,6 @@ class ModelDraftConfig(Strict):
             check_integer("window", self.window, 1)
         if not isinstance(self.costs, CostCurve) and self.costs not in (None, "measured"):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
-        self.length  # noqa: B018 checks the options of `Control`
-
-    @property
-    def length(self) -> Control:
-        if self.confidence:
-            if self.control not in ("fixed", "confidence"):
-                raise ParameterError(f"both confidence={self.confidence} and control={self.control!r} are given")
-            return Control("confidence", self.confidence)
-        return Control(self.control, self.threshold, self.draft_cost, self.row_cost)
 
 
 @dataclass
@@ -121,7 +102,7 @@ class ModelDrafter:
         self._multi_step, self._memory = model.capabilities.multi_step, model.capabilities.memory
         self._encoder = model.capabilities.encoder
         self.multi_step = self._multi_step is not None
-        self._chains = Chains(self, vocab_size, self.config.length)
+        self._chains = Chains(self, vocab_size, self.config.confidence)
         self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
         self.traits = DrafterTraits(chains_only=self.config.tree is None, reads_prompts=True, keeps_prefixes=True)
@@ -180,19 +161,18 @@ class ModelDrafter:
         drafting = [b for b in range(len(seqs)) if depth[b] > 0]
         if not drafting:
             return Draft.empty(len(seqs), self.device)
-        own = [seqs[b] for b in drafting]
-        shadows = [self._follow(seq, ()) for seq in own]
-        c, deep = self.config, [depth[b] for b in drafting]
+        c, shadows = self.config, [self._follow(seqs[b], ()) for b in drafting]
         costs = c.costs if isinstance(c.costs, CostCurve) else None
-        grown, ran = grow(
-            self.model, self.vocab_size, own, shadows, deep, c.length, c.width, c.nodes, c.tree == "sampled", costs
-        )
-        self._ran |= {seq.id: nodes for seq, nodes in zip(own, ran, strict=True)}
-        counts = dict(zip(drafting, (len(grown.nodes(r)) for r in range(len(own))), strict=True))
-        splits = [0]
-        for b in range(len(seqs)):
-            splits.append(splits[-1] + counts.get(b, 0))
-        return Draft(grown.tokens, grown.parents, splits, grown.q)
+        trees = {
+            b: Tree(
+                seqs[b], depth[b], c.width, c.nodes, c.tree == "sampled" and not seqs[b].params.greedy, costs,
+                confidence=c.confidence,
+            )
+            for b in drafting
+        }  # fmt: skip
+        ran = grow(self.model, self.vocab_size, list(trees.values()), shadows)
+        self._ran |= {seqs[b].id: nodes for b, nodes in zip(drafting, ran, strict=True)}
+        return forest(len(seqs), trees, self.vocab_size, self.device)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """See `chains.Source`."""

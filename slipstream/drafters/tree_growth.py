@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.dice import invert
-from slipstream.core.draft import visible
+from slipstream.core.draft import Draft, visible
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.chains import joint
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import best_count, renumbered
 
@@ -37,7 +38,8 @@ class Tree:
     depth    greatest depth; width: most children of a node, and most nodes of a level that get children (drawn: most
              nodes of a level).
     nodes    most nodes of the finished tree; costs: of the target by rows, to leave out nodes that do not save time.
-    drawn    whether children are drawn (see above).
+    drawn    whether children are drawn (see above). confidence: a path ends after a node with which its probability
+             falls below this.
 
     columns  candidate of each node, an index into the distributions; path_probs: product of the probabilities along its
              path, an estimate of its acceptance probability; q: the distribution that each drawn node was sampled from.
@@ -50,6 +52,7 @@ class Tree:
     nodes: int
     drawn: bool
     costs: CostCurve | None = None
+    confidence: float = 0.0
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
@@ -68,7 +71,8 @@ class Tree:
         if self.level == 0:
             return [ROOT]
         last = [i for i in range(len(self.parents)) if self.depths[i] == self.level and self.path_probs[i] > 0]
-        return sorted(sorted(last, key=lambda i: -self.path_probs[i])[: self.width])
+        likeliest = sorted(last, key=lambda i: -self.path_probs[i])[: self.width]
+        return sorted(i for i in likeliest if self.path_probs[i] >= self.confidence)
 
     def slots(self, frontier: Seq[int], values: Seq[Seq[float]]) -> list[tuple[int, int]]:
         """Children of the next level, as (index in the frontier, rank). values[i]: the greatest probabilities of the
@@ -132,6 +136,22 @@ class Tree:
     def finish(self, nodes: Seq[int]) -> tuple[list[int], tuple[int, ...]]:
         """Candidates and parents of the tree with only these nodes."""
         return [self.columns[i] for i in nodes], renumbered(self.parents, nodes)
+
+
+def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
+    """The trees, by the sequence that each belongs to, as a draft; deterministic ones are reranked."""
+    tokens: list[list[int]] = [[] for _ in range(batch)]
+    distributions: list[Tensor | None] = [None] * batch
+    parents: list[int] = []
+    splits = [0]
+    for b in range(batch):
+        if b in trees:
+            tokens[b], above = trees[b].finish(trees[b].kept())
+            distributions[b] = torch.stack(trees[b].q) if trees[b].q else None
+            parents += above
+        splits.append(len(parents))
+    q = joint(tokens, distributions, vocab_size)
+    return Draft.of([token for row in tokens for token in row], parents, splits, q, device=device)
 
 
 def rerank(path_probs: Seq[float], nodes: int, costs: CostCurve | None = None) -> list[int]:

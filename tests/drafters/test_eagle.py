@@ -422,13 +422,13 @@ class TestDistributions:
         assert torch.equal(cut.q, whole.q[:2])
 
 
-class TestControl:
+class TestConfidenceAndCosts:
     def test_confidence_ends_a_chain_after_the_draft_token_below_the_threshold(self) -> None:
         target = toy()
         lengths = set()
         for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 4)):
             for seed in range(12):
-                drafter = eagle_drafter(V, 3, control="confidence", threshold=0.25)
+                drafter = eagle_drafter(V, 3, confidence=0.25)
                 seq = Sequence(
                     PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=temperature, top_k=top_k)
                 )
@@ -565,7 +565,7 @@ class TestMaking:
             {"width": 0},
             {"nodes": 10_000},
             {"sampled": 2},
-            {"control": "gian"},
+            {"confidence": 1.0},
             {"costs": 3},
             {"shape": "bush"},
         ):

@@ -58,10 +58,10 @@ def shared() -> Decoder:
 
 
 class TestConformance(Conformance):
-    @pytest.fixture(params=["fixed", "confidence"])
+    @pytest.fixture(params=[0.0, 0.3])
     def case(self, request: pytest.FixtureRequest) -> Case:
         # One decoder for all: every sequence has an id of its own.
-        return Case(shared, lambda of: drafter(of, control=request.param))  # type: ignore[arg-type]
+        return Case(shared, lambda of: drafter(of, confidence=request.param))  # type: ignore[arg-type]
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         pytest.skip(
@@ -192,7 +192,7 @@ def test_a_target_without_early_exit_is_refused() -> None:
         ({"exit": "early"}, "exit"),
         ({"longest": 0}, "longest"),
         ({"text": [1]}, "at least 2"),
-        ({"control": "sometimes"}, "control"),
+        ({"confidence": 1.0}, "confidence"),
         ({"exits": 2}, "did you mean 'exit'"),
     ],
 )

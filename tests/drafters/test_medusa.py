@@ -1,4 +1,4 @@
-"""The Medusa drafter: which row the heads read, which position each head drafts, shapes, distributions and controls."""
+"""The Medusa drafter: which row the heads read, which position each head drafts, shapes and distributions."""
 
 from __future__ import annotations
 
@@ -225,8 +225,8 @@ def test_penalties_reach_the_heads_with_the_draft_tokens_made_so_far() -> None:
     ("rule", "options"),
     [
         ("rejection", {"mode": "sampled"}),
-        ("block", {"mode": "sampled", "control": "gain", "costs": 0.3}),
-        ("rejection", {"tree": "2,2", "control": "confidence", "threshold": 0.25}),
+        ("block", {"mode": "sampled", "confidence": 0.2}),
+        ("rejection", {"tree": "2,2", "confidence": 0.25}),
     ],
     ids=str,
 )
@@ -256,7 +256,7 @@ def test_power_a_first_choice_that_carries_a_distribution_as_its_q_is_caught() -
     assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params)) < LEVEL
 
 
-@pytest.mark.parametrize("options", [{"mode": "sampled"}, {"nodes": 6}, {"tree": "2,2,1", "control": "gain"}], ids=str)
+@pytest.mark.parametrize("options", [{"mode": "sampled"}, {"nodes": 6}, {"tree": "2,2,1", "confidence": 0.2}], ids=str)
 def test_coupled_text_depends_on_target_and_seed_alone(options: dict[str, Any]) -> None:
     params = [SamplingParams(temperature=1.0, max_tokens=20, seed=s) for s in range(3)]
     prompts = [[1], [2, 3], [4, 5, 6]]
@@ -282,7 +282,7 @@ def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> No
     assert {d.lossless for d in exact} == {True}
 
 
-# --- controls ---------------------------------------------------------------------------------------------------------
+# --- confidence -------------------------------------------------------------------------------------------------------
 
 
 class Sure(MedusaHeads):
@@ -309,26 +309,15 @@ def drafted(heads: MedusaHeads, **options: Any) -> list[tuple[int, ...]]:
 def test_confidence_ends_a_draft_after_the_draft_token_below_the_threshold() -> None:
     for mode in ("chain", "tree"):
         options = {"mode": mode} | ({"tree": "1,1,1,1"} if mode == "tree" else {})
-        assert len(drafted(Sure(0.9, 0.5, 0.5, 0.5), control="confidence", threshold=0.4, **options)) == 3
-        assert len(drafted(Sure(0.9, 0.3, 0.5, 0.5), control="confidence", threshold=0.4, **options)) == 2
-        assert len(drafted(Sure(0.1, 0.9, 0.9, 0.9), control="confidence", threshold=0.4, **options)) == 1
-        assert len(drafted(Sure(0.1, 0.1, 0.1, 0.1), control="confidence", threshold=0.0, **options)) == 4
+        assert len(drafted(Sure(0.9, 0.5, 0.5, 0.5), confidence=0.4, **options)) == 3
+        assert len(drafted(Sure(0.9, 0.3, 0.5, 0.5), confidence=0.4, **options)) == 2
+        assert len(drafted(Sure(0.1, 0.9, 0.9, 0.9), confidence=0.4, **options)) == 1
+        assert len(drafted(Sure(0.1, 0.1, 0.1, 0.1), confidence=0.0, **options)) == 4
 
 
 def test_confidence_prunes_a_tree_branch_by_branch() -> None:
-    found = drafted(Sure(0.5, 0.5), tree="2,2", control="confidence", threshold=0.4)
+    found = drafted(Sure(0.5, 0.5), tree="2,2", confidence=0.4)
     assert set(found) == {(0,), (1,), (0, 0), (0, 1)}
-
-
-def test_gain_takes_the_nodes_that_yield_more_than_their_rows_cost() -> None:
-    every = set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2"))
-    assert set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2", control="gain", costs=0.0)) == every
-    some = set(drafted(Sure(0.5, 0.5, 0.5), tree="2,2,2", control="gain", costs=0.1))
-    assert {(0,), (0, 0)} <= some < every
-    assert drafted(Sure(0.15, 0.15, 0.15), tree="2,2,2", control="gain", costs=0.2) == []
-    assert len(drafted(Sure(0.9, 0.9, 0.9), tree="2,2,2", control="gain", costs=0.2)) == 3
-    # Without a given shape, the tree to choose from is larger than any useful one.
-    assert len(drafted(Sure(0.5, 0.5, 0.5), control="gain", costs=0.0)) == 64
 
 
 # --- on a decoder -----------------------------------------------------------------------------------------------------
@@ -421,8 +410,7 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
         ({"costs": "guessed"}, "measured"),
         ({"costs": -0.1}, "costs"),
         ({"costs": "measured"}, "needs a target"),
-        ({"control": "sure"}, "control"),
-        ({"threshold": 1.0}, "threshold"),
+        ({"confidence": 1.0}, "confidence"),
         ({"accuracies": ((0.5,),)}, "one row per head"),
     ],
 )

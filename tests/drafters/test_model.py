@@ -176,20 +176,6 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
         ModelDraftConfig(confidance=0.5)  # type: ignore[call-arg]
 
 
-def test_the_end_of_a_text_compiles_no_further_unrolled_graph() -> None:
-    model = MultiStepToy(seed=2, sharpness=1.0)
-    params = SamplingParams(max_tokens=40)
-    done = LLM(ToyTarget(seed=1), drafter(model), draft_tokens=5).generate(PROMPTS, params)
-    assert [c.token_ids for c in done] == [
-        c.token_ids for c in LLM(ToyTarget(seed=1), draft_tokens=4).generate(PROMPTS, params)
-    ]
-    assert sum(c.stats.drafter_faults for c in done) == 0
-    assert model.asked == {5}
-
-
-# --- several steps in one call -------------------------------------------------------------------------------------
-
-
 def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupled: bool = False) -> Counter:
     """How often each chain is drafted for n sequences of one text, with the random streams 0..n-1."""
     seqs = [Sequence([1, 2], params, stream=Stream(i), coupled=coupled) for i in range(n)]
@@ -282,8 +268,8 @@ def test_a_sequence_at_the_end_of_the_context_does_not_shorten_other_drafts() ->
     assert model.asked == {2, 5}
 
 
-def test_control_ends_chains_of_one_call_where_it_ends_them_step_by_step() -> None:
-    for options in ({"confidence": 0.3}, {"control": "gain"}, {"control": "confidence", "threshold": 0.1}):
+def test_confidence_ends_chains_of_one_call_where_it_ends_them_step_by_step() -> None:
+    for options in ({"confidence": 0.3}, {"confidence": 0.1}):
         for temperature in (0.0, 0.8):
             lengths = []
             for in_one_call in (True, False):
@@ -447,10 +433,10 @@ def test_trees_raise_the_number_of_accepted_tokens(tree: str) -> None:
     assert accepted[1] > accepted[0]
 
 
-def test_a_path_ends_where_control_stops_it() -> None:
+def test_a_path_ends_where_its_probability_is_too_low() -> None:
     model = ToyTarget(seed=2, sharpness=1.0)
     seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=1))
-    draft = drafter(model, tree="sampled", width=3, nodes=20, control="confidence", threshold=0.2).propose([seq], [6])
+    draft = drafter(model, tree="sampled", width=3, nodes=20, confidence=0.2).propose([seq], [6])
     probs = {-1: 1.0}
     oracle = Oracle(ToyTarget(seed=2, sharpness=1.0))
     for node, parent in enumerate(draft.parents):
@@ -466,8 +452,7 @@ def test_a_path_ends_where_control_stops_it() -> None:
         ({"tree": "top-k"}, "did you mean 'topk'"),
         ({"tree": "topk", "nodes": 257}, "at most 256"),
         ({"width": 0}, "width"),
-        ({"control": "gains"}, "did you mean 'gain'"),
-        ({"confidence": 0.3, "control": "gain"}, "both"),
+        ({"confidense": 0.3}, "did you mean 'confidence'"),
         ({"costs": 3}, "CostCurve"),
     ],
 )

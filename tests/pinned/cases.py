@@ -101,7 +101,6 @@ def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
         "model, topk tree": Speculation("embedded", {"tree": "topk", "nodes": 10}),
         "model, sampled tree": Speculation("embedded", {"tree": "sampled", "width": 2, "nodes": 8}),
         "layerskip": Speculation("layerskip", {"exit": 4}),
-        "layerskip, gain": Speculation("layerskip", {"exit": 6, "control": "gain", "draft_cost": 0.3}, 6),
         "ngram": Speculation("ngram", {}, 10),
         "ngram, branches": Speculation("ngram", {"branches": 3, "forks": 2, "fillers": 2}, 6),
         "suffix": Speculation("suffix", {}, 10),
