@@ -98,36 +98,6 @@ class Draft:
             splits.append(len(ids))
         return Draft.of(ids, parents, splits, device=device)
 
-    @staticmethod
-    def joined(drafts: Seq[Draft]) -> Draft:
-        """One draft for the sequences of several, in this order; point masses among sampled nodes get one-hot rows."""
-        if len(drafts) == 1:
-            return drafts[0]
-        filled = [draft for draft in drafts if len(draft)]
-        splits, parents, ids = [0], list[int](), list[int]()
-        for draft in drafts:
-            splits += [splits[-1] + end for end in draft.splits[1:]]
-            parents += draft.parents
-            ids += draft.ids
-        if not filled:
-            return Draft.empty(len(splits) - 1, drafts[0].tokens.device)
-        acceptable = None
-        if any(draft.acceptable is not None for draft in filled):
-            acceptable = [a for draft in filled for a in draft.acceptable or [True] * len(draft)]
-        by = None
-        if any(draft.by is not None for draft in filled):  # "": of the one drafter in use for these sequences
-            by = [name for draft in filled for name in draft.by or [""] * len(draft)]
-        vocab = next((draft.q.shape[1] for draft in filled if draft.q is not None), 0)
-        q = torch.cat([draft.distributions(vocab) for draft in filled]) if vocab else None
-        return Draft.of(ids, parents, splits, q, acceptable, filled[0].tokens.device, by)
-
-    def distributions(self, vocab: int) -> Tensor:
-        """q [N, V], with one-hot rows if every token is a point mass."""
-        if self.q is not None:
-            return self.q
-        q = torch.zeros(len(self), vocab, dtype=torch.float64, device=self.tokens.device)
-        return q.scatter_(1, self.tokens[:, None], 1.0)
-
     def part(self, members: Seq[int]) -> Draft:
         """The draft of these sequences alone, in this order."""
         nodes = [i for b in members for i in self.nodes(b)]

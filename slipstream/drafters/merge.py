@@ -29,13 +29,11 @@ from slipstream.drafters.guard import MAX_NODES
 class Part:
     """The part of a draft to take for one sequence.
 
-    depth  greatest depth of its draft tokens.
     nodes  most draft tokens to add that no earlier part has; the first part is taken whole.
     name   of the drafter that proposed it; None: not to be named.
     """
 
     draft: Draft
-    depth: int = 2**31
     nodes: int = 2**31
     name: str | None = None
 
@@ -47,23 +45,13 @@ def merge(seqs: Seq[Sequence], parts: Seq[Seq[Part]], vocab_size: int, device: t
     whole = {id(own[0].draft): own[0] for own in parts if len(own) == 1}
     if len(whole) == 1:
         only = next(iter(whole.values()))
-        if all(_is_all_of(own, only.draft, b) for b, own in enumerate(parts)):
+        drafts = [[part.draft for part in own] for own in parts]
+        if all(own == [only.draft] if own else not only.draft.nodes(b) for b, own in enumerate(drafts)):
             return only.draft if only.name is None else only.draft.named(only.name)
     merged, sampled = _Forest(), _SampledNodes()
     for b, (seq, own) in enumerate(zip(seqs, parts, strict=True)):
         merged.add(b, _sampled_first(seq, b, own, sampled))
     return merged.draft(vocab_size, device)
-
-
-def _is_all_of(own: Seq[Part], draft: Draft, b: int) -> bool:
-    """Whether the parts `own` of sequence b are exactly its nodes in `draft`."""
-    if not own:
-        return not draft.nodes(b)
-    return (
-        len(own) == 1
-        and own[0].draft is draft
-        and max((draft.depths[i] for i in draft.nodes(b)), default=0) <= (own[0].depth)
-    )
 
 
 def _sampled_first(seq: Sequence, b: int, parts: Seq[Part], sampled: _SampledNodes) -> list[Part]:
@@ -117,7 +105,7 @@ class _Forest:
         added = 0
         for i in draft.nodes(b):
             parent = place.get(draft.parents[i])
-            if parent is None or draft.depths[i] > part.depth:
+            if parent is None:
                 continue
             acceptable = draft.acceptable is None or draft.acceptable[i]
             known = shared.get((parent, draft.ids[i])) if acceptable else None

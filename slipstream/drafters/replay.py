@@ -2,7 +2,7 @@
 
 The speed-up of a method depends on its acceptance rate and on the cost of a step. Here the acceptance rate is given, so
 that the cost can be measured alone, even on random weights that no drafter could predict. Draft tokens come from a
-recording of the target's output for a prompt, and each is made wrong with a given probability; see `scripted`.
+recording of the target's output for a prompt, and each is made wrong with a given probability.
 
 A recording is a file of JSON lines, token ids throughout:
 
@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_number
-from slipstream.core.target import Target
-from slipstream.drafters.scripted import ScriptedDrafter, replay
+from slipstream.core.random import DRAFT
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target, TargetOut
 from slipstream.errors import ParameterError
 
 Continuations = Mapping[tuple[int, ...], Seq[int]]
@@ -51,13 +54,37 @@ class ReplayConfig(Strict):
             )
 
 
-class ReplayDrafter(ScriptedDrafter):
-    """continuations, vocab_size, device as in `ScriptedDrafter`; rate as in `ReplayConfig`."""
+class ReplayDrafter:
+    """continuations: prompt or source -> the tokens that follow it. Nothing is drafted for an unknown prompt, or after
+    the end of a continuation. rate as in `ReplayConfig`; a wrong draft token is the recorded one plus one, modulo
+    `vocab_size`.
+
+    Draft tokens are made wrong independently of the random numbers of verification, so q is None: a point mass.
+    """
 
     name = "replay"
+    traits = DrafterTraits()
 
     def __init__(self, continuations: Continuations, vocab_size: int, rate: float, device: torch.device | str = "cpu"):
-        super().__init__(continuations, vocab_size, replay(rate), device)
+        self.continuations, self.vocab_size, self.rate, self.device = continuations, vocab_size, rate, device
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        rows = [self._row(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, budget, strict=True)]
+        return Draft.chains(rows, device=self.device)
+
+    def _row(self, seq: Sequence, depth: int) -> list[int]:
+        done = len(seq.tokens) - seq.prompt
+        known = self.continuations.get(tuple(seq.asked), ())[done : done + depth]
+        draws = [seq.random.uniforms(DRAFT, len(seq.tokens) + place, 1)[0] for place in range(len(known))]
+        return [
+            token if u < self.rate else (token + 1) % self.vocab_size for token, u in zip(known, draws, strict=True)
+        ]
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
 
 
 def read(path: str | Path) -> dict[tuple[int, ...], list[int]]:

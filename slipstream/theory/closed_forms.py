@@ -12,7 +12,7 @@ assumption. Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, 
 
 The functions compute with whatever numbers they are given; fractions give exact fractions.
 
-`core.forecast` chooses a draft length with these forms and states the assumptions. `predict` is for measured rates,
+`theory.forecast` chooses a draft length with these forms and states the assumptions. `predict` is for measured rates,
 costs and overheads.
 """
 
@@ -78,11 +78,6 @@ def operations(alpha: float, gamma: int, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def guaranteed_speedup(alpha: float, c: float) -> float:
-    """(1 + alpha) / (1 + c): reached with one draft token a step; above 1 exactly if alpha > c (L, corollary 3.9)."""
-    return (1 + alpha) / (1 + c)
-
-
 def best_gamma(
     alpha: float,
     c: float,
@@ -127,11 +122,6 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
         middle = (low + high) / 2
         low, high = (low, middle) if expected_tokens(middle, gamma) >= cost else (middle, high)
     return high
-
-
-def latency_ratio(plain: float, speculative: float) -> float:
-    """Speed-up as Chen et al. state it: seconds a token of plain decoding over seconds a token of speculation."""
-    return plain / speculative
 
 
 def geometric_rates(alpha: float, gamma: int) -> list[float]:

@@ -53,13 +53,6 @@ class CostCurve(Strict):
         """Cost of `rows` rows in units of one row."""
         return self(rows) / self.seconds[0]
 
-    def jump(self, batch: int = 1) -> float:
-        """Extra cost of the first draft token for each of `batch` sequences over a further one, in units of a decode
-        step: when the number of rows changes, a runtime may prepare its kernels again. Going back to plain decoding
-        costs the same again."""
-        first, second = self(2 * batch) - self(batch), self(3 * batch) - self(2 * batch)
-        return max(0.0, first - second) / self(batch)
-
     @staticmethod
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
         """The nearest curve to the measured points on which more rows never cost less: decreasing points, an effect of

@@ -10,8 +10,8 @@ import torch
 from slipstream.bench.lossy import Distance, recorded
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
-from slipstream.drafters.scripted import RandomDrafter
 from slipstream.llm import LLM
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
 PARAMS = [SamplingParams(temperature=1.0, max_tokens=2, seed=seed, ignore_eos=True) for seed in range(4000)]

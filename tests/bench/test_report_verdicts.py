@@ -10,12 +10,12 @@ from slipstream.bench.results import Result
 from slipstream.cli.report_page import page
 from slipstream.cli.reports import section
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.scripted import RandomDrafter
 from slipstream.llm import LLM
 from slipstream.plan.diagnosis import DoctorConfig, doctor
 from slipstream.plan.tuning import TuneConfig, tune
 from slipstream.verify.checks import VerifyConfig
 from slipstream.verify.verification import verify
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0], "a", "$x$")], "0")

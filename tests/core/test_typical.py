@@ -17,10 +17,10 @@ from slipstream.core.rules import RULES, Rule, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide
 from slipstream.core.typical import DELTA, EPSILON, threshold
-from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.llm import LLM
 from tests.core.exact import emitted_distribution, outcomes_of, target_distribution
 from tests.core.worlds import Shape, probs, random_world, steady
+from tests.drafters.scripted_drafters import ScriptedDrafter
 from tests.targets.toy import ToyTarget
 
 TYPICAL = RULES["typical"]

@@ -9,10 +9,10 @@ from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay
 from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model
+from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
 from tests.heads.tiny_heads import eagle_drafter, medusa_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget

@@ -18,10 +18,10 @@ from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, members_of
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import make_drafter
-from slipstream.drafters.scripted import RandomDrafter
 from slipstream.errors import ParameterError, RuleError
 from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test

@@ -75,8 +75,6 @@ def test_depth_and_nodes_limit_what_is_added_and_never_the_base_nodes() -> None:
     assert nodes(merge(seqs(), [[Part(base, nodes=0), Part(other, nodes=2)]], 6)) == [
         (1, -1), (2, 0), (3, 1), (4, -1), (5, 3),
     ]  # fmt: skip
-    assert nodes(merge(seqs(), [[Part(base), Part(other, depth=1)]], 6))[3:] == [(4, -1)]
-    assert nodes(merge(seqs(), [[Part(base, depth=2)]], 6)) == [(1, -1), (2, 0)]
     shared = merge(seqs(), [[Part(base), Part(chain(1, 2, 5, 5), nodes=1)]], 6)
     assert nodes(shared)[3:] == [(5, 1)], "what is shared does not count"
 
@@ -101,7 +99,6 @@ def test_sequences_keep_their_own_parts() -> None:
 def test_a_draft_without_additions_is_not_changed() -> None:
     two = Draft.chains([[1, 2], [3], []])
     assert merge(seqs(3), [[Part(two)], [Part(two)], []], 6) is two
-    assert merge(seqs(3), [[Part(two, depth=1)], [Part(two)], []], 6) is not two
     assert merge(seqs(3), [[], [Part(two)], []], 6) is not two
     assert len(merge(seqs(2), [[], []], 6)) == 0
 

@@ -28,9 +28,9 @@ from slipstream.core.structured import Structured
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
 from slipstream.llm import LLM
 from tests.core.letter_tokenizer import letter_tokenizer
+from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, wrong_at
 from tests.end_to_end.sampling import sample
 from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
 from tests.oracle import Oracle, joint_distribution

@@ -19,10 +19,10 @@ from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import make_family
+from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
 from tests.end_to_end.toys import ToyDrafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget

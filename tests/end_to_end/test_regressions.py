@@ -19,8 +19,8 @@ from slipstream.core.target import TargetOut
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
-from slipstream.drafters.scripted import RandomDrafter, Script, ScriptedDrafter, right, wrong, wrong_at
 from slipstream.llm import LLM, Completion
+from tests.drafters.scripted_drafters import RandomDrafter, Script, ScriptedDrafter, right, wrong, wrong_at
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test

@@ -16,12 +16,12 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.drafters.scripted import ScriptedDrafter
 from slipstream.engine.draft_lengths import DraftLengths, State, Step
 from slipstream.engine.engine import Engine
 from slipstream.errors import RuleError, TargetError
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
+from tests.drafters.scripted_drafters import ScriptedDrafter
 from tests.engine.erratic_lengths import ErraticLengths
 from tests.engine.paged_toy import PagedToy
 from tests.oracle import Oracle, joint_distribution

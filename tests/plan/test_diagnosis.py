@@ -11,7 +11,6 @@ from slipstream.bench.estimates import Estimate
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.reports import section
-from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis
@@ -20,6 +19,7 @@ from slipstream.plan.diagnosis_measured import Counting, Measured, Tally
 from slipstream.theory.closed_forms import geometric_rates, speedup
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
+from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter
 from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.011))

@@ -13,7 +13,6 @@ from slipstream.bench.configs import Choice
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.reports import section
-from slipstream.drafters.scripted import RandomDrafter, ScriptedDrafter, wrong_at
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import tuning
@@ -22,6 +21,7 @@ from slipstream.plan.tuning import TuneConfig, candidates, choose, shortlist, st
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
+from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, wrong_at
 from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.0102))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.scripted import RandomDrafter
 from slipstream.llm import LLM
 from slipstream.verify.panel_requests import END_CHANCE, Request, continued, panel, settings, together
 from slipstream.verify.reference import distribution, logits_of, wrong_end
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
 PROMPTS = [[1, 2], [3, 4, 0], [5, 1]]

@@ -18,10 +18,10 @@ from slipstream.core.draft import Draft
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.scripted import RandomDrafter
 from slipstream.llm import LLM
 from slipstream.verify.checks import VerifyConfig
 from slipstream.verify.verification import verify
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
 VOCAB = 12

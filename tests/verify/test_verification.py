@@ -19,7 +19,6 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.rules import Rule, follow
-from slipstream.drafters.scripted import RandomDrafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.huggingface.huggingface_target import of_module
@@ -29,6 +28,7 @@ from slipstream.verify.distribution import Cells, cells, distribution_test, nonc
 from slipstream.verify.panel_requests import Request
 from slipstream.verify.texts import Control, control, wrong_token
 from slipstream.verify.verification import steps, verify
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 from tests.targets.toy import ToyTarget
 

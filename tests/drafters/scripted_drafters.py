@@ -1,16 +1,9 @@
-"""Drafters with a known acceptance rate, for tests and measurements.
+"""Drafters with a known acceptance: they are given the target's continuation, and draft correct or wrong tokens as
+their script says.
 
-Each one is given the target's continuation and drafts correct or wrong tokens as its script says. Tests use them to
-force every number of accepted draft tokens. `lab` replays a recorded continuation with a chosen acceptance rate, so
-that speed can be measured on random weights that no drafter could predict.
-
-    right                        every draft token is the continuation's token
-    wrong                        no draft token is
-    wrong_at(j)                  every draft token except the j-th of each draft, counted from 0
-    replay(rate)                 each draft token is correct with this probability, independently
-
-Draft tokens are deterministic, or drawn independently of the random numbers of verification, so q is None: a point
-mass.
+    right, wrong    every draft token is the continuation's token; none is
+    wrong_at(j)     every draft token except the j-th of each draft, counted from 0
+    replay(rate)    each draft token is correct with this probability, independently
 """
 
 from __future__ import annotations
@@ -21,7 +14,6 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
-from slipstream.core.params import check_number
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -31,35 +23,24 @@ Script = Callable[[Sequence, int, int], bool]
 
 
 def right(seq: Sequence, position: int, place: int) -> bool:
-    """Every draft token is correct."""
     return True
 
 
 def wrong(seq: Sequence, position: int, place: int) -> bool:
-    """No draft token is correct."""
     return False
 
 
 def wrong_at(j: int) -> Script:
-    """Every draft token is correct except the j-th of each draft, counted from 0."""
     return lambda seq, position, place: place != j
 
 
 def replay(rate: float) -> Script:
-    """Each draft token is correct with probability `rate` in [0, 1], drawn from the sequence's own stream. So the
-    acceptance rate of draft tokens whose predecessors are accepted is `rate`, for any draft length."""
-    check_number("rate", rate, 0.0, 1.0)
     return lambda seq, position, place: bool(seq.random.uniforms(DRAFT, position, 1)[0] < rate)
 
 
 class ScriptedDrafter:
-    """continuations  prompt or source -> the tokens that follow it. Nothing is drafted for an unknown prompt, or
-                   after the end of a continuation.
-    script         which draft tokens are correct; a wrong one is the correct token plus one, modulo `vocab_size`.
-
-    The acceptance rate is as intended if the text follows the continuation (greedy, or recorded with the same seed and
-    the rule "coupled"). Otherwise it is lower, and the text is not affected.
-    """
+    """continuations: prompt or source -> the tokens that follow it; nothing is drafted for an unknown prompt. A wrong
+    draft token is the correct one plus one, modulo `vocab_size`."""
 
     name = "scripted"
     traits = DrafterTraits()
