@@ -30,7 +30,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.llm import LLM
 from slipstream.settings import EXECUTORS
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 
 Arm = dict[str, Any]
 

@@ -39,7 +39,7 @@ from slipstream.drafters.string_match import Writer
 from slipstream.llm import LLM
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import INTERSECTION, STRING
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 
 IDLE = 3
 """Layers that do nothing. With these, the draft model of the same tokenizer gains 1.5x or a little more."""

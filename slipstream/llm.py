@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from numbers import Number
 from pathlib import Path
@@ -28,7 +28,7 @@ from slipstream.core.stop_strings import completed_at
 from slipstream.core.target import Target, begun
 from slipstream.core.token_logprob import TokenLogprob
 from slipstream.core.warp import check_possible
-from slipstream.drafters.choice import STACK, DrafterFactory
+from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.predictions import with_predictions
 from slipstream.drafters.registry import DRAFTERS, most_chosen
@@ -40,15 +40,15 @@ from slipstream.engine.log_likelihoods import score
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
 from slipstream.engine.scored import Scored
-from slipstream.errors import ParameterError, PromptError, UnsupportedModelError, did_you_mean
+from slipstream.errors import ParameterError, PromptError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
 from slipstream.models.generation_defaults import generation_defaults
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
-from slipstream.settings import AUTO, DRAFT_QUANTISATIONS, DRAFT_TOKENIZERS, SAME, one_of
-from slipstream.targets.memory_plan import plan
-from slipstream.targets.sources import as_target
-from slipstream.zoo import checkpoint_of
+from slipstream.settings import AUTO, SAME
+from slipstream.targets.describe import describe, loaded
+from slipstream.targets.memory_plan import plan as memory_plan
 
 MOST_CHOSEN = most_chosen(STACK)
 """Longest draft of a request with a prediction, where lengths are chosen."""
@@ -105,28 +105,14 @@ class LLM:
                   is "auto", too, and goes on with what it has learned.
     rule          how draft tokens are verified: "rejection", "block", "coupled", "greedy", or "typical" (lossy).
     max_batch     most sequences in one step.
-    executor      "auto", "native", "torch" or "transformers"; dtype, device, quantize ("int8", "w8a16", "w8a8"),
-                  threads and kv_dtype as in `Decoder.load`. Refused with a `Target`, which is loaded already.
-    kv_tokens     tokens for which the KV cache has room, all requests together: then no request fails for memory, it
-                  waits. None: the cache grows as long as there is memory. Refused if it cannot fit.
-    draft_quantize  "int8" (which is "w8a8" for a draft model), "w8a16", "w8a8" or "none" for the draft model alone;
-                  None: as the target. Quantising the draft changes how often its tokens are accepted and what they
-                  cost, never the output's distribution. Refused with a drafter that loads no draft model.
-    draft_tokenizer  "same": a draft model with another tokenizer is refused. "intersection": it drafts tokens that both
-                  have. "string": its text is split by the target's tokenizer (see `drafters.draft_tokenizers`). With
-                  either, the output's distribution is the target's.
+    settings      fields of `LoadSettings`: executor, dtype, device, quantize, threads, kv_dtype, kv_tokens, ... Those
+                  that decide how the target runs are refused with a `Target`, which is loaded already. With `kv_tokens`
+                  no request fails for memory, it waits; refused if that cannot fit. draft_quantize and draft_tokenizer
+                  are refused where no draft model is loaded; neither changes the output's distribution.
+                  generation_config holds where a request says nothing; a `Target` has none.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
     draft_options options of the drafter, e.g. {"confidence": 0.3} or {"max_ngram": 4}.
-    generation_config  what holds where a request says nothing. "auto": penalties and forbidden ids of the checkpoint's
-                  generation_config.json; `chat` and `serve` also sample as it says. "none": nothing of it. A folder or
-                  file: that one. A `Target` has none.
     progress      called with (bytes read, bytes in all) while weights are loaded.
-    lora          folder or hub id of a LoRA adapter in PEFT's format, merged into the target's weights when they are
-                  loaded (see `models.lora`); drafts stay as they are.
-    device_map    where transformers puts the target's layers, as in its `from_pretrained`: "auto", or a mapping. Needs
-                  accelerate; a draft model is not spread.
-    trust_remote_code  run Python code that the target's checkpoint brings, if transformers has none for it. It never
-                  holds for a draft.
 
     Raises the errors of `slipstream.errors`.
     """
@@ -139,45 +125,15 @@ class LLM:
         draft_tokens: int | str | DraftLengths = AUTO,
         rule: str = "rejection",
         max_batch: int = 8,
-        executor: str = "auto",
-        dtype: str | None = None,
-        device: str | None = None,
-        quantize: str | None = None,
-        draft_quantize: str | None = None,
-        draft_tokenizer: str = SAME,
-        threads: int | None = None,
-        kv_dtype: str | None = None,
-        kv_tokens: int | None = None,
         tokenizer: Any = None,
         draft_options: Mapping[str, Any] | None = None,
-        generation_config: str | Path = AUTO,
         progress: Callable[[int, int], None] | None = None,
-        device_map: Any = None,
-        lora: str | Path | None = None,
-        trust_remote_code: bool = False,
-        **unknown: Any,
+        **settings: Any,
     ):
-        for name in unknown:
-            known = set(inspect.signature(LLM).parameters) - {"unknown"}
-            raise ParameterError(f"LLM has no parameter {name!r}", fix=did_you_mean(name, known))
+        self.settings = LoadSettings.of(settings, "LLM", _OWN_PARAMETERS)
         if target is None:
             raise ParameterError("no target was given", fix='write LLM("path/to/target")')
-        self._load: dict[str, Any] = {
-            "executor": executor,
-            "dtype": dtype,
-            "device": device,
-            "quantize": quantize,
-            "threads": threads,
-            "kv_dtype": kv_dtype,
-            "kv_tokens": kv_tokens,
-            "progress": progress,
-        }
-        if draft_quantize is not None:
-            one_of("draft_quantize", draft_quantize, DRAFT_QUANTISATIONS)
-        one_of("draft_tokenizer", draft_tokenizer, DRAFT_TOKENIZERS)
-        draft_load = self._load | {"role": "draft"}
-        if draft_quantize is not None:
-            draft_load["quantize"] = None if draft_quantize == "none" else draft_quantize
+        load = self.settings
         check_integer("max_batch", max_batch, 1)
         if draft_options is not None and not isinstance(draft_options, Mapping):
             raise ParameterError(
@@ -185,37 +141,34 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        path = checkpoint_of(target, "target") if isinstance(target, (str, Path)) else None
-        if kv_tokens is not None and path is not None and device_map is None:  # a plan knows one device only
-            # A model with code of its own says how large it is once it is loaded.
-            with suppress(UnsupportedModelError) if trust_remote_code else nullcontext():
-                plan(path, draft_folder(draft), self._load, draft_load, kv_tokens).check()
-        self.target: Target = as_target(
-            target if path is None else path,
-            trust_remote_code=trust_remote_code,
-            device_map=device_map,
-            lora=lora,
-            **self._load,
-        )
+        plan, described = DraftPlan.of(draft, draft_options), None
+        if isinstance(target, (str, Path)):
+            described = describe(target, load)
+            if load.kv_tokens is not None and load.device_map is None:  # a plan knows one device only
+                # A model with code of its own says how large it is once it is loaded.
+                with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
+                    memory_plan(described, load.kv_tokens, *plan.described(load.of_draft())).check()
+        self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
+        path = None if described is None else described.source
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         encoder = self.target.capabilities.encoder
-        self.defaults = generation_defaults(generation_config, target, path, encoder is not None)
+        self.defaults = generation_defaults(load.generation_config, target, path, encoder is not None)
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
-        self._factory = DrafterFactory(self.target, path, draft_load, self.tokenizer, draft_tokenizer)
+        self._factory = DrafterFactory(self.target, path, load, self.tokenizer, progress)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
-        self.use(draft, **(draft_options or {}))
+        self._use(plan)
         # Without a drafter nothing is wrong yet: `use` may name a draft model later.
         if draft is not None and not self._factory.loaded:
             name = self.drafter.name
-            if draft_quantize is not None:
+            if load.draft_quantize is not None:
                 raise unread(
-                    "draft_quantize", draft_quantize, name, "; for a draft head: draft_options={'quantize': ...}"
+                    "draft_quantize", load.draft_quantize, name, "; for a draft head: draft_options={'quantize': ...}"
                 )
-            if draft_tokenizer != SAME:
-                raise unread("draft_tokenizer", draft_tokenizer, name)
+            if load.draft_tokenizer != SAME:
+                raise unread("draft_tokenizer", load.draft_tokenizer, name)
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""
@@ -265,7 +218,10 @@ class LLM:
 
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
-        self.drafter = self._factory.make(draft, options)
+        self._use(DraftPlan.of(draft, options))
+
+    def _use(self, plan: DraftPlan) -> None:
+        self.drafter = self._factory.make(plan)
         self._guarded = Guard(self.drafter, self.target)
         self.lengths = self._new_lengths()
 
@@ -447,13 +403,6 @@ class LLM:
         )
 
 
-def draft_folder(draft: Any) -> Path | str | None:
-    """The folder or hub id that an argument `draft` of `LLM` names; None if it names none."""
-    if not isinstance(draft, (str, Path)) or draft in DRAFTERS:
-        return None
-    return checkpoint_of(draft, "draft")
-
-
 def unread(setting: str, value: str, drafter: str, otherwise: str = "") -> ParameterError:
     """A setting for draft models was given with a drafter that loads none."""
     return ParameterError(
@@ -480,3 +429,19 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
         return [prompts]
     given = list(prompts)
     return [given] if given and isinstance(given[0], (Number, np.number)) else given  # type: ignore[list-item, return-value]
+
+
+def _with_settings(signature: inspect.Signature) -> inspect.Signature:
+    """The parameters of `LLM`, with the fields of `LoadSettings` in the place of `settings`."""
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    at = 1 + next(i for i, each in enumerate(parameters) if each.name == "max_batch")
+    keywords = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(LoadSettings)
+        if f.name != "role"
+    ]
+    return signature.replace(parameters=[*parameters[:at], *keywords, *parameters[at:]])
+
+
+_OWN_PARAMETERS = tuple(name for name in inspect.signature(LLM).parameters if name != "settings")
+LLM.__init__.__signature__ = _with_settings(inspect.signature(LLM.__init__))  # type: ignore[attr-defined]

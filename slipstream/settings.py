@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.errors import ParameterError, did_you_mean
@@ -17,7 +18,46 @@ LLAMACPP = "llama.cpp"
 
 EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-QUANTISATIONS = ("int8", "w8a16", "w8a8")
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A value of `quantize`: how the matrices of a model are stored, and which numbers they are multiplied by.
+
+    bits         of a weight.
+    activations  bits of the other factor.
+    kernels      of the native backend (`backends.native.kernels.formats`), the preferred ones first.
+    group        weights of a row that share a scale; None: all of the row.
+    minimum      whether what shares a scale has a minimum, too.
+    """
+
+    name: str
+    bits: int
+    activations: int
+    kernels: tuple[str, ...]
+    group: int | None = None
+    minimum: bool = False
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes in memory, at most: scales and minima are float32, and a row has at least 64 weights."""
+        return self.bits / 8 + 4 * (1 + self.minimum) / (self.group or 64)
+
+
+WEIGHT_FORMATS = {
+    each.name: each
+    for each in (
+        WeightFormat("w8a16", 8, 16, ("int8_quads_twice", "int8_pairs")),
+        WeightFormat("w8a8", 8, 8, ("int8_quads", "int8_pairs")),
+    )
+}
+"""Every format of quantised weights. A new one is an entry here, and its kernel."""
+
+FORMAT_BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}}
+"""Values of `quantize` that leave the format to the role: the distribution of a target should change least; that of a
+draft affects only the acceptance rate, so it is the fastest."""
+
+QUANTISATIONS = (*FORMAT_BY_ROLE, *WEIGHT_FORMATS)
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
 SAME, INTERSECTION, STRING = "same", "intersection", "string"
 DRAFT_TOKENIZERS = (SAME, INTERSECTION, STRING)
@@ -60,24 +100,6 @@ def check_threads(threads: Any) -> None:
         f"threads is {threads!r}, must be an integer from 1 to {MOST_THREADS}",
         fix="leave it out, or give the number of cores",
     )
-
-
-def check_device_map(device_map: Any, executor: str, device: Any) -> None:
-    """Raise ParameterError where a device map would not be honoured. executor: what was asked for, or `LLAMACPP`."""
-    if executor not in ("auto", TRANSFORMERS):
-        raise ParameterError(
-            f"device_map={device_map!r} was given with {executor}",
-            why="only transformers spreads a model over several devices",
-            fix="leave device_map out, or choose executor='transformers'"
-            if executor != LLAMACPP
-            else "leave device_map out, or give the folder of the checkpoint that the file was made of",
-        )
-    if device is not None:
-        raise ParameterError(
-            f"device={str(device)!r} and device_map={device_map!r} were given",
-            why="both say where the weights go",
-            fix="give one of them",
-        )
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ from slipstream.llm import LLM
 from slipstream.models.pair_check import require_pair
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import AUTO
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 from slipstream.zoo import checkpoint_of
 
 

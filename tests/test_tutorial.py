@@ -58,7 +58,7 @@ def test_a_command_is_accepted_up_to_loading(
 
     monkeypatch.setattr("slipstream.llm.LLM.__init__", loaded)
     monkeypatch.setattr("slipstream.cli.train.start", loaded)
-    monkeypatch.setattr("slipstream.cli.early.resolve", lambda *_, **__: tmp_path)  # the hub is not asked
+    monkeypatch.setattr("slipstream.drafters.draft_plan.resolve", lambda *_, **__: tmp_path)  # the hub is not asked
     monkeypatch.chdir(tmp_path)
     words = canonical(shlex.split(command)[1:])
     try:

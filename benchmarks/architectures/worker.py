@@ -19,8 +19,8 @@ from slipstream import LLM, SamplingParams
 from slipstream.core.target import Target
 from slipstream.errors import SlipstreamError
 from slipstream.settings import AUTO, TRANSFORMERS
+from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.chains_only import ChainsOnly
-from slipstream.targets.sources import as_target
 
 PROMPTS = [[5, 9, 33, 12, 7, 5, 9, 33], [7, 8, 9, 8], [60, 61, 40, 17, 17, 21, 3, 4, 11, 5, 6, 58]]
 TOKENS = 24

@@ -33,7 +33,7 @@ from slipstream.bench.tables import ends, interval, percent
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
 from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.targets.gguf.load_gguf import from_file
+from slipstream.targets.describe import as_target
 
 KINDS = ("f16", "q8_0", "q4_k_m")
 """The first is what the others are compared with."""
@@ -87,9 +87,8 @@ def times_of(
 def measure(options: argparse.Namespace, command: list[str], folder: Path) -> dict[str, Any]:
     """The results, as plain JSON values."""
     threads, clock = (1, process_time) if options.processor_time else (THREADS, perf_counter)
-    draft_of = {"role": "draft", "threads": threads}
     neighbours = OtherProcesses()
-    draft = from_file(convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file, draft_of)
+    draft = as_target(convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file, threads=threads)
     arms, stored, scored = dict[str, LLM](), dict[str, Mapping[str, int]](), dict[str, Any]()
     for kind in KINDS:
         made = convert_to_gguf(zoo.target_dir(), folder / f"target-{kind}.gguf", kind)

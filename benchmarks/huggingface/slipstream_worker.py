@@ -13,7 +13,7 @@ import slipstream
 from benchmarks.protocol import THREADS, serve, versions
 from slipstream import LLM, SamplingParams
 from slipstream.settings import AUTO, TRANSFORMERS
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 
 modules: dict[str, Any] = {}
 targets: dict[tuple[str, str], Any] = {}

@@ -7,25 +7,16 @@ To add a backend, add a folder `NAME` here with a module `NAME_backend.py` that 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from slipstream.core.params import check_integer
 from slipstream.errors import ParameterError, UnsupportedModelError
-from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
-from slipstream.settings import (
-    BACKENDS,
-    DTYPES,
-    QUANTISATIONS,
-    TRANSFORMERS,
-    check_executor,
-    check_threads,
-    one_of,
-)
+from slipstream.models.load_settings import LoadSettings
+from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
 
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
@@ -38,34 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipstream")
 
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """How to run a model.
-
-    device    device of the model; dtype: dtype of the arithmetic.
-    quantize  None, "int8", "w8a16" or "w8a8".
-    threads   None: as many as can run at once.
-    kv_dtype  None, "float32" or "float16".
-    role      "target" or "draft": decides what "int8" means (see `quantisation`).
-    kv_tokens tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
-    """
-
-    device: torch.device = _CPU
-    dtype: torch.dtype = torch.float32
-    quantize: str | None = None
-    threads: int | None = None
-    kv_dtype: str | None = None
-    role: str = "target"
-    kv_tokens: int | None = None
-
-    @property
-    def kv_blocks(self) -> int | None:
-        """`kv_tokens` in blocks."""
-        return None if self.kv_tokens is None else -(-self.kv_tokens // BLOCK)
-
 
 class Backend(Protocol):
     """What a backend declares. `refusal` returns why it cannot run a decoder with these settings, or None if it can."""
@@ -74,19 +37,19 @@ class Backend(Protocol):
     load_dtype: torch.dtype | None
     """Dtype of the tensors that `executor` reads; None: the dtype of the arithmetic."""
 
-    def check(self, settings: RunSettings) -> None:
+    def check(self, settings: LoadSettings) -> None:
         """Raise ParameterError for settings that it supports for no model."""
         ...
 
-    def refusal(self, config: DecoderConfig, settings: RunSettings) -> str | None: ...
+    def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None: ...
 
-    def executor(self, config: DecoderConfig, weights: Weights, settings: RunSettings) -> Executor:
+    def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
         """Raises ParameterError for a setting that it does not support."""
         ...
 
-    def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime: ...
+    def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime: ...
 
-    def medusa(self, heads: MedusaHeads, settings: RunSettings) -> MedusaRuntime: ...
+    def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime: ...
 
 
 def backend(name: str) -> Backend:
@@ -95,46 +58,28 @@ def backend(name: str) -> Backend:
     return made
 
 
-def quantisation(quantize: str | None, role: str = "target") -> str | None:
-    """Resolve "int8": "w8a16" for a target, because it changes the distribution least; "w8a8" for a draft model or
-    head, because it is fastest and the draft distribution affects only the acceptance rate."""
-    return quantize if quantize != "int8" else "w8a16" if role == "target" else "w8a8"
-
-
-def resolve_settings(
-    executor: str,
-    dtype: torch.dtype | str | None,
-    device: torch.device | str | None,
-    quantize: str | None = None,
-    threads: int | None = None,
-    kv_dtype: str | None = None,
-    role: str = "target",
-    kv_tokens: int | None = None,
-) -> RunSettings:
-    """Resolve device and dtype where they are None: CUDA with bfloat16 if a CUDA device exists and the executor can use
-    it, else the CPU with float32. Raises ParameterError for unknown names."""
-    check_executor(executor)
-    if isinstance(dtype, str):
-        one_of("dtype", dtype, DTYPES)
-    asked: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    if asked is not None and asked not in (getattr(torch, name) for name in DTYPES):
+def resolve(settings: LoadSettings) -> LoadSettings:
+    """These settings with a torch.device and a torch.dtype. Where they are None: CUDA with bfloat16 if a CUDA device
+    exists and the executor can use it, else the CPU with float32. Raises ParameterError for what cannot be used."""
+    device = settings.device
+    if device is None:
+        device = "cuda" if settings.executor != "native" and torch.cuda.is_available() else "cpu"
+    on, dtype = usable_device(device), settings.dtype
+    if dtype is None:
+        dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
+    elif isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    elif dtype not in (getattr(torch, name) for name in DTYPES):
         raise ParameterError(
             f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}", fix="choose one, or leave it out"
         )
-    check_threads(threads)
-    if device is None:
-        device = "cuda" if executor != "native" and torch.cuda.is_available() else "cpu"
-    on = usable_device(device)
-    of = asked or (torch.bfloat16 if on.type == "cuda" else torch.float32)
-    if quantize and of == torch.bfloat16 and on.type == "cpu":
+    if settings.quantize and dtype == torch.bfloat16 and on.type == "cpu":
         raise ParameterError(
-            f"quantize={quantize!r} and dtype='bfloat16' were asked for together",
+            f"quantize={settings.quantize!r} and dtype='bfloat16' were asked for together",
             why="int8 products are added up in float32",
             fix="drop one of them",
         )
-    if kv_tokens is not None:
-        check_integer("kv_tokens", kv_tokens, BLOCK)
-    return RunSettings(on, of, quantize, threads, kv_dtype, role, kv_tokens)
+    return replace(settings, device=on, dtype=dtype)
 
 
 def usable_device(device: torch.device | str, of: str = "device") -> torch.device:
@@ -175,49 +120,53 @@ def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelE
     )
 
 
-def choose(config: DecoderConfig, executor: str, settings: RunSettings) -> Backend:
-    """The requested backend, or for "auto" the first one that can run the decoder with these settings. Raises
-    UnsupportedModelError if the requested one cannot."""
+def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tuple[str, ...]]:
+    """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why those
+    before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot."""
+    executor = settings.executor
     if executor == TRANSFORMERS:
         raise ParameterError(
             f"executor is {executor!r}, which is no backend of our own decoder",
             why="only generation runs models by the code of transformers",
             fix="choose another executor here, or load the target with LLM",
         )
-    if executor != "auto":
-        found = backend(executor)
-        found.check(settings)
-        why = found.refusal(config, settings)
+    if executor != AUTO:
+        chosen = backend(executor)
+        chosen.check(settings)
+        why = chosen.refusal(config, settings)
         if why is not None:
             raise unsupported(executor, config, why)
-        return found
+        return chosen, ()
     refusals: list[str] = []
     for name in BACKENDS:
-        found = backend(name)
-        why = found.refusal(config, settings)
+        why = backend(name).refusal(config, settings)
         if why is None:
-            if refusals and settings.device.type == "cpu" and settings.dtype in (torch.float32, torch.bfloat16):
-                log.warning("%s: %s runs it instead, slower", "; ".join(refusals), name)
-            return found
+            return backend(name), tuple(refusals)
         refusals.append(f"the {name} backend cannot run this model ({why})")
     raise UnsupportedModelError("no backend can run this model", why="; ".join(refusals), fix="change the settings")
 
 
-def backend_for_head(decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None) -> Backend:
-    """The backend that runs the target, if it can also run the head; else torch.
+def warn_slower(refusals: tuple[str, ...], name: str, settings: LoadSettings) -> None:
+    """Say which backend runs a model instead of a faster one; nothing where that one is for other devices or dtypes."""
+    if refusals and settings.device.type == "cpu" and settings.dtype in (torch.float32, torch.bfloat16):
+        log.warning("%s: %s runs it instead, slower", "; ".join(refusals), name)
+
+
+def backend_for_head(
+    decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None
+) -> tuple[Backend, LoadSettings]:
+    """The backend that runs the target, if it can also run the head, else torch; and the settings of the head.
 
     decoder   config of the head's decoder layers; None: it has none.
     quantize  None, "int8", "w8a16" or "w8a8".
     """
-    if quantize is not None:
-        one_of("quantize", quantize, QUANTISATIONS)
-    found = backend(host.runtime.backend if host.runtime.backend in BACKENDS else "torch")
-    why = (
-        None
-        if decoder is None
-        else found.refusal(decoder, RunSettings(host.device, host.dtype, quantize, role="draft"))
+    runtime = host.runtime
+    settings = LoadSettings(
+        device=host.device, dtype=host.dtype, quantize=quantize, threads=runtime.threads, role="draft"
     )
+    chosen = backend(runtime.backend if runtime.backend in BACKENDS else "torch")
+    why = None if decoder is None else chosen.refusal(decoder, settings)
     if why is None:
-        return found
-    log.warning("the %s backend cannot run this head (%s): torch runs it instead, slower", found.name, why)
-    return backend("torch")
+        return chosen, settings
+    log.warning("the %s backend cannot run this head (%s): torch runs it instead, slower", chosen.name, why)
+    return backend("torch"), settings

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
-from slipstream.drafters.choice import checkpoints_of
+from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]
 
 def drafts(drafters: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[str, Any]:
     """Name and digest of every checkpoint that these drafters load; (drafter, options) are arguments of `LLM.use`."""
-    paths = [path for drafter, options in drafters for path in checkpoints_of(drafter, options)]
+    paths = [path for drafter, options in drafters for path in DraftPlan.of(drafter, options).checkpoints]
     return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
 
 

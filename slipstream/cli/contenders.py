@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from slipstream.cli.options import ModelOptions, number, parse_options
-from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO

@@ -6,8 +6,7 @@ import ast
 import inspect
 import json
 import re
-from dataclasses import MISSING, fields, is_dataclass
-from importlib import import_module
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli import render
+from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, did_you_mean
 
@@ -79,18 +79,6 @@ def summary(name: str) -> str:
     makers = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == spec.maker != "make"]
     text = ast.get_docstring(makers[0] if makers else tree) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
-
-
-def options_of(name: str) -> Any:
-    """The drafter's configuration: the dataclass named ...Config in its module, or None."""
-    module = import_module(DRAFTERS[name].path)
-    found = [
-        each
-        for each in vars(module).values()
-        if is_dataclass(each) and isinstance(each, type) and each.__name__.endswith("Config")
-    ]
-    own = [each for each in found if each.__module__ == module.__name__]
-    return next(iter(own or found), None)
 
 
 def meanings(config: Any) -> dict[str, str]:

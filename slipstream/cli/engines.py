@@ -17,8 +17,10 @@ import typer
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, parsed
 from slipstream.cli.options import ModelOptions, parse_options
+from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, ServedError
+from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import AUTO, one_of
 from slipstream.zoo import checkpoint_of
 
@@ -196,11 +198,12 @@ def check_memory(models: ModelOptions) -> None:
     models, and of GPUs, nothing is foretold."""
     import torch
 
+    from slipstream.targets.describe import describe
     from slipstream.targets.memory_plan import plan
 
     target = checkpoint_of(models.target, "target")
     if torch.cuda.is_available() or not Path(target).exists():
         return
-    draft = checkpoint_of(models.draft_model, "draft") if models.draft_model and models.draft_is_read else None
-    load = {"executor": "torch", "dtype": models.dtype, "device": "cpu"}
-    plan(target, draft, load, load, 0).check()
+    settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
+    draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)
+    plan(describe(target, settings), 0, *draft.described(settings.of_draft())).check()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.loading import checkpoint, quieten
+from slipstream.cli.loading import quieten
 from slipstream.errors import ParameterError
+from slipstream.settings import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
 
 SETTINGS = {
-    "w8a16": "quantize w8a16",
-    "w8a8": "quantize w8a8",
+    **{name: f"quantize {name}" for name in WEIGHT_FORMATS},
     "bfloat16": "dtype bfloat16",
     "float16 KV": "kv-dtype float16",
 }
@@ -78,57 +78,46 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
 
 def describe(model: str) -> dict[str, Any]:
     """The facts as plain JSON values. Raises LoadError or a subclass, e.g. for an unsupported architecture."""
-    from slipstream.backends.table import backend, choose, resolve_settings
     from slipstream.models.config import DecoderConfig
-    from slipstream.models.facts import facts
-    from slipstream.models.gguf_shape import GgufShape
-    from slipstream.settings import LLAMACPP, TRANSFORMERS
-    from slipstream.targets.memory_plan import loaded_bytes
+    from slipstream.targets.describe import describe as described
 
-    seen = facts(checkpoint(model, "target"))
-    config, experts = seen.config, seen.config.experts
-    of_llamacpp = isinstance(config, GgufShape)
-    settings = resolve_settings("auto", None, "cpu" if of_llamacpp else None)
-    device, dtype = settings.device, settings.dtype
-    executor = LLAMACPP if of_llamacpp else TRANSFORMERS
-    if isinstance(config, DecoderConfig):
-        executor = choose(config, "auto", settings).name
-    reason = None
-    if isinstance(config, DecoderConfig) and executor == "torch" and device.type == "cpu":
-        reason = backend("native").refusal(config, settings)
+    seen = described(model)
+    facts, config = seen.facts, seen.facts.config
+    device, dtype, experts = seen.settings.device, seen.settings.dtype, config.experts
+    refused = seen.refusals[0].partition("(")[2].removesuffix(")") if seen.runner == "torch" else None
     windows = sorted({w for w in config.windows if w is not None})
     return {
         "model": model,
-        "folder": str(seen.folder),
+        "folder": str(facts.folder),
         "architecture": config.model_type,
         "layers": config.layers,
         "hidden_size": config.hidden_size,
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "parameters": seen.parameters,
-        "active_parameters": seen.active_parameters,
-        "stored_bytes": seen.stored,
+        "parameters": facts.parameters,
+        "active_parameters": facts.active_parameters,
+        "stored_bytes": facts.stored,
         "loaded_dtype": str(dtype).removeprefix("torch."),
-        "loaded_bytes": loaded_bytes(seen, executor in ("native", LLAMACPP), dtype.itemsize),
+        "loaded_bytes": seen.weight_bytes,
         "vocab_size": config.vocab_size,
-        "tokens": None if seen.tokenizer is None else len(seen.tokenizer.tokens),
+        "tokens": None if facts.tokenizer is None else len(facts.tokenizer.tokens),
         "context": config.context,
-        "source_context": seen.source_context,
-        "kv_bytes_per_token": seen.kv_bytes(dtype.itemsize),
+        "source_context": facts.source_context,
+        "kv_bytes_per_token": facts.kv_bytes(dtype.itemsize),
         "tied_head": config.tie_embeddings,
         "sliding_window": windows,
         "sliding_layers": sum(w is not None for w in config.windows),
         "experts": None if experts is None else {"count": experts.count, "per_token": experts.per_token},
         "position": config.position,
         "rope": dict(config.rope_parameters),
-        "special_tokens": None if seen.tokenizer is None else dict(seen.tokenizer.roles),
+        "special_tokens": None if facts.tokenizer is None else dict(facts.tokenizer.roles),
         "eos_ids": list(config.eos_ids),
-        "chat_template": seen.chat_template,
-        "executor": executor,
+        "chat_template": facts.chat_template,
+        "executor": seen.runner,
         "device": str(device),
-        "not_native": reason,
-        "native": native(config) if isinstance(config, DecoderConfig) and executor == "native" else None,
+        "not_native": refused,
+        "native": native(config) if isinstance(config, DecoderConfig) and seen.runner == "native" else None,
         "supported": True,
     }
 
@@ -141,7 +130,7 @@ def native(config: DecoderConfig) -> dict[str, Any]:
     from slipstream.backends.native.accuracy import MEASURED_ON, bfloat16_products, distances, int8_products
     from slipstream.backends.native.packed_weights import refusal
 
-    asked: dict[str, Any] = {"w8a16": {"quantize": "w8a16"}, "w8a8": {"quantize": "w8a8"}}
+    asked: dict[str, Any] = {name: {"quantised": each} for name, each in WEIGHT_FORMATS.items()}
     asked["bfloat16"] = {"dtype": torch.bfloat16}
     return {
         "int8_products": int8_products(),

@@ -50,26 +50,13 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, 
     drafter, own = models.speculation
     if not (silent or models.draft_is_read):
         render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
-    from slipstream.cli.early import check_draft_settings, check_drafter
+    from slipstream.cli.early import check_drafters
 
-    check_drafter(models.target, drafter, options | own, models.draft_tokenizer)
-    check_draft_settings(models, [(drafter, options | own)])
+    check_drafters(models, [(drafter, options | own)])
     return drafter, {
+        **models.keywords,
         "draft_tokens": models.length,
         "rule": models.rule,
-        "executor": models.executor,
-        "dtype": models.dtype,
-        "device": models.device,
-        "device_map": models.devices,
-        "lora": models.lora,
-        "quantize": models.quantize,
-        "draft_quantize": models.draft_quantize,
-        "draft_tokenizer": models.draft_tokenizer,
-        "generation_config": models.generation_config,
-        "kv_dtype": models.kv_dtype,
-        "kv_tokens": models.kv_tokens,
-        "threads": models.threads,
-        "trust_remote_code": models.trust_remote_code,
         "draft_options": options | own,
     }
 

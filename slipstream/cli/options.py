@@ -13,34 +13,20 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from slipstream.core.parameter_declaration import declared
-from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
-from slipstream.drafters.choice import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
+from slipstream.core.params import SamplingParams, check_draft_tokens
+from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
-from slipstream.kv.blocks import BLOCK
 from slipstream.models.gguf_header import is_gguf
-from slipstream.settings import (
-    AUTO,
-    DRAFT_QUANTISATIONS,
-    DRAFT_TOKENIZERS,
-    DTYPES,
-    KV_DTYPES,
-    LLAMACPP,
-    QUANTISATIONS,
-    RULES,
-    SAME,
-    check_device_map,
-    check_executor,
-    check_threads,
-    one_of,
-)
+from slipstream.models.load_settings import LoadSettings
+from slipstream.settings import AUTO, RULES, one_of
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -72,7 +58,10 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     if not isinstance(found, dict):
         raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
     own = {parameter.name: parameter for parameter in ctx.command.params}
-    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config"} | ENGINE
+    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {
+        "config",
+        "role",
+    } | ENGINE
     for name in found:
         if name not in known:
             raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))
@@ -87,8 +76,8 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """Target, draft, executor and speculation settings."""
+class ModelOptions(LoadSettings):
+    """Target, draft and speculation, beside the settings of loading."""
 
     target: Annotated[
         str,
@@ -104,88 +93,6 @@ class ModelOptions:
             help="Draft model or draft head: folder, hub id, GGUF file, or 'embedded'.",
             rich_help_panel=_MODELS,
             show_default="embedded",
-        ),
-    ] = None
-    lora: Annotated[
-        str | None,
-        typer.Option(help="LoRA adapter (PEFT) to merge into the target: folder or hub id.", rich_help_panel=_MODELS),
-    ] = None
-    executor: Annotated[
-        str,
-        typer.Option(
-            help="auto, native, torch or transformers. On a CPU, auto uses native if it supports the model.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16, float16 or float64; the native executor supports the first two.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None
-    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1, ...", rich_help_panel=_MODELS)] = None
-    device_map: Annotated[
-        str | None,
-        typer.Option(
-            help="Spread the target over devices by transformers: auto, balanced, ..., or a JSON object of modules "
-            "and devices.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None
-    threads: Annotated[int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=_MODELS)] = None
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="Run Python code of the target's checkpoint.", rich_help_panel=_MODELS
-        ),
-    ] = False
-    quantize: Annotated[
-        str | None,
-        typer.Option(
-            help="int8 weights on a CPU with 16- or 8-bit activations: w8a16, w8a8, or int8 (w8a16; draft: w8a8).",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None
-    draft_quantize: Annotated[
-        str | None,
-        typer.Option(
-            help="Quantisation of the draft model: int8 (w8a8), w8a16, w8a8 or none.",
-            rich_help_panel=_MODELS,
-            show_default="as --quantize",
-        ),
-    ] = None
-    draft_tokenizer: Annotated[
-        str,
-        typer.Option(
-            help="What to do with a draft model of another tokenizer: refuse it (same), draft tokens that both have "
-            "(intersection), or split its text (string).",
-            rich_help_panel=_MODELS,
-        ),
-    ] = SAME
-    generation_config: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|none|FOLDER",
-            help="Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the "
-            "target's generation_config.json says (auto), none, or as another one says.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = AUTO
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="KV cache dtype of the native executor: float32 or float16.",
-            rich_help_panel=_MODELS,
-            show_default="float32",
-        ),
-    ] = None
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Size of the KV cache, in tokens of all requests together.",
-            rich_help_panel=_MODELS,
-            show_default="as many as memory holds",
         ),
     ] = None
     drafter: Annotated[
@@ -239,29 +146,11 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         one_of("rule", self.rule, tuple(RULES))
-        check_executor(self.executor)
+        super().__post_init__()
+        self.check_device_map(is_gguf(self.target))
         self.length  # noqa: B018 raises for K < 0
         asked(self.names, self.draft_model)  # raises for unknown names and for a drafter that lacks its draft model
-        if self.dtype is not None:
-            one_of("dtype", self.dtype, DTYPES)
-        if self.quantize is not None:
-            one_of("quantize", self.quantize, QUANTISATIONS)
-        if self.draft_quantize is not None:
-            one_of("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS)
-        one_of("draft_tokenizer", self.draft_tokenizer, DRAFT_TOKENIZERS)
-        if self.kv_dtype is not None:
-            one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        if self.kv_tokens is not None:
-            check_integer("kv_tokens", self.kv_tokens, BLOCK)
-        check_threads(self.threads)
-        if self.device_map is not None:
-            check_device_map(self.devices, LLAMACPP if is_gguf(self.target) else self.executor, self.device)
         parse_options(self.drafter_option or ())
-
-    @property
-    def devices(self) -> Any:
-        """The device map as `LLM` takes it: None, a word or a mapping. Raises ParameterError."""
-        return None if self.device_map is None else device_map_of(self.device_map)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -305,28 +194,6 @@ class ModelOptions:
         raise ParameterError(
             f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
         )
-
-
-def device_map_of(text: str) -> str | dict[str, Any]:
-    """A word as it is ("auto", "cuda:1"), a JSON object as a mapping. Raises ParameterError."""
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        found = json.loads(text)
-    except ValueError as fault:
-        raise ParameterError(f"device_map is {text!r}, which is not JSON: {fault}", fix=_MAP) from fault
-    wrong = next((f"{name!r} is {place!r}" for name, place in found.items() if not _is_place(place)), None)
-    if wrong or not found:
-        raise ParameterError(f"device_map is {text!r}: {wrong or 'it names no module'}", fix=_MAP)
-    return dict(found)
-
-
-_MAP = """write auto, or each module's device: '{"model.layers.0": "cuda:0", "model.layers.1": "cpu", ...}'"""
-
-
-def _is_place(value: Any) -> bool:
-    """Whether transformers takes it as a device: a name, or the number of a GPU."""
-    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:
@@ -423,6 +290,34 @@ def short(hint: Any) -> Any:
     return hint
 
 
+_FIRST = ("target", "draft")
+"""Options that help lists before those of loading."""
+
+
+def shown(option: Field[Any]) -> bool:
+    """Whether a field is an option: every one but those of `LoadSettings` without help."""
+    return bool(option.metadata.get("help", True))
+
+
+def option_of(option: Field[Any], hint: Any) -> Any:
+    """The annotation of an option; of a field of `LoadSettings`, from its declaration."""
+    if "help" not in option.metadata:
+        return hint
+    declared_as = option.metadata
+    names = (f"--{option.name.replace('_', '-')}",) if hint is bool else ()
+    kind = str if hint is Any and option.default is not None else str | None if hint is Any else hint
+    return Annotated[
+        kind,
+        typer.Option(
+            *names,
+            help=declared_as["help"],
+            metavar=declared_as["metavar"],
+            show_default=declared_as["shown"] or True,
+            rich_help_panel=_MODELS,
+        ),
+    ]
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
     hints = get_type_hints(command, include_extras=True)
@@ -432,7 +327,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         if parameter.name in groups:
             group = groups[parameter.name]
             types = get_type_hints(group, include_extras=True)
-            members = [(f.name, types[f.name], f.default) for f in fields(group)]
+            members = [(f.name, option_of(f, types[f.name]), f.default) for f in fields(group) if shown(f)]
+            members.sort(key=lambda member: member[0] not in _FIRST)
         else:
             default = MISSING if parameter.default is parameter.empty else parameter.default
             members = [(parameter.name, hints[parameter.name], default)]
@@ -443,7 +339,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         made: Mapping[str, Any] = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+            name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
+            for name, group in groups.items()
         }
         command(**values, **made)
 

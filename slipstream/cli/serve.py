@@ -16,9 +16,9 @@ from slipstream.cli.engines import EngineOptions, serve_vllm
 from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
 from slipstream.cli.options import ModelOptions, grouped
 from slipstream.core.params import check_integer, check_number
+from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
-from slipstream.settings import METRICS_PREFIXES, one_of
-from slipstream.zoo import checkpoint_of
+from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 
 if TYPE_CHECKING:
     from slipstream.server.request_traces import Tracing
@@ -173,36 +173,27 @@ def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, dict[
     will take. Both import torch, so that process makes them."""
     quieten()
     drafter, arguments = checked_arguments(models)
-    arguments["kv_tokens"] = kv_tokens(models, arguments, max_batch)
+    arguments["kv_tokens"] = kv_tokens(models, DraftPlan.of(drafter, arguments["draft_options"]), max_batch)
     return models.target, drafter, arguments | {"max_batch": max_batch}
 
 
-def kv_tokens(models: ModelOptions, arguments: dict[str, Any], max_batch: int) -> int | None:
+def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | None:
     """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
     what the models and the cache will take. Of a model that transformers runs nothing is foretold: as asked, or None,
     and its cache grows.
 
     Raises LoadError if it does not fit."""
-    from slipstream.llm import draft_folder
-    from slipstream.models.config import DecoderConfig
-    from slipstream.models.facts import facts
-    from slipstream.models.gguf_shape import GgufShape
-    from slipstream.targets.gguf.load_gguf import gguf_cells, gguf_kv_dtype
+    from slipstream.targets.describe import describe
     from slipstream.targets.memory_plan import plan
 
     if models.device_map is not None:
         return models.kv_tokens
-    target = checkpoint_of(models.target, "target")
-    config = facts(target).config
-    if isinstance(config, GgufShape):  # its cache is filled with zeros when it is made: not more than is usual
-        wanted = gguf_cells(config, models.kv_tokens, gguf_kv_dtype(config, models.kv_dtype))
-    elif isinstance(config, DecoderConfig):
-        wanted = models.kv_tokens or max_batch * config.context
-    else:
+    target = describe(models.target, models)
+    wanted = target.usual_kv_tokens(max_batch)
+    if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    load = arguments | {"quantize": arguments["draft_quantize"] or arguments["quantize"], "role": "draft"}
-    needed = plan(target, draft_folder(models.draft_model if models.draft_is_read else None), arguments, load, wanted)
-    if models.kv_tokens is None and needed.most_tokens >= config.context:
+    needed = plan(target, wanted, *draft.described(models.of_draft()))
+    if models.kv_tokens is None and needed.most_tokens >= target.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     needed.check()
     rows = [

@@ -14,7 +14,7 @@ from slipstream.cli.options import ModelOptions, checked_length, literal, parse_
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
-from slipstream.drafters.choice import asked, names_of
+from slipstream.drafters.draft_plan import asked, names_of
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError, PromptError
 from slipstream.llm import LLM, Prompt

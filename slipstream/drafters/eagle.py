@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.table import RunSettings, backend_for_head
+from slipstream.backends.table import backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
@@ -283,8 +283,8 @@ def _make(
 
         config = replace(config, costs=measure_costs(target))
     fitted = fit(loaded, host)
-    settings = RunSettings(host.device, host.dtype, quantize, host.runtime.threads, role="draft")
-    runtime = backend_for_head(fitted.config.decoder, host, quantize).eagle(fitted, host, settings)
+    backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
+    runtime = backend.eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:
         log.warning("the head %s is of the kind %r, not %r; it is run as %r", head, drafter.name, asked, drafter.name)

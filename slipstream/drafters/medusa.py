@@ -312,7 +312,7 @@ def make(
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
     quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as in
     `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
-    from slipstream.backends.table import RunSettings, backend_for_head
+    from slipstream.backends.table import backend_for_head
     from slipstream.heads.medusa_format import fit, load_medusa
 
     config = MedusaDraftConfig(**options)
@@ -322,9 +322,8 @@ def make(
 
         head = zoo.head_dir("medusa", host.runtime.source)
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
-    heads: MedusaRuntime = backend_for_head(None, host, quantize).medusa(
-        made, RunSettings(host.device, host.dtype, quantize, role="draft")
-    )
+    backend, settings = backend_for_head(None, host, quantize)
+    heads: MedusaRuntime = backend.medusa(made, settings)
     if config.costs == "measured":
         from dataclasses import replace
 

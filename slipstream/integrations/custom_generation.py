@@ -30,7 +30,7 @@ from slipstream.heads.recognition import recognise
 from slipstream.integrations.node_processors import NodeProcessors, ProcessedTarget
 from slipstream.llm import LLM
 from slipstream.settings import AUTO, TRANSFORMERS
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 from slipstream.zoo import checkpoint_of
 
 _log = logging.getLogger("slipstream")

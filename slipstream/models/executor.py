@@ -17,10 +17,9 @@ from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
-from slipstream.errors import ParameterError, TargetError
+from slipstream.errors import TargetError
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import Experts
-from slipstream.settings import check_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +195,6 @@ class Executor(Protocol):
 
 
 # --- checks that executors share ------------------------------------------------------------------------------------
-
-
-def check_settings(quantize: str | None, threads: int | None = None) -> None:
-    """Raise ParameterError for an unsupported quantisation or an invalid number of threads."""
-    if quantize not in (None, "int8"):
-        raise ParameterError(
-            f"quantize is {quantize!r} for the torch executor",
-            why="it supports int8 weights with 8-bit activations only",
-            fix="choose None or 'int8', or executor='native'",
-        )
-    check_threads(threads)
 
 
 def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:

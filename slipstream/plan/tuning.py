@@ -24,7 +24,7 @@ from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, provenance
 from slipstream.bench.results import Result, kept, recording
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
-from slipstream.drafters.choice import embedded_role
+from slipstream.drafters.draft_plan import embedded_role
 from slipstream.plan.diagnosis_measured import CountingArm, Measured, measured, target_costs
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.zoo import checkpoint_of

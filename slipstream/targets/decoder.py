@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.backends.table import choose, resolve_settings
+from slipstream.backends.table import backend, choose, resolve, warn_slower
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, TargetOut
 from slipstream.errors import ParameterError, TargetError
-from slipstream.models.checkpoint import resolve
+from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Executor, Output
 from slipstream.models.layout import batch_of, prompt_piece
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
+from slipstream.settings import AUTO
+from slipstream.targets.described import Described
 from slipstream.targets.early_exit import EarlyExitCache
+from slipstream.targets.huggingface.kinds import OWN, Kind
 
 
 class Decoder:
@@ -94,66 +99,39 @@ class Decoder:
     @staticmethod
     def load(
         source: str | Path,
-        executor: str = "auto",
+        executor: str = AUTO,
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
-        quantize: str | None = None,
-        threads: int | None = None,
-        kv_dtype: str | None = None,
-        role: str = "target",
-        kv_tokens: int | None = None,
         chunk: int = 512,
         progress: Progress | None = None,
-        lora: str | Path | None = None,
+        **settings: Any,
     ) -> Decoder:
-        """Load a folder or hub id.
-
-        executor  "native" (our own CPU kernels), "torch", or "auto": on a CPU native where it can run the model, else
-                  torch.
-        dtype     None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU: native where the processor has bfloat16
-                  products, else torch.
-        device    None: CUDA if there is one and the executor is "auto" or "torch", else the CPU.
-        quantize  None; "w8a16" or "w8a8" (native: see `NativeExecutor`); "int8": w8a16 for a target, w8a8 for a draft
-                  model (`role`), and on torch its own int8 kernels, with activations in 8 bits.
-        threads   None: as many as can run at once. For torch the setting holds for the whole process.
-        kv_dtype  None, "float32" or "float16": the KV cache of the native executor.
-        kv_tokens tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
-        progress  called with (bytes read, bytes in all).
-        lora      folder or hub id of an adapter that is merged into the weights (see `models.lora`).
-
-        Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be honoured.
-        """
-        config = DecoderConfig.load(source)
-        settings = resolve_settings(executor, dtype, device, quantize, threads, kv_dtype, role, kv_tokens)
-        chosen = choose(config, executor, settings)
-        adapter = None if lora is None else Adapter(lora)
-        weights = load_weights(source, config, chosen.load_dtype or settings.dtype, progress, adapter)
-        made = chosen.executor(config, weights, settings)
-        weights.unmap()
-        return Decoder(made, chunk, weights, resolve(source))
+        """Load a folder or hub id. executor, dtype, device, settings: fields of `LoadSettings`. progress: called with
+        (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be
+        honoured."""
+        given = {"executor": executor, "dtype": dtype, "device": device, **settings}
+        return DescribedDecoder.of(source, LoadSettings.of(given, "Decoder.load")).load(progress, chunk)
 
     @staticmethod
     def from_module(
         model: nn.Module,
         executor: str = "torch",
         dtype: torch.dtype | str | None = None,
-        quantize: str | None = None,
-        threads: int | None = None,
-        kv_dtype: str | None = None,
-        role: str = "target",
-        kv_tokens: int | None = None,
         chunk: int = 512,
+        **settings: Any,
     ) -> Decoder:
         """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
-        parameter = next(model.parameters())
-        config = DecoderConfig.of_module(model)
-        settings = resolve_settings(
-            executor, dtype or parameter.dtype, parameter.device, quantize, threads, kv_dtype, role, kv_tokens
-        )
-        chosen = choose(config, executor, settings)
+        return Decoder.of_module(model, LoadSettings.of({"executor": executor, "dtype": dtype, **settings}), chunk)
+
+    @staticmethod
+    def of_module(model: nn.Module, settings: LoadSettings, chunk: int = 512) -> Decoder:
+        """See `from_module`."""
+        parameter, config = next(model.parameters()), DecoderConfig.of_module(model)
+        settings = resolve(replace(settings, dtype=settings.dtype or parameter.dtype, device=parameter.device))
+        chosen, refusals = choose(config, settings)
+        warn_slower(refusals, chosen.name, settings)
         weights = from_module(model, config, chosen.load_dtype or settings.dtype)
-        made = chosen.executor(weights.config, weights, settings)
-        return Decoder(made, chunk, weights)
+        return Decoder(chosen.executor(weights.config, weights, settings), chunk, weights)
 
     # --- Target ------------------------------------------------------------------------------------------------
 
@@ -284,6 +262,52 @@ class Decoder:
                 why="there is no embedding beyond them",
                 fix="shorten the prompt or max_tokens",
             )
+
+
+@dataclass(frozen=True)
+class DescribedDecoder(Described):
+    """A checkpoint that our own decoder runs."""
+
+    @staticmethod
+    def of(source: str | Path, settings: LoadSettings) -> DescribedDecoder:
+        """Raises UnsupportedModelError for an architecture that is not ours, and for one that the requested backend
+        does not run."""
+        config, resolved = DecoderConfig.load(source), resolve(settings)
+        chosen, refusals = choose(config, resolved)
+        return DescribedDecoder(source, resolved, chosen.name, refusals)
+
+    @property
+    def kind(self) -> Kind:
+        return OWN
+
+    @property
+    def weight_bytes(self) -> int:
+        """The native executor keeps 16-bit weights as they are stored."""
+        seen = self.facts
+        quantised = self.settings.weight_format
+        if quantised is not None:
+            return round(seen.parameters * quantised.bytes_per_weight)
+        whole = seen.parameters * self.settings.dtype.itemsize
+        return min(whole, sum(seen.stored.values())) if self.runner == "native" and seen.stored else whole
+
+    @property
+    def kv_bytes(self) -> int:
+        if self.runner != "native":
+            return super().kv_bytes
+        return self.facts.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
+
+    def usual_kv_tokens(self, requests: int) -> int:
+        return self.settings.kv_tokens or requests * self.context
+
+    def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
+        settings, chosen = self.settings, backend(self.runner)
+        warn_slower(self.refusals, self.runner, settings)
+        config = DecoderConfig.load(self.source)
+        adapter = None if settings.lora is None else Adapter(settings.lora)
+        weights = load_weights(self.source, config, chosen.load_dtype or settings.dtype, progress, adapter)
+        executor = chosen.executor(config, weights, settings)
+        weights.unmap()
+        return Decoder(executor, chunk, weights, resolve_folder(self.source))
 
 
 def check_finite(

@@ -12,7 +12,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import load_tokenizer
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 
 TEXT = "def add(first, second):\n    return first + second  # naïve ☃\n"
 

@@ -10,9 +10,11 @@ import typer
 
 from slipstream.cli.loading import checked_arguments
 from slipstream.cli.main import app
-from slipstream.cli.options import ModelOptions, device_map_of
+from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
+from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
+from slipstream.models.load_settings import LoadSettings
 from tests.cli.conftest import Result
 from tests.targets.huggingface.architectures import random_model
 
@@ -47,14 +49,14 @@ def test_a_device_beside_a_device_map_is_refused() -> None:
 
 
 def test_a_map_is_a_word_or_a_json_object() -> None:
-    assert device_map_of("auto") == "auto"
-    assert device_map_of(' {"model": 0, "lm_head": "cpu"}') == {"model": 0, "lm_head": "cpu"}
+    assert LoadSettings(device_map="auto").device_map == "auto"
+    assert LoadSettings(device_map=' {"model": 0, "lm_head": "cpu"}').device_map == {"model": 0, "lm_head": "cpu"}
 
 
 @pytest.mark.parametrize("text", ["{", '{"model": null}', '{"model": true}', '{"model": -1}', '{"a": {}}', "{}"])
 def test_a_map_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ParameterError, match="write auto, or each module's device"):
-        device_map_of(text)
+        LoadSettings(device_map=text)
 
 
 def test_the_map_is_for_the_target_and_code_is_never_trusted_for_a_draft() -> None:
@@ -67,8 +69,8 @@ def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path)
     """Also where nothing is foretold: over several devices, and for a model that only transformers runs."""
     random_model("stablelm").save_pretrained(tmp_path)
     for models in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
-        assert kv_tokens(ModelOptions(**models, kv_tokens=640), {}, 4) == 640  # type: ignore[arg-type]
-        assert kv_tokens(ModelOptions(**models), {}, 4) is None  # type: ignore[arg-type]
+        assert kv_tokens(ModelOptions(**models, kv_tokens=640), DraftPlan.of("ngram"), 4) == 640  # type: ignore[arg-type]
+        assert kv_tokens(ModelOptions(**models), DraftPlan.of("ngram"), 4) is None  # type: ignore[arg-type]
 
 
 def test_an_offloaded_target_writes_what_it_writes_in_memory(cli, pair: list[str], tmp_path: Path) -> None:

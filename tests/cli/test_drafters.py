@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from slipstream.cli.drafters import defaults, meanings, options_of, summary
+from slipstream.cli.drafters import defaults, meanings, summary
+from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.settings import RULES
 

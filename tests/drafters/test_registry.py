@@ -12,10 +12,11 @@ import pytest
 
 from slipstream.bench.configs import PROGRAMS, Choice, others, slipstream
 from slipstream.bench.measure import recreated_per_pass
-from slipstream.cli.drafters import defaults, options_of, summary
+from slipstream.cli.drafters import defaults, summary
 from slipstream.cli.tune import TuneModels
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
+from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import SIGNS
@@ -145,7 +146,7 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
 
 def test_the_registry_is_read_without_torch() -> None:
     script = (
-        "import sys, slipstream.drafters.choice, slipstream.training.methods, slipstream.cli.drafters as d\n"
+        "import sys, slipstream.drafters.draft_plan, slipstream.training.methods, slipstream.cli.drafters as d\n"
         "assert d.summary('suffix')\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -14,7 +14,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.errors import ParameterError, PromptError, TargetError
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 from tests.checkpoints import random_llama
 from tests.engine.paged_toy import PagedToy
 from tests.targets.huggingface.architectures import VOCAB, random_model

@@ -14,7 +14,7 @@ from slipstream.engine.log_likelihoods import score
 from slipstream.engine.scored import Scored
 from slipstream.errors import PromptError, TargetError
 from slipstream.host.turns import Turns
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 from tests.checkpoints import CONTEXT, Tiny, random_llama
 from tests.engine.paged_toy import PagedToy
 from tests.targets.huggingface.architectures import VOCAB, random_model

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
-from slipstream.backends.table import RunSettings, backend_for_head
+from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling
 from slipstream.core.target import HeadHost, Runtime
@@ -21,6 +21,8 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
 from slipstream.models.executor import Batch
+from slipstream.models.load_settings import LoadSettings
+from slipstream.settings import WeightFormat
 from slipstream.training.eagle3 import chain_states
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
@@ -246,11 +248,14 @@ def lender(embedding: Any = None) -> HeadHost:
     return head_host(32, 3, V, torch.float32, torch.zeros(V, 32), "native", embedding)
 
 
+def format_of(quantize: str | None) -> WeightFormat | None:
+    return LoadSettings(quantize=quantize, role="draft").weight_format
+
+
 def runtime_for(head: EagleHead, host: HeadHost, quantize: str | None = None) -> EagleRuntime:
     """Created as a drafter creates it."""
-    return backend_for_head(head.config.decoder, host, quantize).eagle(
-        head, host, RunSettings(quantize=quantize, role="draft")
-    )
+    backend, settings = backend_for_head(head.config.decoder, host, quantize)
+    return backend.eagle(head, host, settings)
 
 
 @needs_numba
@@ -294,9 +299,9 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quant
     made = head(VARIANTS["3.1"], spread=0.4)
     texts = [Text(made, n, seed) for seed, n in enumerate((7, 31, 12))]
     batch, features = true_batch(texts, [0, 0, 0], [6, 30, 11])
-    one = NativeEagle(made, threads=1, quantize=quantize)
+    one = NativeEagle(made, 1, format_of(quantize))
     together = one.decode_steps(batch, features, 4)
-    three = NativeEagle(made, threads=3, quantize=quantize)
+    three = NativeEagle(made, 3, format_of(quantize))
     three._workspace.threads._small = False
     assert torch.equal(three.decode_steps(batch, features, 4).logits, together.logits)
     for b, text in enumerate(texts):
@@ -327,7 +332,7 @@ def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> Non
         (lender(), "int8", "native"),
         (replace(lender(), runtime=Runtime("torch", torch.float32)), None, "torch"),
     ):
-        assert backend_for_head(fine.config.decoder, host, quantize).name == name
+        assert backend_for_head(fine.config.decoder, host, quantize)[0].name == name
 
 
 @needs_numba
@@ -343,7 +348,7 @@ def test_a_head_in_int8_is_close_to_float32_and_smaller(made: EagleHead) -> None
     """The first row of the logits differs by rounding of weights and activations to 8 bits only."""
     text = Text(made, 9)
     batch, features = true_batch([text], [0], [8])
-    runtimes = [NativeEagle(made, quantize=quantize) for quantize in (None, "w8a8")]
+    runtimes = [NativeEagle(made, None, format_of(quantize)) for quantize in (None, "w8a8")]
     exact, near = (runtime.decode_steps(batch, features, 3)[1][0].clone() for runtime in runtimes)
     close(near, exact.double(), 0.1)
     assert not torch.equal(near, exact)
@@ -352,6 +357,6 @@ def test_a_head_in_int8_is_close_to_float32_and_smaller(made: EagleHead) -> None
 @needs_numba
 def test_weights_in_int8_need_a_quarter_of_the_memory() -> None:
     wide = head(variant(3, 64, decoder={"hidden_size": 64, "intermediate_size": 128}), spread=0.4)
-    sizes = [NativeEagle(wide, quantize=quantize).weight_bytes for quantize in (None, "w8a8", "w8a16")]
+    sizes = [NativeEagle(wide, None, format_of(quantize)).weight_bytes for quantize in (None, "w8a8", "w8a16")]
     assert sizes[1] < 0.32 * sizes[0]
     assert sizes[2] <= sizes[1]

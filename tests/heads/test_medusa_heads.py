@@ -19,6 +19,7 @@ from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.heads.recognition import recognise
+from slipstream.models.load_settings import LoadSettings
 from tests.heads.tiny_heads import head_host, tiny_heads
 
 KINDS = {
@@ -84,7 +85,8 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(
     from slipstream.backends.native.native_medusa import NativeMedusa
 
     rounded = heads.to(dtype).float()
-    one, several = (NativeMedusa(rounded, threads, quantize) for threads in (1, 3))
+    quantised = LoadSettings(quantize=quantize, role="draft").weight_format
+    one, several = (NativeMedusa(rounded, threads, quantised) for threads in (1, 3))
     several._workspace.threads._small = False
     hidden = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
     alone = torch.cat([one(hidden[i : i + 1]).clone() for i in range(40)])

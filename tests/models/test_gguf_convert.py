@@ -19,7 +19,7 @@ from slipstream.models.gguf_tokenizer import WHOLE, GgufTokenizer
 from slipstream.models.gguf_words import words_of
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 from tests.checkpoints import TEXTS, Tiny, clone, make_model
 
 pytest.importorskip("gguf")

@@ -22,7 +22,7 @@ from slipstream.models.config import FAMILIES
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.plan.support_matrix import KINDS, cell, matrix, page, quantisations
 from slipstream.settings import RULES
-from slipstream.targets.sources import as_target
+from slipstream.targets.describe import as_target
 from tests.checkpoints import random_llama
 from tests.heads.tiny_heads import config, head, tiny_heads
 from tests.targets.huggingface.architectures import VOCAB, random_model

@@ -10,16 +10,20 @@ import torch
 
 from slipstream import LLM
 from slipstream.errors import LoadError, ParameterError
+from slipstream.host.free_memory import available_bytes
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets import memory_plan
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.memory_plan import MemoryPlan, available_bytes, plan
+from slipstream.targets.describe import describe
+from slipstream.targets.memory_plan import MemoryPlan, plan
 from tests.checkpoints import Tiny
 
 CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
 
 
 def test_the_bytes_before_loading_are_those_after_loading(tiny: Tiny) -> None:
-    seen = plan(tiny.target, tiny.draft, CPU, CPU, 320)
+    settings = LoadSettings(**CPU)
+    seen = plan(describe(tiny.target, settings), 320, [describe(tiny.draft, settings.of_draft())])
     target, draft = (Decoder.load(folder, **CPU, kv_tokens=320) for folder in (tiny.target, tiny.draft))
     for model, bytes_ in ((target, seen.weights), (draft, seen.draft)):
         assert bytes_ == pytest.approx(model.executor.memory()["weights"], rel=0.05)
@@ -29,7 +33,7 @@ def test_the_bytes_before_loading_are_those_after_loading(tiny: Tiny) -> None:
 
 def test_quantised_weights_and_halved_caches_count_less(tiny: Tiny) -> None:
     def of(**load: Any) -> MemoryPlan:
-        return plan(tiny.target, None, {"executor": "native", "device": "cpu"} | load, {}, 64)
+        return plan(describe(tiny.target, LoadSettings(executor="native", device="cpu", **load)), 64)
 
     assert of().draft == 0
     assert of(kv_dtype="float16").per_token * 2 == of().per_token
@@ -47,7 +51,7 @@ def test_the_largest_cache_leaves_a_tenth_free(quantize: str | None) -> None:
 
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 2**20)
-    monkeypatch.setattr(Decoder, "load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(LoadError, match=r"a KV cache for 100000 tokens.*more than the 1.0 MB of memory that are free"):
         LLM(tiny.target, tiny.draft, **CPU, kv_tokens=100_000)
 

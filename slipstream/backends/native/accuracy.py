@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slipstream.settings import WEIGHT_FORMATS
+
 
 @dataclass(frozen=True)
 class Distance:
@@ -37,7 +39,7 @@ def distances() -> dict[str, Distance]:
     """`DISTANCES`, adjusted for this processor."""
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
-    changed = {} if has_byte_dots() else dict.fromkeys(("w8a16", "w8a8"), WITHOUT_BYTE_DOTS)
+    changed = {} if has_byte_dots() else dict.fromkeys(WEIGHT_FORMATS, WITHOUT_BYTE_DOTS)
     return {**DISTANCES, **changed}
 
 

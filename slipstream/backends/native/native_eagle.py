@@ -15,7 +15,6 @@ from slipstream.backends.native.packed_weights import (
     Layout,
     SharedEmbedding,
     activation_number,
-    check_quantize,
     narrowest,
     quantised_format,
 )  # fmt: skip
@@ -26,6 +25,7 @@ from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import target_ids
 from slipstream.models.executor import Batch, check_steps
+from slipstream.settings import WeightFormat
 
 
 class NativeEagle(NativePaged):
@@ -33,7 +33,7 @@ class NativeEagle(NativePaged):
 
     head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
     embedding  the target's, if it is in memory already; None: copy the head's.
-    threads, quantize: as in `NativeExecutor`."""
+    threads: as in `NativeExecutor`."""
 
     name = "native"
 
@@ -41,16 +41,15 @@ class NativeEagle(NativePaged):
         self,
         head: EagleHead,
         threads: int | None = None,
-        quantize: str | None = None,
+        quantised: WeightFormat | None = None,
         embedding: SharedEmbedding | None = None,
     ):
-        check_quantize(quantize)
         self.config, self.device = head.config, torch.device("cpu")
         self.ids = target_ids(head).cpu()
         with compile_lock():
             super().__init__(head.config.decoder, ahead=1)
             self._layout, self._shared = Layout(), embedding
-            self._head = _record(head, self.ids, quantize, embedding, self._layout)
+            self._head = _record(head, self.ids, quantised, embedding, self._layout)
             self._workspace = Workspace(Threads(threads, self._layout.nbytes))
             self._padded = int(self._head["own"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
@@ -101,7 +100,7 @@ class NativeEagle(NativePaged):
 
 
 def _record(
-    head: EagleHead, ids: Tensor, quantize: str | None, embedding: SharedEmbedding | None, layout: Layout
+    head: EagleHead, ids: Tensor, quantised: WeightFormat | None, embedding: SharedEmbedding | None, layout: Layout
 ) -> np.ndarray:
     """EAGLE [1]"""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
@@ -109,7 +108,7 @@ def _record(
     output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
     prefixes = ["midlayer."] if c.version == 3 else [f"layers.{i}." for i in range(d.layers)]
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
-    form = quantised_format(quantize) if quantize else narrowest([weights["fc.weight"], output, *linear])
+    form = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], output, *linear])
 
     def vector(name: str) -> int:
         return layout.named(weights, name)

@@ -14,7 +14,6 @@ from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.packed_weights import (
     Layout,
     SharedEmbedding,
-    check_quantize,
     check_supported,
     decoder_weights,
 )
@@ -26,8 +25,8 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.host.torch_threads import host_threads
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_slice, check_steps
+from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Weights
-from slipstream.settings import check_threads
 
 PACKED_ALONE = 1 << 28
 """Weights of fewer bytes are packed by one thread of torch. Between the many short operations of packing the others
@@ -39,14 +38,10 @@ KV_DTYPES = {None: np.float32, "float32": np.float32, "float16": np.float16}
 class NativeExecutor(NativePaged):
     """A decoder on the CPU; implements `executor.Executor`.
 
-    quantize   None: weights as stored in the checkpoint, arithmetic in `dtype`. "w8a16": int8 weights with one scale
-               per output channel; activations are rounded to 16 bits in these products. "w8a8": the same with
-               activations in 8 bits, one scale per 64 columns.
-    dtype      torch.float32, or torch.bfloat16: weights and activations are rounded to bfloat16, and their products
-               are added in float32.
-    threads    None: as many as can run at once (see `threads.available_threads`).
-    kv_dtype   None or "float32", or "float16", which halves the memory of the KV cache.
-    kv_blocks  maximum number of KV blocks for all sequences together (see `kv.blocks`); None: as many as memory holds.
+    settings   quantize None: weights as stored in the checkpoint, arithmetic in `dtype`. "w8a16": int8 weights with
+               one scale per output channel; activations are rounded to 16 bits in these products. "w8a8": the same
+               with activations in 8 bits, one scale per 64 columns. dtype: float32 or bfloat16, to which weights and
+               activations are rounded; their products are added in float32.
 
     Logits are batch-invariant: those of a row are bitwise identical for any batch, chain or tree. Kernels that are not
     compiled on this machine yet are compiled here, so that the first request does not wait for them.
@@ -57,33 +52,22 @@ class NativeExecutor(NativePaged):
     slices = True
     torch_threads = 1
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        weights: Weights,
-        quantize: str | None = None,
-        threads: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        kv_dtype: str | None = None,
-        kv_blocks: int | None = None,
-    ):
-        check_quantize(quantize)
-        check_threads(threads)
-        check_supported(config, quantize, dtype)
-        if kv_dtype not in KV_DTYPES:
-            raise ParameterError(f"kv_dtype is {kv_dtype!r}", fix="choose None, 'float32' or 'float16'")
-        if kv_dtype == "float16" and not converts_half():
+    def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
+        quantised, dtype = settings.weight_format, settings.dtype or torch.float32
+        check_supported(config, quantised, dtype)
+        if settings.kv_dtype == "float16" and not converts_half():
             raise ParameterError(
                 "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"
             )
         self.config, self.device = config, torch.device("cpu")
         with compile_lock(), host_threads(1 if weights.nbytes < PACKED_ALONE else None):
-            super().__init__(config, KV_DTYPES[kv_dtype], kv_blocks)
+            super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks)
             self._layout = Layout()
-            self._model = decoder_weights(config, weights, quantize, dtype, self._layout)
-            chosen = Threads(threads, self._layout.nbytes)
+            self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
+            chosen = Threads(settings.threads, self._layout.nbytes)
             self._workspace = Workspace(chosen)
-            self.runtime = Runtime("native", dtype, quantize, kv_dtype or "float32", chosen.most)
+            kv_dtype, quantize = settings.kv_dtype or "float32", None if quantised is None else quantised.name
+            self.runtime = Runtime("native", dtype, quantize, kv_dtype, chosen.most)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread

@@ -9,25 +9,25 @@ from torch import Tensor
 from slipstream.backends.native.kernels import medusa_pass
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.records import MATRIX, MEDUSA
-from slipstream.backends.native.packed_weights import Layout, check_quantize, narrowest, quantised_format
+from slipstream.backends.native.packed_weights import Layout, narrowest, quantised_format
 from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.errors import TargetError
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
+from slipstream.settings import WeightFormat
 
 
 class NativeMedusa:
-    """Computes the same as a `MedusaHeads`, whose weights are copied: the module is not needed afterwards. threads,
-    quantize: as in `NativeExecutor`."""
+    """Computes the same as a `MedusaHeads`, whose weights are copied: the module is not needed
+    afterwards. threads: as in `NativeExecutor`."""
 
     dtype = torch.float32
 
-    def __init__(self, heads: MedusaHeads, threads: int | None = None, quantize: str | None = None):
-        check_quantize(quantize)
+    def __init__(self, heads: MedusaHeads, threads: int | None = None, quantised: WeightFormat | None = None):
         self.config: MedusaConfig = heads.config
         self.token_map = heads.token_map
         with compile_lock():
             self._layout = Layout()
-            self._heads = _record(heads, quantize, self._layout)
+            self._heads = _record(heads, quantised, self._layout)
             self._workspace = Workspace(Threads(threads, self._layout.nbytes))
             self._padded = -(-self.config.width // 64) * 64
             self(torch.zeros(1, self.config.hidden_size))
@@ -45,11 +45,11 @@ class NativeMedusa:
         return torch.from_numpy(logits)[..., : c.width].transpose(0, 1)
 
 
-def _record(heads: MedusaHeads, quantize: str | None, layout: Layout) -> np.ndarray:
+def _record(heads: MedusaHeads, quantised: WeightFormat | None, layout: Layout) -> np.ndarray:
     """MEDUSA [1]"""
     out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
     blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
-    form = quantised_format(quantize) if quantize else narrowest([blocks, out.detach()])
+    form = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
     made = np.zeros(1, MEDUSA)
     made[0]["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
     later = np.zeros(len(blocks[1:].flatten(0, 1)), MATRIX)

@@ -14,13 +14,9 @@ from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.table import unsupported
-from slipstream.errors import ParameterError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import Weights
-
-QUANTISATIONS = ("w8a16", "w8a8")
-"""int8 weights with one scale per output channel; activations in 16 bits (one scale per row) or in 8 bits (one scale
-per GROUP columns of a row)."""
+from slipstream.settings import WeightFormat
 
 GROUP = 64
 """Number of columns of 8-bit activations that share a scale."""
@@ -37,16 +33,18 @@ INPUTS = {
 """Matrix of the kernels -> the linear layers that it joins."""
 
 
-def refusal(config: DecoderConfig, quantize: str | None = None, dtype: torch.dtype = torch.float32) -> str | None:
+def refusal(
+    config: DecoderConfig, quantised: WeightFormat | None = None, dtype: torch.dtype = torch.float32
+) -> str | None:
     """Why the native backend cannot run this decoder, or None if it can."""
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed"
     if config.head_dim % 16:
         return f"heads of {config.head_dim} values are not a multiple of 16"
     columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
-    if quantize and columns > MOST_COLUMNS:
+    if quantised and columns > MOST_COLUMNS:
         return f"{columns} columns of int8 products may overflow 32 bits; {MOST_COLUMNS} do not"
-    if quantize and dtype != torch.float32:
+    if quantised and dtype != torch.float32:
         return f"int8 products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
         from slipstream.backends.native.kernels.processor import has_bfloat16_dots
@@ -58,19 +56,11 @@ def refusal(config: DecoderConfig, quantize: str | None = None, dtype: torch.dty
     return None
 
 
-def check_supported(config: DecoderConfig, quantize: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+def check_supported(config: DecoderConfig, quantised: WeightFormat | None, dtype: torch.dtype) -> None:
     """Raise UnsupportedModelError if the native backend cannot run this decoder."""
-    found = refusal(config, quantize, dtype)
-    if found is not None:
-        raise unsupported("native", config, found)
-
-
-def check_quantize(quantize: str | None) -> None:
-    """Raise ParameterError for an unknown quantisation."""
-    if quantize not in (None, *QUANTISATIONS):
-        raise ParameterError(
-            f"quantize is {quantize!r}", fix="choose None, 'int8', " + " or ".join(map(repr, QUANTISATIONS))
-        )
+    why = refusal(config, quantised, dtype)
+    if why is not None:
+        raise unsupported("native", config, why)
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
@@ -93,13 +83,12 @@ def format_of(stored: torch.dtype) -> str:
     return "float16" if stored == torch.float16 and converts_half() else "float32"
 
 
-def quantised_format(quantize: str) -> str:
-    """The format of a quantisation. Without byte dot products both use pairs, with 15-bit activations."""
+def quantised_format(quantised: WeightFormat) -> str:
+    """The first of its kernels that this processor can run: those in steps of 4 need byte dot products."""
+    from slipstream.backends.native.kernels import formats
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
-    if not has_byte_dots():
-        return "int8_pairs"
-    return "int8_quads_twice" if quantize == "w8a16" else "int8_quads"
+    return next(name for name in quantised.kernels if formats.named(name).step < 4 or has_byte_dots())
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:
@@ -149,7 +138,7 @@ class Layout:
         from slipstream.backends.native.kernels.products import ALIGN
         from slipstream.backends.native.kernels.records import MATRIX
 
-        kind = next(f for f in formats.FORMATS if f.name == form)
+        kind = formats.named(form)
         outs, width = weight.shape
         unit = GROUP if kind.grouped else kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
@@ -179,7 +168,7 @@ class Layout:
         made["outs"], made["width"], made["columns"] = padded, width, columns
         made["group"] = unit if kind.grouped else columns
         made["out_bytes"] = columns * kind.bytes
-        made["row_bytes"] = _row_bytes(kind, columns, unit)
+        made["row_bytes"] = kind.row_bytes(columns, unit)
         return made[()]
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
@@ -202,22 +191,9 @@ class Layout:
         before = self.nbytes
         made["values"] = self.keep(_bits(weight, form))
         self.nbytes = before  # a pass reads only single rows
-        made["form"] = next(i for i, f in enumerate(formats.FORMATS) if f.name == form)
+        made["form"] = formats.FORMATS.index(formats.named(form))
         made["count"], made["width"] = weight.shape
         return made[()]
-
-
-def _row_bytes(kind: object, columns: int, unit: int) -> int:
-    """Bytes of a packed row (see `kernels.tiles._matrix_tile`)."""
-    from slipstream.backends.native.kernels import formats
-
-    if kind is formats.INT8_QUADS:
-        return columns + 8 * (columns // unit)
-    if kind is formats.INT8_QUADS_TWICE:
-        return 2 * columns + 12
-    if kind is formats.INT8_PAIRS:
-        return 2 * columns + 4
-    return 2 * columns if kind is formats.BFLOAT16_PAIRS else 4 * columns
 
 
 @dataclass(frozen=True)
@@ -248,7 +224,7 @@ def activation_number(name: str) -> int:
 
 
 def decoder_weights(
-    config: DecoderConfig, weights: Weights, quantize: str | None, dtype: torch.dtype, layout: Layout
+    config: DecoderConfig, weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype, layout: Layout
 ) -> np.ndarray:
     """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format."""
     from slipstream.backends.native.kernels.records import LAYER, MATRIX, MODEL
@@ -256,7 +232,7 @@ def decoder_weights(
     linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
     kinds = {weights.stored_dtype(name) for name in (*linear, weights.head)}
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
-    form = quantised_format(quantize) if quantize else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
+    form = quantised_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
 
     def vector(name: str) -> int:
         return layout.named(weights, name)
@@ -291,7 +267,7 @@ def decoder_weights(
     own["gated"], own["rotary"], own["eps"] = config.gated, config.position == "rope", config.norm_eps
     own["norm"], own["norm_bias"] = vector("norm.weight"), vector("norm.bias")
     own["head"] = joined([weights.head.removesuffix(".weight")])
-    tied = weights.head == "embed_tokens.weight" and not quantize
+    tied = weights.head == "embed_tokens.weight" and not quantised
     if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
         own["embed"] = panelled(own["head"], config.vocab_size)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.backends.table import RunSettings
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.core.target import HeadHost
@@ -15,6 +14,7 @@ from slipstream.heads.medusa_heads import MedusaHeads
 from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
 
 
@@ -24,7 +24,7 @@ class TorchBackend:
     name = "torch"
     load_dtype = None
 
-    def check(self, settings: RunSettings) -> None:
+    def check(self, settings: LoadSettings) -> None:
         if settings.kv_dtype is not None:
             raise ParameterError(
                 f"kv_dtype={settings.kv_dtype!r} was asked of the torch executor",
@@ -32,20 +32,20 @@ class TorchBackend:
                 fix="drop kv_dtype, or choose executor='native'",
             )
 
-    def refusal(self, config: DecoderConfig, settings: RunSettings) -> str | None:
+    def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None:
         return None
 
-    def executor(self, config: DecoderConfig, weights: Weights, settings: RunSettings) -> Executor:
+    def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
         self.check(settings)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        return TorchExecutor(config, weights, settings.device, settings.quantize, settings.kv_blocks)
+        return TorchExecutor(config, weights, settings)
 
-    def eagle(self, head: EagleHead, host: HeadHost, settings: RunSettings) -> EagleRuntime:
+    def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime:
         _refuse_quantize(settings.quantize)
         return TorchEagle(head)
 
-    def medusa(self, heads: MedusaHeads, settings: RunSettings) -> MedusaRuntime:
+    def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime:
         _refuse_quantize(settings.quantize)
         return heads
 

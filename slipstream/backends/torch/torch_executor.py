@@ -22,7 +22,8 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.host.torch_threads import all_threads
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_ids, check_settings
+from slipstream.models.executor import Batch, Output, check_ids
+from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Weights
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -40,9 +41,8 @@ _FOLD_ROWS = (
 class TorchExecutor(TorchPaged[TorchBlocks]):
     """Runs one decoder with PyTorch; implements `executor.Executor`.
 
-    quantize   None, or "int8": int8 weights in the linear layers, 8-bit activations with one scale per row (CPU,
-    float32). kv_blocks  maximum number of KV blocks for all sequences together (see `kv.blocks`); None: as many as
-    memory holds.
+    settings   quantize: None, or "int8": int8 weights in the linear layers, 8-bit activations with one scale per row
+               (CPU, float32).
     """
 
     slices = True
@@ -54,13 +54,17 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         self,
         config: DecoderConfig,
         weights: Weights,
-        device: torch.device | str = "cpu",
-        quantize: str | None = None,
-        kv_blocks: int | None = None,
+        settings: LoadSettings = DEFAULTS,
     ):
-        self.config, self.device, self.dtype = config, torch.device(device), weights.dtype
+        quantize = settings.quantize
+        self.config, self.device, self.dtype = config, torch.device(settings.device or "cpu"), weights.dtype
         self.runtime = Runtime("torch", self.dtype, quantize)
-        check_settings(quantize)
+        if quantize not in (None, "int8"):
+            raise ParameterError(
+                f"quantize is {quantize!r} for the torch executor",
+                why="it supports int8 weights with 8-bit activations only",
+                fix="choose None or 'int8', or executor='native'",
+            )
         if quantize and (self.device.type != "cpu" or self.dtype != torch.float32):
             raise ParameterError(
                 f"quantize='int8' was asked for on {self.device.type} in {self.dtype}",
@@ -69,7 +73,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             )
         with torch.inference_mode():
             self._load(weights, quantize)
-        super().__init__(TorchBlocks(config, self.dtype, self.device), kv_blocks, _SPREAD)
+        super().__init__(TorchBlocks(config, self.dtype, self.device), settings.kv_blocks, _SPREAD)
 
     def _load(self, weights: Weights, quantize: str | None) -> None:
         """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from slipstream.core.params import check_integer
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.host.cores import available_cores
+from slipstream.host.free_memory import available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_shape import ENDS, GgufShape, gguf_shape
 from slipstream.models.llamacpp_library import LlamaModel
-from slipstream.settings import KV_DTYPES, LLAMACPP, MOST_DRAFT_TOKENS, check_threads, one_of
+from slipstream.models.load_settings import LoadSettings
+from slipstream.models.weights import Progress
+from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
+from slipstream.targets.described import Described
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import LlamaContext
+from slipstream.targets.huggingface.kinds import GGUF, Kind
 
 _USUAL_REQUESTS, _USUAL_CELLS = 8, 16384
 """The KV cache has room for so many full contexts, or for so many tokens if that is less; at least for one context."""
@@ -28,71 +30,74 @@ _MOST_MEMORY = 0.25
 """Share of the free memory that a KV cache of unasked size may take."""
 
 
-def from_file(source: str | Path, settings: Mapping[str, Any]) -> GgufTarget:
-    """A target out of a GGUF file. settings: options of `Decoder.load`.
+@dataclass(frozen=True)
+class DescribedGguf(Described):
+    """A GGUF file."""
 
-    Raises CheckpointError for a damaged file, UnsupportedModelError for a model that llama.cpp refuses or that cannot
-    be rolled back, LoadError without llama-cpp-python, ParameterError for settings that a GGUF model does not have.
-    """
-    check_gguf_settings(settings)
-    shape = gguf_shape(read_header(source))
-    model = LlamaModel(source, progress=settings.get("progress"))
-    _check_rollback(model)
-    kv_dtype = gguf_kv_dtype(shape, settings.get("kv_dtype"))
-    threads = settings.get("threads") or available_cores()
-    context = LlamaContext(model, gguf_cells(shape, settings.get("kv_tokens"), kv_dtype), kv_dtype, threads)
-    if ENDS not in shape.header.metadata:
-        shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
-    quantize = None if shape.header.file_type == "F32" else shape.header.file_type
-    return GgufTarget(context, shape, Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path))
+    shape: GgufShape = field(kw_only=True)
 
-
-def gguf_kv_dtype(shape: GgufShape, asked: str | None) -> str:
-    """The dtype of the KV cache: as asked, else that of llama.cpp, but float32 for weights in float32."""
-    return asked or ("float32" if shape.header.file_type == "F32" else "float16")
-
-
-def gguf_cells(shape: GgufShape, kv_tokens: int | None, kv_dtype: str) -> int:
-    """Tokens for which the KV cache has room, all sequences together."""
-    if kv_tokens is not None:
-        return kv_tokens
-    from slipstream.targets.memory_plan import available_bytes
-
-    each = shape.context + MOST_DRAFT_TOKENS
-    wanted = max(each, min(_USUAL_REQUESTS * each, _USUAL_CELLS))
-    fits = _MOST_MEMORY * available_bytes(torch.device("cpu")) / kv_bytes(shape, kv_dtype)
-    return max(BLOCK, min(wanted, int(fits)))
-
-
-def kv_bytes(shape: GgufShape, kv_dtype: str) -> int:
-    """Bytes of a cell."""
-    return max(1, 2 * shape.kv_width * (4 if kv_dtype == "float32" else 2))
-
-
-def check_gguf_settings(settings: Mapping[str, Any]) -> None:
-    """Raise ParameterError for settings that a GGUF model does not have. A draft model takes what is for the target's
-    own code: executor, dtype and device."""
-    names = ("quantize",) if settings.get("role") == "draft" else ("quantize", "dtype", "executor")
-    given = {name: settings[name] for name in names if settings.get(name) not in (None, "auto", LLAMACPP)}
-    if given:
-        fix = "leave it out; `slipstream convert` quantises"
-        if settings.get("role") == "draft":
-            fix = "draft_quantize='none'; `slipstream convert` quantises"
-        raise ParameterError(
-            " and ".join(f"{name}={value!r}" for name, value in given.items()) + " was asked of a GGUF model",
-            why="llama.cpp runs it, with weights as the file has them",
-            fix=fix,
+    @staticmethod
+    def of(source: str | Path, settings: LoadSettings) -> DescribedGguf:
+        """Raises CheckpointError for a damaged file, ParameterError for settings that a GGUF model does not have. A
+        draft model takes what is for the target's own code: executor, dtype and device."""
+        draft = settings.role == "draft"
+        settings.refuse(
+            ("quantize",) if draft else ("quantize", "dtype", "executor"),
+            "asked of a GGUF model",
+            "llama.cpp runs it, with weights as the file has them",
+            ("draft_quantize='none'" if draft else "leave it out") + "; `slipstream convert` quantises",
         )
-    device = settings.get("device")
-    if device is not None and settings.get("role") != "draft" and str(device).partition(":")[0] != "cpu":
-        raise ParameterError(
-            f"device={str(device)!r} was asked of a GGUF model", why="it is run on the CPU", fix="leave it out"
-        )
-    check_threads(settings.get("threads"))
-    if settings.get("kv_dtype") is not None:
-        one_of("kv_dtype", settings["kv_dtype"], KV_DTYPES)
-    if settings.get("kv_tokens") is not None:
-        check_integer("kv_tokens", settings["kv_tokens"], BLOCK)
+        if settings.lora is not None:
+            raise ParameterError(
+                "lora was given with a GGUF file",
+                why="its weights are quantised",
+                fix="give the folder of the checkpoint that the file was made of",
+            )
+        device = settings.device
+        if device is not None and not draft and str(device).partition(":")[0] != "cpu":
+            raise ParameterError(
+                f"device={str(device)!r} was asked of a GGUF model", why="it is run on the CPU", fix="leave it out"
+            )
+        shape = gguf_shape(read_header(source))
+        plain = shape.header.file_type == "F32"
+        kv_dtype = settings.kv_dtype or ("float32" if plain else "float16")  # else that of llama.cpp
+        resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
+        return DescribedGguf(source, resolved, LLAMACPP, shape=shape)
+
+    @property
+    def kind(self) -> Kind:
+        return GGUF
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.shape.header.stored.values())
+
+    @property
+    def kv_bytes(self) -> int:
+        return max(1, 2 * self.shape.kv_width * (4 if self.settings.kv_dtype == "float32" else 2))
+
+    def usual_kv_tokens(self, requests: int = 0) -> int:
+        """Not more than is usual: the cache is filled with zeros when it is made."""
+        if self.settings.kv_tokens is not None:
+            return self.settings.kv_tokens
+        each = self.shape.context + MOST_DRAFT_TOKENS
+        wanted = max(each, min(_USUAL_REQUESTS * each, _USUAL_CELLS))
+        fits = _MOST_MEMORY * available_bytes(torch.device("cpu")) / self.kv_bytes
+        return max(BLOCK, min(wanted, int(fits)))
+
+    def load(self, progress: Progress | None = None) -> GgufTarget:
+        """Raises UnsupportedModelError for a model that llama.cpp refuses or that cannot be rolled back, LoadError
+        without llama-cpp-python."""
+        model, shape, kv_dtype = LlamaModel(self.source, progress=progress), self.shape, self.settings.kv_dtype
+        assert kv_dtype is not None
+        _check_rollback(model)
+        threads = self.settings.threads or available_cores()
+        context = LlamaContext(model, self.usual_kv_tokens(), kv_dtype, threads)
+        if ENDS not in shape.header.metadata:
+            shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
+        quantize = None if shape.header.file_type == "F32" else shape.header.file_type
+        runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
+        return GgufTarget(context, shape, runtime)
 
 
 def _check_rollback(model: LlamaModel) -> None:

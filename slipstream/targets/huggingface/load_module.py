@@ -2,79 +2,99 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipstream.backends.table import resolve_settings
+from slipstream.backends.table import resolve
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
-from slipstream.models.checkpoint import read_json, resolve, weight_files
+from slipstream.models.checkpoint import read_json, resolve as resolve_folder, weight_files
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
+from slipstream.models.weights import Progress
+from slipstream.settings import TRANSFORMERS
+from slipstream.targets.described import Described
 from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, ENCODER_DECODER, PACKED, Kind
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
 
-
-def from_path(source: str | Path, settings: Mapping[str, Any], trust_remote_code: bool, role: str) -> Target:
-    """A target out of a folder or hub id, in memory as `settings` say (dtype, device or device_map, threads).
-
-    trust_remote_code  run Python code of the checkpoint where transformers has none. role: "target" or "draft".
-
-    Raises the family of LoadError, and ParameterError for settings that transformers does not have.
-    """
-    _refuse(settings, ("quantize", "kv_dtype"))
-    resolved = resolve_settings(
-        "torch", settings["dtype"], settings["device"], None, settings["threads"], kv_tokens=settings["kv_tokens"]
-    )
-    if resolved.threads is not None:
-        torch.set_num_threads(resolved.threads)
-    folder = resolve(source)
-    config = read_json(folder / "config.json")
-    _check_code(config, source, trust_remote_code, role)
-    if settings["lora"] is not None and config.get("quantization_config"):
-        raise UnsupportedModelError(
-            f"lora was given with {str(source)!r}, which is quantised",
-            why="an adapter is merged into weights that are numbers",
-            fix="give the checkpoint that it was quantised from",
-        )
-    adapter = None if settings["lora"] is None else Adapter(settings["lora"])
-    weight_files(folder)  # names missing shards and pickles
-    local = Path(source).expanduser().is_dir() or not trust_remote_code  # the code of a hub id is not in `folder`
-    device_map = settings["device_map"]
-    module = _loaded(folder if local else source, resolved.dtype, trust_remote_code, device_map)
-    if device_map is None and ModuleParts(module).device != resolved.device:
-        module.to(resolved.device)
-    if adapter is not None:
-        _merge(adapter, module)
-    _check_weights(module, folder)
-    return of_module(module, folder, kv_blocks=resolved.kv_blocks)
+log = logging.getLogger("slipstream")
 
 
-def with_settings(module: torch.nn.Module, settings: Mapping[str, Any]) -> Target:
+@dataclass(frozen=True)
+class DescribedModule(Described):
+    """A checkpoint that transformers runs. What exactly it can do is known when it is tried (`trials`)."""
+
+    @staticmethod
+    def of(source: str | Path, settings: LoadSettings, refusals: tuple[str, ...] = ()) -> DescribedModule:
+        """Raises ParameterError for settings that transformers does not have."""
+        _refuse(settings)
+        resolved = resolve(replace(settings, executor="torch"))
+        return DescribedModule(source, resolved, TRANSFORMERS, refusals)
+
+    @property
+    def kind(self) -> Kind:
+        model_type = self.facts.config.model_type
+        return ARCHITECTURES.get(model_type, PACKED if self.facts.source_context is None else ENCODER_DECODER)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.facts.parameters * self.settings.dtype.itemsize
+
+    def load(self, progress: Progress | None = None) -> Target:
+        settings, source = self.settings, self.source
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        folder = resolve_folder(source)
+        config, trusted = read_json(folder / "config.json"), settings.trust_remote_code
+        _check_code(config, source, trusted, settings.role)
+        if settings.lora is not None and config.get("quantization_config"):
+            raise UnsupportedModelError(
+                f"lora was given with {str(source)!r}, which is quantised",
+                why="an adapter is merged into weights that are numbers",
+                fix="give the checkpoint that it was quantised from",
+            )
+        adapter = None if settings.lora is None else Adapter(settings.lora)
+        weight_files(folder)  # names missing shards and pickles
+        local = Path(source).expanduser().is_dir() or not trusted  # the code of a hub id is not in `folder`
+        module = _loaded(folder if local else source, settings.dtype, trusted, settings.device_map)
+        if settings.device_map is None and ModuleParts(module).device != settings.device:
+            module.to(settings.device)
+        if adapter is not None:
+            _merge(adapter, module)
+        _check_weights(module, folder)
+        target = of_module(module, folder, kv_blocks=settings.kv_blocks)
+        for why in self.refusals:
+            log.warning("%s: transformers runs it instead, slower", why)
+        return target
+
+
+def around(module: torch.nn.Module, settings: LoadSettings) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
-    _refuse(settings, ("quantize", "kv_dtype"))
-    dtype, own = settings["dtype"], next(p.dtype for p in module.parameters() if p.is_floating_point())
-    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    _refuse(settings)
+    own = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    wanted = getattr(torch, settings.dtype) if isinstance(settings.dtype, str) else settings.dtype
     if wanted not in (None, own):
         raise ParameterError(
             f"dtype is {str(wanted)!r}, the loaded model is in {str(own)!r}", fix=f"model.to({wanted})"
         )
-    if settings["threads"] is not None:
-        torch.set_num_threads(settings["threads"])
-    resolved = resolve_settings("torch", own, ModuleParts(module).device, kv_tokens=settings["kv_tokens"])
-    return of_module(module, kv_blocks=resolved.kv_blocks)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return of_module(module, kv_blocks=settings.kv_blocks)
 
 
-def _refuse(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    given = {name: settings[name] for name in names if settings[name] is not None}
-    if given:
-        raise ParameterError(
-            " and ".join(f"{name}={value!r}" for name, value in given.items()) + " was asked of transformers",
-            why="our own decoder does not run this model, and transformers has no such setting",
-            fix="leave it out, or load the model quantised by transformers and give it to LLM",
-        )
+def _refuse(settings: LoadSettings) -> None:
+    settings.refuse(
+        ("quantize", "kv_dtype"),
+        "asked of transformers",
+        "our own decoder does not run this model, and transformers has no such setting",
+        "leave it out, or load the model quantised by transformers and give it to LLM",
+    )
 
 
 def _check_code(config: Mapping[str, Any], source: str | Path, trust_remote_code: bool, role: str) -> None:

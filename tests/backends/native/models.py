@@ -15,6 +15,7 @@ from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.models.config import DecoderConfig, Experts
 from slipstream.models.executor import Batch
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
 
 VOCAB = 90
@@ -118,7 +119,7 @@ def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **ch
     dtype, options = FORMATS[form]
     made = config(**SHAPES[shape] | changes)
     with byte_dots(form != "int8 without dot products"):
-        found = NativeExecutor(made, weights(made, dtype), threads=threads, **options)  # type: ignore[arg-type]
+        found = NativeExecutor(made, weights(made, dtype), LoadSettings(threads=threads, **options))
     found._workspace.threads._small = False
     return found
 

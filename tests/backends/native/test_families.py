@@ -15,6 +15,7 @@ import torch
 from slipstream.backends.native.kernels import records
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.models.config import DecoderConfig, Experts
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import load_weights
 from tests.backends.native.models import chain, config, forest, ids, needs_bfloat16, tree, weights
 from tests.checkpoints import FAMILIES
@@ -28,7 +29,7 @@ TREE = [-1, 0, -1, 2]
 
 def load(folder: Path, threads: int = 1, **options: Any) -> NativeExecutor:
     found = DecoderConfig.load(folder)
-    return NativeExecutor(found, load_weights(folder, found), threads=threads, **options)
+    return NativeExecutor(found, load_weights(folder, found), LoadSettings(threads=threads, **options))
 
 
 def near(got: torch.Tensor, want: torch.Tensor, allowed: float = 1e-4) -> None:
@@ -108,7 +109,7 @@ def poisoned(model: NativeExecutor, expert: int) -> Iterator[None]:
 @pytest.mark.parametrize("per_token", [1, 2])
 def test_only_the_chosen_experts_are_read(dtype: torch.dtype, per_token: int) -> None:
     made = config(1, experts=Experts(6, per_token, 48, True, (True,)))
-    model = NativeExecutor(made, weights(made, dtype), threads=1)
+    model = NativeExecutor(made, weights(made, dtype), LoadSettings(threads=1))
     for token in range(3, 9):
         plain = model.forward(chain(0, 0, [token])).logits.clone()
         read = 0
@@ -124,7 +125,7 @@ def test_only_the_chosen_experts_are_read(dtype: torch.dtype, per_token: int) ->
 def test_experts_of_other_rows_do_no_harm() -> None:
     """If an expert is poisoned, the rows that did not choose it do not change."""
     made = config(1, experts=Experts(6, 1, 48, False, (True,)))
-    model, text = NativeExecutor(made, weights(made), threads=1), ids(24)
+    model, text = NativeExecutor(made, weights(made), LoadSettings(threads=1)), ids(24)
     rows = forest([(b, 0, [token], []) for b, token in enumerate(text)])
     plain, chosen = model.forward(rows).logits.clone(), 0
     for expert in range(6):

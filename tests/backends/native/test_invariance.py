@@ -14,6 +14,7 @@ import torch
 
 from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS
 from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import (
     EVERY_FORMAT,
     FORMATS,
@@ -156,7 +157,7 @@ def overflowing(shape: str, form: str) -> NativeExecutor:
     made = config(**SHAPES[shape])
     given: Any = Overflowing(weights(made, dtype), SPOILT, math.inf)
     with byte_dots(form != "int8 without dot products"):
-        return NativeExecutor(made, given, threads=1, **options)  # type: ignore[arg-type]
+        return NativeExecutor(made, given, LoadSettings(threads=1, **options))
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)

@@ -21,12 +21,14 @@ from slipstream.backends.native import native_executor, packed_weights as native
 from slipstream.backends.native.kernels import decoder_pass, processor
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
-from slipstream.backends.table import choose, resolve_settings
+from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling, best_steps_per_call
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.executor import Batch, Executor
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
+from slipstream.settings import WEIGHT_FORMATS
 from tests.backends.native.models import (
     EVERY_FORMAT,
     FORMATS,
@@ -155,7 +157,7 @@ def test_sizes_need_not_be_multiples_of_a_products_step(form: str, tied: bool) -
     reference = TorchExecutor(made, exact_weights(made, weights(made, dtype), "quantize" in options))
     want = reference.forward(chain(0, 0, text)).logits
     with byte_dots(form != "int8 without dot products"):
-        model = NativeExecutor(made, weights(made, dtype), threads=1, **options)  # type: ignore[arg-type]
+        model = NativeExecutor(made, weights(made, dtype), LoadSettings(threads=1, **options))
     near(model.forward(chain(0, 0, text)).logits, want, tolerance(form))
 
 
@@ -440,11 +442,11 @@ def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"quantize": "int4"}, {"quantize": "int8"}, {"threads": 0}, {"kv_dtype": "int8"}])
+@pytest.mark.parametrize("options", [{"quantize": "int4"}, {"threads": 0}, {"kv_dtype": "int8"}])
 def test_an_unsupported_setting_is_refused(options: dict[str, Any]) -> None:
     made = config()
     with pytest.raises(ParameterError):
-        NativeExecutor(made, weights(made), **options)
+        NativeExecutor(made, weights(made), LoadSettings(**options))
 
 
 def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
@@ -459,21 +461,25 @@ def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
 
 def chosen(config: Any, executor: str, dtype: Any, device: str, quantize: str | None = None) -> str:
     """Name of the backend that runs a decoder with these settings."""
-    return choose(config, executor, resolve_settings(executor, dtype, device, quantize)).name
+    settings = LoadSettings(executor=executor, dtype=dtype, device=device, quantize=quantize)
+    return choose(config, resolve(settings))[0].name
 
 
 def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     made = config()
     odd, wide = dataclasses.replace(made, head_dim=24), dataclasses.replace(made, intermediate_size=MOST_COLUMNS + 64)
-    assert refusal(made) is refusal(made, "w8a8") is refusal(wide) is None
+    assert refusal(made) is refusal(made, WEIGHT_FORMATS["w8a8"]) is refusal(wide) is None
     assert chosen(made, "auto", None, "cpu") == "native"
     assert chosen(made, "auto", None, "cpu", "int8") == "native"
     assert chosen(odd, "auto", None, "cpu") == "torch"
     assert chosen(wide, "auto", None, "cpu", "w8a8") == "torch"
     assert chosen(made, "auto", torch.float64, "cpu") == "torch"
-    for changed, quantize, says in ((odd, None, "heads of 24 values"), (wide, "w8a16", "may overflow 32 bits")):
+    for changed, quantised, says in (
+        (odd, None, "heads of 24 values"),
+        (wide, WEIGHT_FORMATS["w8a16"], "may overflow 32 bits"),
+    ):
         with pytest.raises(UnsupportedModelError, match=says):
-            check_supported(changed, quantize)
+            check_supported(changed, quantised, torch.float32)
     for device, dtype in (("cpu", torch.float64),):
         with pytest.raises(ParameterError, match="on the CPU, in float32 or bfloat16"):
             chosen(made, "native", dtype, device)
@@ -489,7 +495,7 @@ def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
         with pytest.raises(ParameterError, match="quantize='w8a8' and dtype='bfloat16' were asked for together"):
             chosen(config(), executor_name, "bfloat16", "cpu", "w8a8")
     with pytest.raises(UnsupportedModelError, match="added up in float32, not in bfloat16"):
-        NativeExecutor(config(), weights(config()), "w8a16", dtype=torch.bfloat16)
+        NativeExecutor(config(), weights(config()), LoadSettings(quantize="w8a16", dtype=torch.bfloat16))
 
 
 def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +503,7 @@ def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pyt
     made = config()
     assert chosen(made, "auto", "bfloat16", "cpu") == "torch"
     with pytest.raises(UnsupportedModelError, match="AVX-512 BF16"):
-        NativeExecutor(made, weights(made), dtype=torch.bfloat16)
+        NativeExecutor(made, weights(made), LoadSettings(dtype=torch.bfloat16))
 
 
 @needs_bfloat16
@@ -524,14 +530,14 @@ def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
     name = "layers.1.self_attn.o_proj.weight"
     wide = mixed[name].double()
     mixed._sources[name] = (name, lambda: wide, lambda t: t)  # type: ignore[index]
-    model = NativeExecutor(made, mixed, threads=1)
+    model = NativeExecutor(made, mixed, LoadSettings(threads=1))
     near(model.forward(chain(0, 0, ids(9))).logits, oracle(form="float16").forward(chain(90, 0, ids(9))).logits)
     assert model.memory()["weights"] > 1.8 * native(form="float16").memory()["weights"]
 
 
 def test_weights_of_a_pass_are_counted() -> None:
     made = config(vocab_size=128, hidden_size=128, heads=4, intermediate_size=192)  # no padding
-    model = NativeExecutor(made, weights(made, torch.float16), threads=1)
+    model = NativeExecutor(made, weights(made, torch.float16), LoadSettings(threads=1))
     assert 2 * matrix_values(made) <= model.memory()["weights"] <= 2.1 * matrix_values(made)
 
 

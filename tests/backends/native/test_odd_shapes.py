@@ -14,6 +14,7 @@ from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.models.config import Experts
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
 from tests.backends.native.models import EVERY_FORMAT, FORMATS, byte_dots, chain, config, forest, ids
 from tests.backends.native.rows_alone import check, random_tree
@@ -71,7 +72,7 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
         for name, size in of.shapes().items()
     }
     with byte_dots(form != "int8 without dot products"):
-        model = NativeExecutor(of, made_of(tensors, of, torch.float32), threads=3, **options)  # type: ignore[arg-type]
+        model = NativeExecutor(of, made_of(tensors, of, torch.float32), LoadSettings(threads=3, **options))
     model._workspace.threads._small = False
     members = []
     for _ in range(3):

@@ -10,12 +10,13 @@ import torch
 
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.backends.torch.torch_paged import TorchBlocks
+from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import chain, config, forest, ids, weights
 
 
 def executor(**options: int) -> TorchExecutor:
     made = config()
-    return TorchExecutor(made, weights(made), **options)
+    return TorchExecutor(made, weights(made), LoadSettings(**options))
 
 
 def test_sequences_that_grow_together_are_read_in_place_and_forks_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
-from slipstream.targets.gguf.load_gguf import from_file
 
 FAMILIES = ("llama", "llama-tied-mha", "llama-bias", "llama3.1", "codellama-linear", "qwen2", "qwen3", "gpt2")
 """Of `tests.checkpoints`, those that are converted."""
@@ -39,7 +39,7 @@ def gguf_target(gguf_file: File) -> Callable[[str], GgufTarget]:
 
     def get(family: str) -> GgufTarget:
         if family not in made:
-            made[family] = from_file(gguf_file(family), {"threads": 1, "kv_tokens": 1024})
+            made[family] = as_target(gguf_file(family), threads=1, kv_tokens=1024)
             made[family].ids.widen()  # tests take ids away from it
         return made[family]
 

@@ -23,9 +23,9 @@ from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamEr
 from slipstream.models import llamacpp_library
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header
+from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
-from slipstream.targets.gguf.load_gguf import from_file
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
 from tests.models.gguf_bytes import tiny_model
@@ -59,7 +59,7 @@ def llm(files: Tiny) -> LLM:
 
 @pytest.fixture(scope="module")
 def small(files: Tiny) -> GgufTarget:
-    return from_file(files.draft, {"threads": 1})
+    return as_target(files.draft, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +353,7 @@ def test_an_architecture_whose_state_cannot_be_rolled_back_is_named(
 ) -> None:
     monkeypatch.setattr(llamacpp_library.llama_cpp(), "llama_model_is_recurrent", lambda model: True)
     with pytest.raises(UnsupportedModelError, match="'llama' cannot be rolled back"):
-        from_file(files.target, {"threads": 1})
+        as_target(files.target, threads=1)
 
 
 def test_without_the_package_it_is_named(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_without_the_package_it_is_named(files: Tiny, monkeypatch: pytest.Monkey
     llamacpp_library.llama_cpp.cache_clear()
     try:
         with pytest.raises(LoadError, match=r"llama-cpp-python cannot be imported.*slipstream\[gguf\]"):
-            from_file(files.target, {"threads": 1})
+            as_target(files.target, threads=1)
     finally:
         monkeypatch.undo()
         llamacpp_library.llama_cpp.cache_clear()
@@ -374,7 +374,7 @@ def test_weights_of_less_precision_are_close(gguf_file: Callable[..., Path]) -> 
     prompt, errors = list(range(1, 40)), {}
     logits = {}
     for kind in ("f32", "f16", "q8_0", "q4_k_m"):
-        target = from_file(gguf_file("llama", kind), {"threads": 1})
+        target = as_target(gguf_file("llama", kind), threads=1)
         logits[kind] = target.run([Sequence(prompt)], Draft.empty(1)).logits.clone()
         runtime = target.capabilities.runtime
         assert runtime is not None

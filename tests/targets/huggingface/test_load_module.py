@@ -23,8 +23,8 @@ from slipstream.errors import CheckpointError, LoadError, PairError, ParameterEr
 from slipstream.models.facts import facts
 from slipstream.models.pair_check import require_pair
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.huggingface_target import of_module
-from slipstream.targets.sources import as_target
 from tests.checkpoints import make_tokenizer, random_llama
 from tests.targets.huggingface.architectures import PACKED, VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder

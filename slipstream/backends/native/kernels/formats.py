@@ -17,6 +17,7 @@ class Format:
     bytes    per weight
     passes   number of parts that an activation is split into
     grouped  whether activations have a scale per group of columns instead of one per row
+    row      bytes of a packed row of activations: per column, and per group or row (see `tiles._matrix_tile`)
     """
 
     name: str
@@ -24,10 +25,15 @@ class Format:
     bytes: int
     passes: int = 1
     grouped: bool = False
+    row: tuple[int, int] = (4, 0)
 
     @property
     def integer(self) -> bool:
         return self.bytes == 1
+
+    def row_bytes(self, columns: int, unit: int) -> int:
+        """Bytes of a packed row of activations. unit: columns of a group."""
+        return self.row[0] * columns + self.row[1] * (columns // unit if self.grouped else 1)
 
     def panels(self, rows: int) -> int:
         """Number of panels in a tile of `rows` rows such that its sums stay in registers; 0 if none fits."""
@@ -44,8 +50,13 @@ class Format:
 
 
 FLOAT32, FLOAT16, BFLOAT16 = Format("float32", 1, 4), Format("float16", 1, 2), Format("bfloat16", 1, 2)
-BFLOAT16_PAIRS = Format("bfloat16_pairs", 2, 2)
-INT8_PAIRS = Format("int8_pairs", 2, 1)
-INT8_QUADS = Format("int8_quads", 4, 1, grouped=True)
-INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 1, passes=2)
+BFLOAT16_PAIRS = Format("bfloat16_pairs", 2, 2, row=(2, 0))
+INT8_PAIRS = Format("int8_pairs", 2, 1, row=(2, 4))
+INT8_QUADS = Format("int8_quads", 4, 1, grouped=True, row=(1, 8))
+INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 1, passes=2, row=(2, 12))
 FORMATS = (FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE)
+
+
+def named(name: str) -> Format:
+    """The format of that name."""
+    return next(each for each in FORMATS if each.name == name)

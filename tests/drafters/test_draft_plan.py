@@ -11,7 +11,7 @@ from slipstream import LLM, zoo
 from slipstream.bench.configs import Choice
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
-from slipstream.drafters.choice import asked, checkpoints_of, embedded_role, method_of, names_of
+from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, method_of, names_of
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
@@ -202,11 +202,11 @@ class TestInPython:
 
 def test_every_checkpoint_to_be_read_is_known_in_advance() -> None:
     """Results record which files a draft model or head was read from."""
-    assert checkpoints_of("d", {}) == ["d"]
-    assert checkpoints_of("ngram", {"max_ngram": 2}) == []
-    assert checkpoints_of("eagle3", {"head": "h"}) == ["h"]
-    assert checkpoints_of(["suffix", "d", ("eagle3", {"head": "h"}), None, NoDrafter()], {}) == ["d", "h"]
-    assert checkpoints_of("hybrid", {"model": ToyTarget(V)}) == []
+    assert DraftPlan.of("d", {}).checkpoints == ["d"]
+    assert DraftPlan.of("ngram", {"max_ngram": 2}).checkpoints == []
+    assert DraftPlan.of("eagle3", {"head": "h"}).checkpoints == ["h"]
+    assert DraftPlan.of(["suffix", "d", ("eagle3", {"head": "h"}), None, NoDrafter()], {}).checkpoints == ["d", "h"]
+    assert DraftPlan.of("hybrid", {"model": ToyTarget(V)}).checkpoints == []
 
 
 def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_programs() -> None:

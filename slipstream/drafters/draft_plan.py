@@ -1,0 +1,410 @@
+"""`DraftPlan`: what a `draft` argument means, decided once and before anything is loaded.
+
+`asked` turns what a user writes on the command line (names of drafters, and a draft model or head) into what `LLM.use`
+takes. `DraftPlan.of` turns that into a plan, `DraftPlan.check` checks it without weights, `DrafterFactory` makes the
+drafter. Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, field, is_dataclass, replace
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
+from slipstream.errors import PairError, ParameterError
+from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.gguf_header import is_gguf
+from slipstream.models.load_settings import LoadSettings
+from slipstream.settings import SAME, one_of
+from slipstream.zoo import EMBEDDED, checkpoint_of
+
+if TYPE_CHECKING:
+    from slipstream.core.drafter import Drafter
+    from slipstream.core.target import Target
+    from slipstream.drafters.string_match import Writer
+    from slipstream.models.weights import Progress
+    from slipstream.targets.described import Described
+
+WITH_DRAFT, WITHOUT_DRAFT = "model", "ngram"
+"""Drafters in use on the command line where none is named: with a draft model, and without."""
+STACK = "hybrid"
+"""The drafter that several others are stacked in."""
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Names of drafters out of "suffix,eagle3". Raises ParameterError for a name that is not in the registry."""
+    names = tuple(text.split(","))
+    for name in names:
+        one_of("drafter", name, tuple(DRAFTERS))
+    return names
+
+
+def draft_of(draft: str | None, target: str) -> str | None:
+    """The draft model or head that was named, or the draft model that ships if the target is the embedded one."""
+    return draft or (EMBEDDED if target == EMBEDDED else None)
+
+
+def method_of(names: Seq[str], draft: str | None) -> str:
+    """Registry name of the drafter in use: several names are one stack. names, draft: as in `asked`."""
+    if len(names) > 1:
+        return STACK
+    return names[0] if names else (WITH_DRAFT if draft else WITHOUT_DRAFT)
+
+
+def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
+    """Drafter and options as `LLM.use` takes them, for what was written on the command line.
+
+    names  drafters of the registry; several are stacked in this order; none: what `method_of` says.
+    draft  folder, hub id or "embedded" of a draft model or head; each of the named drafters that reads one gets it.
+
+    Raises ParameterError if a draft model is needed and none is named.
+    """
+    members = [_one(name, draft) for name in names or (method_of(names, draft),)]
+    if len(members) == 1:
+        return members[0]
+    return [(drafter, options) if options else drafter for drafter, options in members], {}
+
+
+def _one(name: str, draft: str | None) -> tuple[str | None, dict[str, Any]]:
+    spec = DRAFTERS[name]
+    if name == "none":
+        return None, {}
+    if spec.needs is Needs.DRAFT_MODEL and draft is None:
+        raise _without_model(name)
+    if name == WITH_DRAFT:
+        return draft, {}  # a head is recognised when it is loaded
+    if draft is None or not spec.reads_draft:
+        return name, {}
+    if spec.needs is Needs.DRAFT_HEAD:
+        return name, {} if draft == EMBEDDED else {"head": draft}
+    return name, {"model": draft}
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A drafter before it is made.
+
+    name     in the registry.
+    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory.
+    members  of a stack, in their order.
+    drafter  an object that is used as it is.
+    bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    members: tuple[DraftPlan, ...] = ()
+    drafter: Drafter | None = None
+    bare: bool = False
+
+    @staticmethod
+    def of(draft: Any, options: Mapping[str, Any] | None = None) -> DraftPlan:
+        """The plan of what `LLM.use` takes. Nothing is read.
+
+        draft    None: plain decoding; a `Drafter`; a name in the registry; a folder or hub id of a draft model or head;
+                 "embedded": the draft model that ships; a loaded draft model; a pair (any of these, its options); or a
+                 list of these, stacked in this order.
+        options  of the drafter, or of the stack if there are several.
+
+        Raises ParameterError for options that nothing would read, and for incomplete drafters."""
+        options = options or {}
+        if draft is None or draft == "none":
+            _refuse_options(options, "without a drafter", "name a drafter, or leave the options out")
+            return DraftPlan("none")
+        if isinstance(draft, str) and draft in DRAFTERS:
+            return DraftPlan(draft, options)
+        if isinstance(draft, (str, Path)):
+            return DraftPlan(WITH_DRAFT, {**options, "model": draft}, bare=draft != EMBEDDED)
+        if isinstance(draft, tuple) and len(draft) == 2 and isinstance(draft[1], Mapping):
+            return DraftPlan.of(draft[0], {**draft[1], **options})
+        if isinstance(draft, (list, tuple)):
+            return DraftPlan(STACK, options, tuple(map(DraftPlan.of, draft)))
+        from slipstream.core.drafter import Drafter
+
+        if isinstance(draft, Drafter):
+            what = f"with a drafter of class {type(draft).__name__!r}"
+            _refuse_options(options, what, "give them when the drafter is made, or name the drafter instead")
+            return DraftPlan(draft.name, drafter=draft)
+        _refuse_incomplete(draft)
+        return DraftPlan(WITH_DRAFT, {**options, "model": draft})
+
+    @property
+    def each(self) -> Iterator[DraftPlan]:
+        """This plan and those of its members."""
+        yield self
+        for member in self.members:
+            yield from member.each
+
+    @property
+    def label(self) -> str:
+        """What was named, for messages."""
+        if self.members:
+            return "+".join(member.label for member in self.members)
+        return repr(str(self.options["model"]) if self.bare else self.name)
+
+    @property
+    def checkpoints(self) -> list[str | Path]:
+        """Draft models and heads that are read, as the user named them."""
+        named = [one.options.get(what) for one in self.each for what in ("model", "head")]
+        return [path for path in named if isinstance(path, (str, Path))]
+
+    @property
+    def loads_model(self) -> bool:
+        """Whether it loads a draft model; of those on the hub the small files are downloaded."""
+        return any(one.recognised(weights=False).options.get("model") is not None for one in self.each)
+
+    def recognised(self, weights: bool = True) -> DraftPlan:
+        """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
+        the hub are downloaded; without them not every head is recognised. Raises ParameterError for a name that is
+        nearly one of ours."""
+        if not self.bare:
+            return self
+        path = self.options["model"]
+        refuse_misspelt(path)
+        folder = path if weights or is_gguf(path) else _small_files(path, "draft")
+        from slipstream.heads.recognition import recognise
+
+        kind = None if folder is None else recognise(folder)
+        if kind is None:
+            return replace(self, bare=False)
+        return DraftPlan(
+            kind, {"head": path, **{name: value for name, value in self.options.items() if name != "model"}}
+        )
+
+    def check(self, target: str, draft_tokenizer: str = SAME) -> None:
+        """Raise ParameterError for options that the drafter does not have or that are out of range, and PairError for a
+        draft model of another vocabulary. Of models on the hub the small files are downloaded, not the weights."""
+        for member in self.members:
+            member.check(target, draft_tokenizer)
+        plan = self.recognised(weights=False)
+        model = plan.options.get("model")
+        if not self.bare or plan.name != WITH_DRAFT or _is_here(model):  # without weights not every head is recognised
+            plan.check_options()
+        if model is not None and draft_tokenizer == SAME:
+            check_vocabulary(target, model)
+
+    def check_options(self) -> None:
+        """Raise ParameterError unless the drafter of the registry has these options, and they are in range."""
+        if not self.options:
+            return
+        spec = DRAFTERS[self.name]
+        module, config = import_module(spec.path), options_of(self.name)
+        arguments = inspect.signature(getattr(module, spec.maker)).parameters  # not options: head, model, members, ...
+        given = {key: value for key, value in self.options.items() if key not in arguments}
+        if given.get("costs") == "measured":
+            del given["costs"]
+        if config is not None and given:
+            config(**given)
+
+    def described(self, settings: LoadSettings) -> tuple[list[Described], list[str | Path]]:
+        """The draft models that are loaded from files, with settings of a draft model, and the heads. Raises LoadError
+        and ParameterError as `describe` does."""
+        from slipstream.targets.describe import describe
+
+        models, heads = [], []
+        for one in self.each:
+            options = one.recognised().options
+            model, head = options.get("model"), options.get("head")
+            if isinstance(model, (str, Path)):
+                models.append(describe(model, settings))
+            if isinstance(head, (str, Path)):
+                heads.append(head)
+        return models, heads
+
+
+def options_of(name: str) -> Any:
+    """The configuration of a drafter: the dataclass named ...Config in its module, or None."""
+    module = import_module(DRAFTERS[name].path)
+    configs = [
+        each
+        for each in vars(module).values()
+        if is_dataclass(each) and isinstance(each, type) and each.__name__.endswith("Config")
+    ]
+    return next((each for each in configs if each.__module__ == module.__name__), next(iter(configs), None))
+
+
+def check_vocabulary(target: str, draft: Any) -> None:
+    """Raise PairError if the tokens of two checkpoints differ. Weights are not read."""
+    if target == draft == EMBEDDED or not isinstance(draft, (str, Path)):
+        return
+    from slipstream.models.pair_check import require_pair
+
+    if is_gguf(target) or is_gguf(draft):
+        return require_pair(checkpoint_of(target, "target"), checkpoint_of(draft, "draft"))
+    ours, theirs = _small_files(target, "target"), _small_files(draft, "draft")
+    if ours and theirs and (_is_here(draft) or _has_tokens(theirs)):
+        require_pair(ours, theirs)
+    return None
+
+
+def _has_tokens(folder: Path) -> bool:
+    """Whether it holds the small files of a model with a tokenizer. Heads have none, and some look like models until
+    their weights are read."""
+    from slipstream.models.config import FAMILIES
+
+    config = read_json(folder / "config.json")
+    return config.get("model_type") in FAMILIES and (folder / "tokenizer.json").is_file()
+
+
+def _is_here(name: Any) -> bool:
+    """Whether it is the name of a folder or file on this machine."""
+    return isinstance(name, (str, Path)) and Path(checkpoint_of(name, "draft")).expanduser().exists()
+
+
+def _small_files(name: str | Path, role: str) -> Path | None:
+    """Folder with the small files of a model; None if it has no config.json. Raises LoadError if the hub provides
+    none."""
+    folder = resolve(checkpoint_of(name, role), weights=False)
+    return folder if (folder / "config.json").is_file() else None
+
+
+def refuse_misspelt(name: str | Path) -> None:
+    """Raise ParameterError for a name that is nearly one of ours, before the hub is asked for it."""
+    draft = str(name)
+    if draft == EMBEDDED or "/" in draft or Path(draft).expanduser().exists():
+        return
+    near = get_close_matches(draft, [*DRAFTERS, EMBEDDED], n=1, cutoff=0.75)
+    if near:
+        raise ParameterError(
+            f"there is no drafter, folder or model {draft!r}", fix=f"did you mean {near[0]!r}? A folder: ./{draft}"
+        )
+
+
+def embedded_role(drafter: str) -> str:
+    """What "embedded" is for this drafter ("+" between members), as a role of `zoo.checkpoint_of`."""
+    heads = [name for name in drafter.split("+") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
+    return heads[0] if heads else "draft"
+
+
+@dataclass
+class DrafterFactory:
+    """Makes drafters for one target.
+
+    checkpoint  folder or hub id that the target was loaded from; None: a target in memory.
+    settings    of the target.
+    tokenizer   the target's; None if it has none.
+    progress    called with (bytes read, bytes in all) while a draft model is loaded.
+    loaded      how many draft models were loaded with the settings.
+    """
+
+    target: Target
+    checkpoint: str | Path | None
+    settings: LoadSettings
+    tokenizer: Any = None
+    progress: Progress | None = None
+    loaded: int = field(default=0, init=False)
+
+    def make(self, plan: DraftPlan) -> Drafter:
+        """Raises ParameterError for unknown options and for objects that are no draft, and the families of LoadError
+        and PairError."""
+        if plan.drafter is not None:
+            return plan.drafter
+        if plan.members:
+            return make_drafter(STACK, self.target, members=list(map(self.make, plan.members)), **plan.options)
+        plan = plan.recognised()
+        spec, options = DRAFTERS[plan.name], dict(plan.options)
+        if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
+            del options["head"]  # without one, the maker takes the head that ships for this target
+        if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS) and options.get("model") is not None:
+            options["model"] = self._model(options["model"])
+        elif spec.needs is Needs.DRAFT_MODEL:
+            raise _without_model(plan.name)
+        return make_drafter(plan.name, self.target, **options)
+
+    def _model(self, draft: Any) -> Target | Writer:
+        """The draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer` says what
+        becomes of it. Of a model in memory whose checkpoint is unknown, only the number of ids is compared."""
+        from slipstream.core.target import Target
+        from slipstream.drafters.string_match import Writer
+        from slipstream.models.pair_check import require_pair, require_widths
+        from slipstream.targets.describe import loaded
+
+        path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
+        if self.settings.draft_tokenizer != SAME and not self._same_tokens(path):
+            return self._with_own_tokenizer(draft, path)
+        if isinstance(draft, Writer):
+            return draft
+        ours, theirs = self.checkpoint or _source(self.target), path or _source(draft)
+        if ours is not None and theirs is not None:
+            require_pair(ours, theirs)
+        if isinstance(draft, Target):
+            model: Target = draft  # the settings are for the models that are loaded here
+        else:
+            self.loaded += 1
+            model = loaded(draft, self.settings.of_draft(), self.progress)
+        if ours is None or theirs is None:
+            require_widths(self.target.vocab_size, model.vocab_size)
+        return model
+
+    def _same_tokens(self, path: str | Path | None) -> bool:
+        """Whether the tokenizer of a draft model is known to be the target's."""
+        from slipstream.models.pair_check import check_pair
+
+        if path is None or self.checkpoint is None:
+            return False
+        report = check_pair(self.checkpoint, path)
+        return report.compared and report.fits
+
+    def _with_own_tokenizer(self, draft: Any, path: str | Path | None) -> Target | Writer:
+        from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
+        from slipstream.models.text import tokenizer_of
+        from slipstream.targets.describe import loaded
+
+        method = self.settings.draft_tokenizer
+        if self.target.capabilities.encoder is not None:
+            raise PairError(
+                f"draft_tokenizer={method!r} was asked of an encoder-decoder",
+                why="its draft model reads the ids of the source, which are the target's",
+                fix="use a draft model with the target's tokenizer",
+            )
+        theirs = None if path is None else tokenizer_of(path)
+        if self.tokenizer is None or theirs is None:  # before weights are read
+            vocabularies(self.tokenizer, theirs, (0, 0), method)
+        self.loaded += 1
+        model = loaded(path, self.settings.of_draft(), self.progress)
+        return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size, method)
+
+
+def _source(model: Any) -> Path | None:
+    """The checkpoint that a loaded target came from, if it is still there."""
+    from slipstream.core.target import Target
+
+    runtime = model.capabilities.runtime if isinstance(model, Target) else None
+    return runtime.source if runtime is not None and runtime.source is not None and runtime.source.exists() else None
+
+
+def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
+    """Raise ParameterError if there are options that nothing would read."""
+    if options:
+        raise ParameterError(
+            f"the drafter options {', '.join(map(repr, options))} were given {given}",
+            why="nothing would read them",
+            fix=fix,
+        )
+
+
+def _without_model(name: str) -> ParameterError:
+    return ParameterError(
+        f"drafter {name!r} was asked for without a draft model",
+        why="only the embedded target has a draft of its own",
+        fix=f"name a folder or hub id (draft=... in Python, --draft on the command line), or use {WITHOUT_DRAFT!r}",
+    )
+
+
+def _refuse_incomplete(draft: Any) -> None:
+    """Raise ParameterError for an object that proposes draft tokens but lacks other members of a drafter."""
+    from slipstream.core.drafter import Drafter
+
+    members = {*Drafter.__annotations__, *(name for name in vars(Drafter) if not name.startswith("_"))}
+    missing = sorted(name for name in members if not hasattr(draft, name))
+    if missing and "propose" not in missing:
+        raise ParameterError(
+            f"the drafter of class {type(draft).__name__!r} lacks {', '.join(missing)}",
+            why="a step uses every member of slipstream.core.drafter.Drafter",
+            fix="add what is missing; a drafter that does no more than draft has traits = DrafterTraits()",
+        )

@@ -1,0 +1,146 @@
+"""`describe`: how a model will be run, before its weights are read; and `as_target`, which also loads it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.backends.table import usable_device
+from slipstream.core.target import Target
+from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
+from slipstream.models.gguf_header import is_gguf
+from slipstream.models.load_settings import DEFAULTS, LoadSettings
+from slipstream.models.weights import Progress
+from slipstream.settings import AUTO, TRANSFORMERS
+from slipstream.targets.described import Described
+from slipstream.zoo import checkpoint_of
+
+log = logging.getLogger("slipstream")
+
+_WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
+"""What a device map may say instead of a device."""
+
+
+def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described:
+    """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
+
+    Our own decoder runs what it can, transformers the rest, llama.cpp GGUF files. Raises the family of LoadError, and
+    ParameterError for a setting that cannot be honoured."""
+    source = checkpoint_of(source, settings.role)
+    gguf = is_gguf(source)
+    settings.check_device_map(gguf)
+    if gguf:
+        from slipstream.targets.gguf.load_gguf import DescribedGguf
+
+        return DescribedGguf.of(source, settings)
+    if settings.device_map is not None:
+        _check_places(settings.device_map)
+        return _by_transformers(source, settings, "a device_map was given")
+    if settings.executor == TRANSFORMERS:
+        return _by_transformers(source, settings)
+    from slipstream.targets.decoder import DescribedDecoder
+
+    try:
+        return DescribedDecoder.of(source, settings)
+    except UnsupportedModelError as why:
+        if settings.executor != AUTO:
+            raise
+        return _by_transformers(source, settings, why.what)
+
+
+def _by_transformers(source: str | Path, settings: LoadSettings, *refusals: str) -> Described:
+    from slipstream.targets.huggingface.load_module import DescribedModule  # imports transformers, which takes long
+
+    return DescribedModule.of(source, settings, refusals)
+
+
+def as_target(model: Any, progress: Progress | None = None, **settings: Any) -> Target:
+    """A `Target` out of what `describe` takes, a loaded transformers model, or a `Target` itself. A warning says so
+    where transformers runs what our own decoder does not.
+
+    settings  fields of `LoadSettings`. progress: as in `Described.load`. Raises ParameterError for other objects, and
+              for settings that are given with a `Target`: it is loaded already, and would ignore them.
+    """
+    return loaded(model, LoadSettings.of(settings, "as_target"), progress)
+
+
+def loaded(model: Any, settings: LoadSettings, progress: Progress | None = None) -> Target:
+    """See `as_target`."""
+    if isinstance(model, Target):
+        settings.refuse(
+            tuple(settings.given),
+            "given with a loaded target",
+            "these settings take effect when a target is loaded; this one would ignore them",
+            "give the path of the checkpoint, or load the target with them: Decoder.load(path, ...)",
+        )
+        return model
+    if isinstance(model, (str, Path)):
+        return describe(model, settings).load(progress)
+    if not isinstance(model, torch.nn.Module):
+        raise ParameterError(
+            f"{model!r} is no model",
+            fix="give a folder, a hub id, a GGUF file, 'embedded', a loaded transformers model or a Target",
+        )
+    return _of_module(model, settings)
+
+
+def _check_places(device_map: Any) -> None:
+    """Raise ParameterError for a device that is not there; transformers would fail while it loads."""
+    for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
+        if isinstance(place, int) and torch.accelerator.is_available():
+            continue  # the number of an accelerator of any kind
+        if place not in _WORDS:
+            usable_device(f"cuda:{place}" if isinstance(place, int) else place, "device_map")
+
+
+def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
+    from slipstream.targets.decoder import Decoder
+    from slipstream.targets.huggingface.load_module import around
+
+    if settings.lora is not None:
+        raise ParameterError(
+            "lora was given with a loaded model",
+            why="its weights stay as they are",
+            fix="give its folder, or merge the adapter by peft (merge_and_unload)",
+        )
+    if settings.device_map is not None:
+        raise ParameterError(
+            "device_map was given with a loaded model",
+            why="its weights are where they are",
+            fix="load it with from_pretrained(..., device_map=...), or give its folder",
+        )
+    places = {str(weight.device) for weight in module.parameters()}
+    if len(places) > 1 or "meta" in places:  # "meta": offloaded, and read when it is used
+        if settings.device is not None:
+            raise ParameterError(
+                f"device is {str(settings.device)!r}, the loaded model is spread over several", fix="leave it out"
+            )
+        if settings.executor not in (AUTO, TRANSFORMERS):
+            raise ParameterError(
+                f"executor is {settings.executor!r}, the loaded model is spread over several devices",
+                why="our own decoder runs on one",
+                fix="leave it out: transformers runs it",
+            )
+        why = "the model is spread over several devices"
+    else:
+        here = next(module.parameters()).device
+        wanted = here if settings.device is None else torch.device(settings.device)
+        if wanted.type != here.type or wanted.index not in (None, here.index):
+            raise ParameterError(
+                f"device is {str(wanted)!r}, the loaded model is on {str(here)!r}", fix=f"model.to({str(wanted)!r})"
+            )
+        if settings.executor == TRANSFORMERS:
+            return around(module, settings)
+        try:
+            return Decoder.of_module(module, settings)
+        except LoadError as fault:  # another architecture, or modules that a tool has put into one of ours
+            if settings.executor != AUTO:
+                raise
+            why = fault.what
+    target = around(module, settings)
+    log.warning("%s: transformers runs it instead, slower", why)
+    return target
