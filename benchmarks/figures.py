@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from benchmarks.markdown import beside, bound
 from slipstream.bench.estimates import ratio
+from slipstream.core.common_beginning import common_beginning
 
 
 @dataclass(frozen=True)
@@ -95,3 +99,22 @@ def judge(
     found = ratio(series[figure.top], series[figure.bottom])
     verdict = "reached" if figure.reached(found.value) else "missed"
     return {**row, **vars(found), "verdict": verdict}
+
+
+def spread(samples: ArrayLike) -> dict[str, float]:
+    """Median and quartiles."""
+    q1, q2, q3 = np.percentile(np.asarray(samples, float), [25, 50, 75])
+    return {"median": float(q2), "q1": float(q1), "q3": float(q3)}
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
+    """Compares two lists of outputs, prompt by prompt.
+
+    identical: share of the prompts with equal outputs. divergences: for each other prompt, its index and the index of
+    the first token that differs (or the length of the shorter output).
+    """
+    divergences = []
+    for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a != b:
+            divergences.append({"prompt": prompt, "token": common_beginning(a, b)})
+    return {"identical": 1 - len(divergences) / len(ours), "divergences": divergences}

@@ -41,7 +41,8 @@ def rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)
 
 def table(made: Table) -> str:
     left = [i for i, column in enumerate(made.columns) if column.words]
-    return rows([column.heading for column in made.columns], made.texts(), left)
+    cells = [[text.replace("\n", ", ") for text in row] for row in made.texts()]  # a row of Markdown is a line
+    return rows([column.heading for column in made.columns], cells, left)
 
 
 FINEST = 4

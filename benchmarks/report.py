@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import FIGURES, Figure, judge
+from benchmarks.figures import FIGURES, Figure, agreement, judge, spread
 from benchmarks.markdown import document, noise, rows, versions
 from benchmarks.prompts import Prompts
 from benchmarks.session import Session
-from slipstream.bench.estimates import agreement, spread
 from slipstream.bench.tables import ends
 
 SCHEMA = 1

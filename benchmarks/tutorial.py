@@ -46,7 +46,6 @@ MEASURED: dict[str, Block] = {
     "lookups": blocks.lookups,
     "verify": blocks.verify,
     "bench": blocks.bench,
-    "doctor": blocks.doctor,
     "tune": blocks.tune,
     "gpt2": blocks.gpt2,
     "lengths": blocks.lengths,

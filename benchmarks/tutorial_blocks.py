@@ -87,7 +87,7 @@ def closed_form(kit: Kit) -> str:
 
 
 def pairs(kit: Kit) -> str:
-    from slipstream.cli.pairs import assumed, published, rate
+    from slipstream.cli.pair_tables import assumed, published, rate
     from slipstream.plan.hardware import find_hardware
     from slipstream.plan.known_pairs import PAIRS, outlook
 
@@ -100,14 +100,14 @@ def pairs(kit: Kit) -> str:
             f"{seen.costs.c:.2f}", f"{gain} ({rate(seen)})",
         ])  # fmt: skip
     heads = ["target + draft", "acceptance, published", "speed-up, published", "c on H100", "predicted"]
-    return block(fence("slipstream pairs"), rows(heads, body), assumed(place))
+    return block(fence("slipstream simulate --pairs"), rows(heads, body), assumed(place))
 
 
 def advice(kit: Kit) -> str:
     from slipstream.plan.advice import ADVICE
 
     body = [[one.situation, one.recommendation, one.why] for one in ADVICE]
-    return block(fence("slipstream pairs --advice"), rows(["situation", "do this", "because"], body, (0, 1, 2)))
+    return block(fence("slipstream simulate --advice"), rows(["situation", "do this", "because"], body, (0, 1, 2)))
 
 
 def drafters(kit: Kit) -> str:
@@ -122,7 +122,7 @@ def drafters(kit: Kit) -> str:
 
 
 def check_pair(kit: Kit) -> str:
-    command = "slipstream check-pair embedded embedded"
+    command = "slipstream info embedded embedded"
     return block(fence(f"{command} --measure"), fence(kit.run(f"{command} --measure"), "text"))
 
 
@@ -157,11 +157,6 @@ def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
 def verify(kit: Kit) -> str:
     size = "--prompts 1 -n 8 --samples 64" if kit.quick else "--prompts 4 -n 32 --samples 1000"
     return printed(kit, f"slipstream verify --drafter model -k 4 {size} --distribution-prompts 1")
-
-
-def doctor(kit: Kit) -> str:
-    size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 4 --rounds 3 --seconds 8"
-    return printed(kit, f"slipstream doctor --drafter model {size}")
 
 
 def tune(kit: Kit) -> str:
@@ -202,7 +197,7 @@ def lengths(kit: Kit) -> str:
     command = sweep_command(kit)
     result, made = kit.lab(command)
     drawn = [
-        kit.draw("lengths-acceptance", named(made, "sweep-acceptance")),
+        kit.draw("lengths-acceptance", named(made, "acceptance-by-axis")),
         kit.draw("lengths-speed", speeds(result.data["arms"], "draft_tokens", "draft length K")),
     ]
     return block(fence(command), made.lead, table(made.tables[0]), *drawn, warnings(result))
@@ -215,13 +210,13 @@ def three_lengths(kit: Kit) -> str:
     command, path = sweep_command(kit), kit.folder / "lengths.json"
     if not path.exists():
         kit.lab(command)
-    chosen = [arm for arm in read(path).data["arms"] if arm["values"].get("draft_tokens") in (2, 5, 10)]
+    chosen = [arm for arm in read(path).data["arms"] if not arm["plain"] and arm["draft_tokens"] in (2, 5, 10)]
     body = []
     for arm in chosen:
         f, expected = arm["overall"], arm["predicted"]
         gain = f["speedup"]
         body.append([
-            arm["values"]["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
+            arm["draft_tokens"], percent(f["acceptance_rate"]), f"{f['mean_acceptance_length']:.2f}",
             interval(gain), times(expected["speedup"]),
         ])  # fmt: skip
     heads = ["K", "acceptance rate", "tokens per step", "speed-up (95 % interval)", "predicted"]
@@ -231,17 +226,17 @@ def three_lengths(kit: Kit) -> str:
 def sweep_command(kit: Kit) -> str:
     lengths = "2,5,10" if kit.quick else "2:8,10"
     size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 12"
-    return f"slipstream sweep code --draft-tokens {lengths} {size} --out lengths.json"
+    return f"slipstream bench code --drafter model -k {lengths} {size} --out lengths.json"
 
 
 def speeds(arms: list[dict[str, Any]], axis: str, title: str) -> Plot:
     """Tokens per second over an axis, measured and predicted, with plain decoding."""
     fast, plain = [arm for arm in arms if not arm["plain"]], [arm for arm in arms if arm["plain"]]
-    lines = [("measured", [a["values"][axis] for a in fast], [_rate(a) for a in fast])]
+    lines = [("measured", [a[axis] for a in fast], [_rate(a) for a in fast])]
     known = [a for a in fast if a.get("predicted")]
     if known:
         expected = [a["predicted"]["tokens_per_second"] for a in known]
-        lines.append(("predicted", [a["values"][axis] for a in known], expected))
+        lines.append(("predicted", [a[axis] for a in known], expected))
     level = [_rate(a) for a in plain] if len(plain) == len(fast) else [_rate(plain[0])] * len(fast)
     lines.append(("plain decoding", lines[0][1], level))
 
@@ -340,7 +335,7 @@ def batches(kit: Kit) -> str:
     size = "--batch 1,4 --prompts 4 -n 12 --rounds 1"
     if not kit.quick:
         size = "--batch 1,2,4,8 --prompts 8 -n 32 --rounds 3 --seconds 8"
-    command = f"slipstream sweep code --drafter model -k 4 {size} --out batches.json"
+    command = f"slipstream bench code --drafter model -k 4 {size} --out batches.json"
     result, made = kit.lab(command)
     plot = speeds(result.data["arms"], "batch", "batch size")
     return block(fence(command), made.lead, table(made.tables[0]), kit.draw("batches", plot), warnings(result))

@@ -66,7 +66,7 @@ def test_a_command_is_accepted_up_to_loading(
     except LoadedError:
         return
     assert not code
-    assert words[0] in {"pairs", "drafters", "simulate"}
+    assert words[0] in {"drafters", "simulate"}
     assert capsys.readouterr().out.strip()
 
 
@@ -106,8 +106,8 @@ SAME = (
     r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
     r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
 )
-"""Lines of what is printed, or parts of them, that hold no time: of the commands, `check-pair`, `doctor` and `tune`."""
-REPEATED = ("check-pair", "lookups", "bench", "doctor", "tune", "lengths")
+"""Lines of what is printed, or parts of them, that hold no time: of the commands, `info` and `tune`."""
+REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
 """Blocks of which everything but times is measured again here: draft lengths, acceptance, texts, what is compared."""
 
 

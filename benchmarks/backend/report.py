@@ -20,8 +20,9 @@ from benchmarks.backend.lineup import (
     first_use_label,
     pass_label,
 )
+from benchmarks.figures import spread
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from slipstream.bench.estimates import ratio, spread
+from slipstream.bench.estimates import ratio
 from slipstream.bench.tables import ends
 
 SCHEMA = 1

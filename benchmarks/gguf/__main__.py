@@ -22,13 +22,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.backend.models import MODELS, checkpoint
+from benchmarks.figures import spread
 from benchmarks.gguf.lineup import KINDS, LENGTHS, Side, bars, sides
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from benchmarks.prompts import SETS, Prompt, load, shortened
 from benchmarks.protocol import ROOT, THREADS, Worker, fingerprint
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio, spread
+from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends
 from slipstream.models.gguf_convert import convert_to_gguf

@@ -22,12 +22,13 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+from benchmarks.figures import spread
 from benchmarks.markdown import rows
 from benchmarks.prompts import SETS, Prompt, load
 from benchmarks.protocol import THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio, spread
+from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends, interval, percent
 from slipstream.core.params import SamplingParams

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.figures import spread
 from benchmarks.markdown import beside
 from benchmarks.peers.lineup import BASE, CLASSES, MODES, SYSTEMS, Match, matches
 from benchmarks.prompts import SETS, Prompts
 from benchmarks.report import agreements, contender, noise, origin
 from benchmarks.session import Session
 from slipstream.bench import loops
-from slipstream.bench.estimates import mean, ratio, spread, unsure
+from slipstream.bench.estimates import mean, ratio, unsure
 from slipstream.bench.plots import Plot, intervals
 from slipstream.bench.tables import ends
 

@@ -5,12 +5,15 @@ Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.bench import loops
+from slipstream.bench.axes import costs_of, horizontal, predictions, varied
 from slipstream.bench.contender import Contender
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race
@@ -22,12 +25,15 @@ from slipstream.core.params import SamplingParams, Strict, check_integer, check_
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
+from slipstream.theory.cost_curve import CostCurve
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 QUIET = 0.1
 """If other processes use a larger share of the machine's time than this, the report warns."""
+MOST_ARMS = 100
+"""Most arms of one run, plain decoding included."""
 LOOPS = 0.1
 """If a larger share of the output tokens lies in loops, the report warns."""
 
@@ -71,25 +77,28 @@ class BenchConfig(Strict):
         return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
-def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]:
-    """For each temperature and batch size: plain decoding, then every contender."""
-    ready = [replace(c, **dict(zip(("drafter", "options"), made(llm, c), strict=True))) for c in contenders]
+def arms(
+    llm: LLM, contenders: Seq[Contender], config: BenchConfig, engines: Mapping[str, LLM] | None = None
+) -> list[Arm]:
+    """For each engine, temperature and batch size: plain decoding, then every contender. A drafter with weights is
+    loaded once for each engine."""
     out: list[Arm] = []
-    for temperature in config.temperatures:
-        for batch in config.batches:
+    for dtype, engine in (engines or {"": llm}).items():
+        loaded: dict[str, tuple[Any, dict[str, Any]]] = {}
+        for c in contenders:
+            if (key := repr((str(c.drafter), c.options))) not in loaded:
+                loaded[key] = load_weights_once(engine, c.drafter, c.options)
+        shown = {"dtype": dtype} if engines else {}
+        for temperature, batch in product(config.temperatures, config.batches):
             common: dict[str, Any] = {"params": config.params(temperature), "batch": batch}
-            plain = Arm("plain", llm, **common)
+            plain = Arm("plain", engine, values=shown, **common)
             out.append(plain)
-            for c in ready:
-                lengths = DraftLengths(c.draft_tokens) if c.adaptive else None
-                out.append(
-                    Arm(c.label, llm, c.drafter, c.draft_tokens, c.options, lengths=lengths, against=plain, **common)
-                )
+            for c in contenders:
+                drafter, options = loaded[repr((str(c.drafter), c.options))]
+                lengths, values = DraftLengths(c.draft_tokens) if c.adaptive else None, c.values | shown
+                common |= {"lengths": lengths, "against": plain, "values": values}
+                out.append(Arm(c.label, engine, drafter, c.draft_tokens, options, **common))
     return out
-
-
-def made(llm: LLM, contender: Contender) -> tuple[Any, dict[str, Any]]:
-    return load_weights_once(llm, contender.drafter, contender.options)
 
 
 def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
@@ -97,27 +106,32 @@ def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
     return drafts((c.drafter, c.options) for c in contenders)
 
 
-def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
+def steps(
+    llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig,
+    engines: Mapping[str, LLM] | None = None,
+) -> int:  # fmt: skip
     """How often `bench` calls `advance`."""
     plain = [
         Arm("", llm, params=config.params(t), batch=b)
-        for t in config.temperatures
-        for b in config.batches
-        for _ in range(len(contenders) + 1)
+        for t, b in product(config.temperatures, config.batches)
+        for _ in range((len(contenders) + 1) * len(engines or [llm]))
     ]
     return len(config.contexts) * passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
 
 
-def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
-    """A run for each arm at each context length. Drafters with weights are loaded once."""
+def lines(
+    llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig,
+    engines: Mapping[str, LLM] | None = None,
+) -> list[Run]:  # fmt: skip
+    """A run for each arm at each context length."""
     found: list[Run] = []
-    made = arms(llm, contenders, config)
+    every = arms(llm, contenders, config, engines)
     for context in config.contexts:
         ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
-        own: dict[int, Arm] = {}
-        for arm in made:  # arms of another context are compared with plain decoding in that context
-            own[id(arm)] = replace(arm, against=None if arm.against is None else own[id(arm.against)])
-        runs = line_up(list(own.values()), ids, prompts.categories)
+        here: dict[int, Arm] = {}
+        for arm in every:  # arms of another context are compared with plain decoding in that context
+            here[id(arm)] = replace(arm, against=None if arm.against is None else here[id(arm.against)])
+        runs = line_up(list(here.values()), ids, prompts.categories)
         for run in runs:
             run.context = context
         found += runs
@@ -131,22 +145,41 @@ def bench(
     config: BenchConfig,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
+    engines: Mapping[str, LLM] | None = None,
 ) -> Result:
     """Measures the contenders and writes the result to `out` after every pass. An interruption leaves the measurements
-    so far in the file, with `complete` false, and in the attribute `result` of the raised exception."""
+    so far in the file, with `complete` false, and in the attribute `result` of the raised exception.
+
+    engines  dtype -> engine, to measure all with each; `llm` is one of them. None: only `llm`.
+    Raises ParameterError for more than `MOST_ARMS` arms.
+    """
+    conditions = {"temperature": config.temperatures, "batch": config.batches, "context": config.contexts}
+    axes = varied(contenders, conditions | {"dtype": list(engines or ())})
+    count = (len(contenders) + 1) * prod(map(len, conditions.values())) * len(engines or [llm])
+    if count > MOST_ARMS:
+        raise ParameterError(
+            f"{count} settings were requested, at most {MOST_ARMS} are measured in one run",
+            fix="give fewer values, or a step as in 2:16:2",
+        )
+    x = horizontal(axes)
     source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
-    result = Result("bench", _settings(contenders, config), source)
+    result = Result("bench", {**_settings(contenders, config), "axes": axes, "x": x}, source)
     runs: list[Run] = []
+    curves: dict[int, CostCurve] = {}
     neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()
         result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
         ready = [run for run in runs if run.measured]
-        return {"prompts": prompts.as_dict(), "arms": [arm_data(run, prompts, ready) for run in ready]}
+        expected = predictions(ready, curves)
+        data = [arm_data(run, prompts, ready) | {"predicted": e} for run, e in zip(ready, expected, strict=True)]
+        return {"prompts": prompts.as_dict(), "arms": data}
 
     with kept(result), recording(result, out, collect) as save:
-        runs += lines(llm, contenders, prompts, config)
+        runs += lines(llm, contenders, prompts, config, engines)
+        for engine in (engines or {"": llm}).values() if x and not all(c.adaptive for c in contenders) else ():
+            curves[id(engine)] = costs_of(engine, runs)
         race(runs, config.rounds, advance, config.seconds, save, config.seed)
     return result
 
@@ -164,6 +197,7 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "temperature": run.arm.params.temperature,
         "batch": run.arm.batch,
         "context": run.context,
+        "values": run.arm.values,
         "against": None if run.plain is None else runs.index(run.plain),
         "rounds": run.rounds,
         "lossless": run.lossless,
@@ -253,7 +287,8 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     found += loop_warnings(runs)
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
-        where = where if run.context is None else f"{where[:-1]}, context {run.context})"
+        for name, value in {"context": run.context, "dtype": run.arm.values.get("dtype")}.items():
+            where = where if value is None else f"{where[:-1]}, {name} {value})"
         stats = run.stats() if run.measured else None
         if not run.lossless and run.plain is not None:
             found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")

@@ -40,7 +40,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from slipstream.bench.tables import remark
-from slipstream.core.common_beginning import common_beginning
 
 FEWEST_PASSES = FEWEST_PROMPTS = 3
 """Fewer have no interval: with two, Student's t makes it so wide that it says nothing."""
@@ -75,12 +74,6 @@ def unsure(e: Mapping[str, Any]) -> str:
     if e["low"] is None:
         return f" {remark(REASONS[e['note']])}"
     return " Not statistically significant: the 95% interval includes 1." if e["low"] <= 1 <= e["high"] else ""
-
-
-def spread(samples: ArrayLike) -> dict[str, float]:
-    """Median and quartiles."""
-    q1, q2, q3 = np.percentile(np.asarray(samples, float), [25, 50, 75])
-    return {"median": float(q2), "q1": float(q1), "q3": float(q3)}
 
 
 def ratio(top: ArrayLike, bottom: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
@@ -127,16 +120,3 @@ def t_quantile(p: float, freedom: float) -> float:
     density = np.cos(angles) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(freedom) * math.tan(float(np.interp((2 * p - 1) * area[-1], area, angles)))
-
-
-def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
-    """Compares two lists of outputs, prompt by prompt.
-
-    identical: share of the prompts with equal outputs. divergences: for each other prompt, its index and the index of
-    the first token that differs (or the length of the shorter output).
-    """
-    divergences = []
-    for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if a != b:
-            divergences.append({"prompt": prompt, "token": common_beginning(a, b)})
-    return {"identical": 1 - len(divergences) / len(ours), "divergences": divergences}

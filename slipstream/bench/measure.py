@@ -46,6 +46,7 @@ class Arm:
     batch         prompts that are decoded at once.
     lengths       chooses the draft lengths, up to `draft_tokens`, and learns from pass to pass; None: they are fixed.
     against       the arm of plain decoding under the same conditions; None for plain decoding itself.
+    values        what distinguishes it, for reports: see `Contender`; "dtype", if several are measured.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Arm:
     batch: int = 1
     lengths: DraftLengths | None = None
     against: Arm | None = None
+    values: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self) -> Any:
         """The drafter for one pass."""

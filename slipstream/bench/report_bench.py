@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
 from slipstream.bench.plots import Plot
+from slipstream.bench.report_axes import axis_plots
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, words
 
 PHASES = ("draft", "target", "verify", "host", "outside")
 SHOWN_POSITIONS = 8
 VERDICTS = {"plain": "", "sampled": "sampled", "identical": "identical", "near-tie": "identical*", "BUG": Alarm("BUG")}
+PREDICTED = (
+    " predicted: by the closed forms, from acceptance by position at the longest draft and the target's cost curve."
+)
 WHO = (words("method"), words("setting"))
 
 
@@ -23,10 +26,12 @@ def section(result: Result) -> Section:
     if not arms:
         return made
     fast = [arm for arm in arms if not arm["plain"]]
+    axis = result.settings.get("x")  # results of earlier versions have none
     conditions = list(dict.fromkeys(condition(arm) for arm in arms))
     names = list(dict.fromkeys(name(arm) for arm in fast))
     made.tables.append(speeds(arms))
     if fast:
+        made.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
         made.plots.append(speedups(fast, conditions, names))
         made.tables += [*by_text(fast), *by_condition(fast), *distances(fast)]
         if len(arms[0]["categories"]) > 1:
@@ -43,21 +48,24 @@ def section(result: Result) -> Section:
 
 
 def lead(arms: list[dict[str, Any]]) -> str:
-    return fastest(arms, lambda arm: f"{name(arm)} ({condition(arm)})", "drafter")
-
-
-def fastest(arms: list[dict[str, Any]], named: Callable[[dict[str, Any]], str], noun: str) -> str:
-    """The finding: the fastest arm that drafted, and whether it is shown to differ from plain decoding."""
+    """The fastest arm that drafted, whether it is shown to differ from plain decoding, and how far predictions are
+    off."""
     fast = [arm for arm in arms if not arm["plain"]]
     if not fast:
         return "Nothing was measured before the run ended."
     drafting = [arm for arm in fast if arm["overall"]["stats"]["proposed"]]
     best = max(drafting or fast, key=lambda arm: arm["overall"]["speedup"]["value"])
     gain = best["overall"]["speedup"]
-    who = f"{named(best)}, {interval(gain)}"
+    who = f"{name(best)} ({condition(best)}), {interval(gain)}"
     if gain["value"] < 1:
-        return f"No {noun} is faster than plain decoding. The least slow one: {who}.{unsure(gain)}"
-    return f"Fastest: {who} over plain decoding.{unsure(gain)}"
+        text = f"No drafter is faster than plain decoding. The least slow one: {who}.{unsure(gain)}"
+    else:
+        text = f"Fastest: {who} over plain decoding.{unsure(gain)}"
+    known = [arm for arm in fast if arm.get("predicted")]
+    if known:
+        off = [abs(arm["predicted"]["speedup"] / arm["overall"]["speedup"]["value"] - 1) for arm in known]
+        text += f" The predictions are off by {percent(sum(off) / len(off))} on average, {percent(max(off))} at most."
+    return text
 
 
 def name(arm: dict[str, Any]) -> str:
@@ -66,8 +74,9 @@ def name(arm: dict[str, Any]) -> str:
 
 def condition(arm: dict[str, Any]) -> str:
     sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
-    batch = f", batch {arm['batch']}" if arm["batch"] > 1 else ""
-    return sampling + batch + (f", context {arm['context']}" if arm.get("context") else "")
+    more = {"batch": arm["batch"] if arm["batch"] > 1 else None, "context": arm.get("context")}
+    more |= {"dtype": arm.get("values", {}).get("dtype")}
+    return ", ".join([sampling, *(f"{name} {value}" for name, value in more.items() if value)])
 
 
 def setting(arm: dict[str, Any]) -> str:
@@ -92,12 +101,16 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
         gain = "1" if arm["plain"] else f["speedup"]
         speed, text = f["tokens_per_second"]["value"], VERDICTS[arm["texts"]]
         rows.append([name(arm), setting(arm), gain, speed, f["acceptance_rate"], f["mean_acceptance_length"], text])
+    if predicted := [arm.get("predicted") for arm in arms] if any(arm.get("predicted") for arm in arms) else []:
+        columns.insert(3, Column("predicted", "x"))
+        for row, expected in zip(rows, predicted, strict=True):
+            row.insert(3, expected and expected["speedup"])
     return Table(
         "Speed and acceptance", columns, rows,
         f"{min(arm['rounds'] for arm in arms)} interleaved passes over the prompts. Speed-up: time per token of plain "
         "decoding over that of the method, per prompt in the same pass, prefill included. accept: accepted draft "
         "tokens over verified ones. tau: tokens per step, the bonus token included. identical*: identical except for "
-        "near-ties, which rounding decides.",
+        "near-ties, which rounding decides." + PREDICTED * bool(predicted),
     )  # fmt: skip
 
 
@@ -232,23 +245,9 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
 
 
 def positions(fast: list[dict[str, Any]], conditions: list[str]) -> Plot:
-    groups = []
-    for arm in fast:
-        rates = arm["overall"]["position_rates"]
-        label = name(arm) + (f", {condition(arm)}" if len(conditions) > 1 else "")
-        groups.append((label, list(range(1, len(rates) + 1)), rates))
-    return Plot(
-        "acceptance-by-position", "Acceptance by position",
-        "Share of the steps with a draft token at that position that accepted it.",
-        "; ".join(f"{label}: {', '.join(percent(y) for y in ys)}" for label, _, ys in groups),
-        lambda axes, narrow: _whole(axes, groups, narrow),
-    )  # fmt: skip
-
-
-def _whole(axes: Any, groups: Any, narrow: bool) -> None:
-    plots.lines(axes, groups, "position in the draft", "accepted", narrow)
-    longest = max((len(xs) for _, xs, _ in groups), default=1)
-    axes.set_xticks(range(1, longest + 1, max(1, longest // 10)))
+    return plots.by_position(
+        [(name(arm) + f", {condition(arm)}" * (len(conditions) > 1), arm["overall"]["position_rates"]) for arm in fast]
+    )
 
 
 def split(arms: list[dict[str, Any]], conditions: list[str]) -> Plot:

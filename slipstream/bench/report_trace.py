@@ -29,7 +29,7 @@ def section(result: Result) -> Section:
         made.plots.append(over_time(data["rolling"], settings["window"]))
     made.plots.append(histogram(stats))
     if stats["position_rates"]:
-        made.plots.append(positions(stats))
+        made.plots.append(plots.by_position([("accepted", stats["position_rates"])]))
         made.notes.append("Accepted by position: " + " ".join(map(percent, stats["position_rates"])) + ".")
     made.tables += [by_proposer(data), steps(data)]
     return made
@@ -167,24 +167,6 @@ def histogram(stats: dict[str, Any]) -> Plot:
         "accepted-histogram", "Accepted draft tokens per step",
         "Number of steps by accepted draft tokens. Prefill has no draft tokens and counts at 0.",
         "; ".join(f"{i} accepted: {n} steps" for i, n in enumerate(counts)), draw, height=2.8,
-    )  # fmt: skip
-
-
-def positions(stats: dict[str, Any]) -> Plot:
-    rates = stats["position_rates"]
-
-    def draw(axes: Any, narrow: bool) -> None:
-        axes.bar(range(1, len(rates) + 1), rates, width=0.7, color=plots.SERIES[2])
-        axes.set_xticks(range(1, len(rates) + 1))
-        axes.set_xlabel("position in the draft")
-        axes.set_ylabel("accepted")
-        axes.grid(visible=False, axis="x")
-        plots.as_percent(axes)
-
-    return Plot(
-        "acceptance-by-position", "Acceptance by position",
-        "Share of the steps with a draft token at that position that accepted it.",
-        "; ".join(f"position {i + 1}: {percent(rate)}" for i, rate in enumerate(rates)), draw, height=2.8,
     )  # fmt: skip
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.cli import render
+from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions
 from slipstream.core.beam_params import BeamParams
 from slipstream.core.params import SamplingParams
@@ -18,7 +17,6 @@ from slipstream.errors import ParameterError
 if TYPE_CHECKING:
     from slipstream.core.beams import Beam
 
-_PANEL = "Beam search"
 _STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
 
 
@@ -26,29 +24,17 @@ _STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "neve
 class BeamOptions:
     """See `BeamParams`."""
 
-    beams: Annotated[
-        int | None,
-        typer.Option(help="Search for the most probable text with so many beams.", rich_help_panel=_PANEL),
-    ] = None
-    beam_texts: Annotated[
-        int | None, typer.Option(help="How many texts to print, best first.", rich_help_panel=_PANEL, show_default="1")
-    ] = None
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Power of the length in the score; above 0 favours long texts.",
-            rich_help_panel=_PANEL,
-            show_default="1",
-        ),
-    ] = None
-    early_stopping: Annotated[
-        str | None,
-        typer.Option(
-            help="true: end with as many texts as beams; false: when better ones are unlikely; never: impossible.",
-            rich_help_panel=_PANEL,
-            show_default="false",
-        ),
-    ] = None
+    PANEL: ClassVar[str] = "Beam search"
+    beams: int | None = option(None, "Search for the most probable text with so many beams.")
+    beam_texts: int | None = option(None, "How many texts to print, best first.", shown="1")
+    length_penalty: float | None = option(
+        None, "Power of the length in the score; above 0 favours long texts.", shown="1"
+    )
+    early_stopping: str | None = option(
+        None,
+        "true: end with as many texts as beams; false: when better ones are unlikely; never: impossible.",
+        shown="false",
+    )
 
     def params(self, sampling: SamplingParams) -> BeamParams | None:
         """The search that was asked for, or None. Raises ParameterError, also for a sampling parameter that a search

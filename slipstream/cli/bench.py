@@ -3,62 +3,115 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench_served import ServedOptions, bench_served, check_no_server, named
-from slipstream.cli.contenders import LabModels, values_of
+from slipstream.cli.contenders import LabModels, contender, values_of
 from slipstream.cli.early import check_contenders
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.loading import load, on
-from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, finish, unfinished
-from slipstream.cli.options import grouped
+from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import checked_length, literal
+from slipstream.cli.servers import LoadOptions, bench_servers, of_servers, short
+from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
+from slipstream.settings import AUTO, DTYPES, one_of
+
+if TYPE_CHECKING:
+    from slipstream.bench.contender import Contender
+
+
+@dataclass(frozen=True)
+class BenchModels(LabModels):
+    """`LabModels` with several draft lengths, dtypes and values of options."""
+
+    PANEL: ClassVar[str] = "Speculation"
+    draft_tokens: str | None = option(
+        None, "Draft lengths (K), one or several, as in 2:8.", "--draft-tokens", "-k", shown=AUTO
+    )
+    dtype: str | None = option(None, "Dtype, one or several, as in float32,bfloat16.")
+    axes: list[str] | None = option(
+        None, "Values of a drafter option, as in max_ngram=2:5; repeatable.", "--option", metavar="NAME=VALUES"
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.dtypes:
+            one_of("dtype", name, DTYPES)
+        super().__post_init__()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return () if self.dtype is None else values_of("--dtype", self.dtype, str)
+
+    def contenders(self, adaptive: bool = False, **changes: Any) -> list[Contender]:
+        """Every drafter with every length and value of an option."""
+        lengths = (
+            (None,) if self.draft_tokens is None else values_of("--draft-tokens", self.draft_tokens, checked_length)
+        )
+        swept: dict[str, tuple[Any, ...]] = {}
+        for each in self.axes or ():
+            name, equals, values = each.partition("=")
+            if not equals:
+                raise ParameterError(f"--option {each!r} is not NAME=VALUES", fix="write it as in max_ngram=2:5")
+            swept[name.strip().replace("-", "_")] = values_of(f"--option {name}", values, literal)
+        made: dict[Any, Contender] = {}
+        for spec, length, *chosen in product(self.specs(), lengths, *swept.values()):
+            point = dict(zip(swept, chosen, strict=True))
+            changes |= {"dtype": None, "draft_tokens": None if length is None else str(length)}
+            one = contender(self, spec, self.drafter_option or (), adaptive, **changes)
+            label = " ".join([one.label, *(f"{name}={value}" for name, value in point.items())])
+            made[label, one.length] = replace(
+                one, label=label, options=one.options | point, values={"drafter": spec, **point}
+            )
+        return list(made.values())
 
 
 @dataclass(frozen=True)
 class BenchPrompts(PromptOptions):
     """More, because intervals are given."""
 
-    count: Count = 8
+    count: int = 8
 
 
 @grouped
 def bench(
-    models: LabModels,
+    models: BenchModels,
     texts: BenchPrompts,
     *,
-    tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
-    ] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 60,
-    temperature: Annotated[str, typer.Option(help="Sampling temperature, one or several, as in 0,0.8.")] = "0",
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely tokens up to this total probability.")
-    ] = 1.0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Ignore the end-of-text token.")] = False,
-    batch: Annotated[str, typer.Option(help="Batch size, one or several, as in 1,4.")] = "1",
-    context: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokens before the answer, one or several, as in 256,1024: earlier text is put before each prompt.",
-            show_default="the prompts alone",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    served: ServedOptions,
-    engine_options: EngineOptions,
+    tokens: int = option(64, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
+    rounds: int = option(5, "Timed passes over the prompts.", min=1),
+    seconds: float = option(60, "Time limit in seconds; at least three passes.", min=0),
+    temperature: str = option("0", "Sampling temperature, one or several, as in 0,0.8."),
+    top_k: int = option(0, "Sample from the k most likely tokens; 0: all.", min=0),
+    top_p: float = option(1.0, "Sample from the most likely tokens up to this total probability."),
+    ignore_eos: bool = option(False, "Ignore the end-of-text token."),
+    batch: str = option("1", "Batch size, one or several, as in 1,4."),
+    context: str | None = option(
+        None,
+        "Tokens before the answer, one or several, as in 256,1024: earlier text is put before each prompt.",
+        shown="the prompts alone",
+    ),
+    seed: int = option(0, "Sampling seed."),
+    serve: list[str] | None = option(
+        None,
+        "Load this server, as in http://localhost:8000/v1; repeatable: others are compared with the first.",
+        metavar="URL",
+        panel=LoadOptions.PANEL,
+    ),
+    load_options: LoadOptions,
+    engine: EngineOptions,
     files: OutputOptions,
-    compare: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two result files instead of measuring.")
-    ] = None,
+    compare: tuple[str, str] | None = option(None, "Compare two result files instead of measuring.", metavar="A B"),
 ) -> None:
     """Compare drafters with plain decoding in one interleaved run on the same prompts.
+
+    Options that take several values make a grid: every draft length, temperature, batch size, context, dtype and
+    --option is measured with every other, and plotted beside the predictions of the closed forms.
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
 
@@ -68,23 +121,24 @@ def bench(
     """
     if compare is not None:
         return show_comparison(*compare, files.as_json)
-    if served.serve or engine_options.vllm:
-        if batch != "1" or context is not None:
-            raise ParameterError("--batch and --context have no meaning for servers", fix="give --concurrency instead")
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos}
-        if not engine_options.vllm:
-            servers = named(served, models)
-            return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
-        if served.serve:
-            raise ParameterError("--serve and --engine are given", fix="give one of them")
-        with started(compared(models, engine_options), engine_options) as servers:
-            return bench_served(servers, served, texts, tokens, rounds, seconds, sampling, seed, files)
-    check_no_server(served, "--serve")
+    temperatures = values_of("--temperature", temperature, float)
+    local = {"--batch": batch != "1", "--context": context is not None}
+    if of_servers(serve, "--serve", models, engine, load_options, local):
+        if len(temperatures) > 1:
+            raise ParameterError("a load has one temperature", fix="run the command for each")
+        params = SamplingParams(
+            max_tokens=tokens, temperature=temperatures[0], top_k=top_k, top_p=top_p, ignore_eos=ignore_eos, seed=seed
+        )
+        if serve:
+            named = {short(url): url for url in serve}
+            return bench_servers(named, load_options, texts, params, rounds, seconds, files)
+        with started(compared(models, engine), engine) as servers:
+            return bench_servers(servers, load_options, texts, params, rounds, seconds, files)
     contenders = models.contenders(adaptive=True)
     if not contenders:
         raise ParameterError("there is no drafter to measure", fix="name one: --drafter ngram")
     axes: dict[str, Any] = {
-        "temperatures": values_of("--temperature", temperature, float), "batches": values_of("--batch", batch, int),
+        "temperatures": temperatures, "batches": values_of("--batch", batch, int),
         "contexts": (None,) if context is None else values_of("--context", context, int),
     }  # fmt: skip
     files.check()
@@ -96,14 +150,20 @@ def bench(
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
     check_contenders(models, contenders)
-    asked = map(config.params, config.temperatures)
-    llm = load(models.one("none"), quiet=files.as_json, asked=asked)
+    asked = list(map(config.params, config.temperatures))
+    engines = {
+        dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=files.as_json, asked=asked)
+        for dtype in models.dtypes or (None,)
+    }
+    llm = next(iter(engines.values()))
+    dtypes = {name: engine for name, engine in engines.items() if name and len(engines) > 1} or None
     from slipstream.bench import benchmark
 
     chosen = texts.load(llm, tokens)
     render.line(f"bench: {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
-    with render.progress("measuring (interleaved)", benchmark.steps(llm, contenders, chosen, config)) as advance:
-        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
+    passes = benchmark.steps(llm, contenders, chosen, config, dtypes)
+    with render.progress("measuring (interleaved)", passes) as advance:
+        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance, dtypes))
     finish(result, files)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
 

@@ -7,13 +7,12 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ PROMPT, FENCE = ">>> ", '"""'
 def chat(
     models: ModelOptions,
     sampling: SamplingOptions,
-    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Complete each prompt without a chat template.")] = False,
+    system: str | None = option(None, "System message.", shown=False),
+    raw: bool = option(False, "Complete each prompt without a chat template."),
 ) -> None:
     """Chat with a model. /help lists the commands that change sampling, drafter and rule."""
     llm = load(models, asked=[sampling.params()])

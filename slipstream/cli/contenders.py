@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import typer
-
+from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT
 from slipstream.drafters.registry import most_chosen
@@ -22,7 +21,6 @@ from slipstream.settings import AUTO
 if TYPE_CHECKING:
     from slipstream.bench.contender import Contender
 
-_PANEL = "Speculation"
 T = TypeVar("T")
 
 
@@ -30,17 +28,13 @@ T = TypeVar("T")
 class LabModels(ModelOptions):
     """`ModelOptions` with any number of drafters."""
 
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-            rich_help_panel=_PANEL,
-            show_default="ngram, and model if there is a draft",
-        ),
-    ] = None  # type: ignore[assignment]
-    drafters: Annotated[
-        str | None, typer.Option(help="Several drafters, as in model,ngram.", rich_help_panel=_PANEL)
-    ] = None
+    PANEL: ClassVar[str] = "Speculation"
+    drafter: list[str] | None = option(
+        None,
+        "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
+        shown="ngram, and model if there is a draft",
+    )  # type: ignore[assignment]
+    drafters: str | None = option(None, "Several drafters, as in model,ngram.")
 
     def __post_init__(self) -> None:
         self.contenders(adaptive=True)
@@ -90,12 +84,8 @@ def parsed(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) ->
     """The models with one drafter, as given on the command line, and the drafter's own options."""
     name, _, listed = spec.partition(":")
     options = parse_options([*(pair for pair in listed.split(",") if pair), *more])
-    values = dict(changes)
-    for key in ("draft", "draft_tokens"):
-        if key in options:
-            values.setdefault(key, options[key])
-            del options[key]
-    return models.one(name.replace("+", ","), **values), options
+    given = {key: options.pop(key) for key in ("draft", "draft_tokens") if key in options}
+    return models.one(name.replace("+", ","), **changes | given), options
 
 
 def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]

@@ -5,37 +5,28 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, quieten
+from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ParameterError
 from slipstream.settings import HEAD_FORMATS, one_of
 from slipstream.zoo import EMBEDDED
 
 
+@grouped
 def convert(
-    model: Annotated[str, typer.Argument(help="Model or draft head: folder, hub id, or 'embedded'.")],
-    to: Annotated[
-        str, typer.Option("--to", help=f"Format: gguf for a model; {', '.join(HEAD_FORMATS)} for a draft head.")
-    ] = "gguf",
-    quantize: Annotated[
-        str | None,
-        typer.Option(
-            help="gguf: f32, f16, q8_0, or what llama.cpp quantises: q4_k_m, q5_k_m, q6_k, ...", show_default="f16"
-        ),
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "-m", help="Draft head: the target that it drafts for, if it is needed.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="File or folder to write.", show_default="MODEL-QUANTIZE.gguf or HEAD-FORMAT"),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="gguf: replace the file if it is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: str = argument("Model or draft head: folder, hub id, or 'embedded'."),
+    to: str = option("gguf", f"Format: gguf for a model; {', '.join(HEAD_FORMATS)} for a draft head."),
+    quantize: str | None = option(
+        None, "gguf: f32, f16, q8_0, or what llama.cpp quantises: q4_k_m, q5_k_m, q6_k, ...", shown="f16"
+    ),
+    target: str | None = option(None, "Draft head: the target that it drafts for, if it is needed.", "--target", "-m"),
+    out: Path | None = option(
+        None, "File or folder to write.", "--out", "-o", shown="MODEL-QUANTIZE.gguf or HEAD-FORMAT"
+    ),
+    overwrite: bool = option(False, "gguf: replace the file if it is there."),
+    as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Convert a checkpoint: a model to GGUF, a draft head to what vLLM, SGLang, speculators or SpecForge load.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
 
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
-from slipstream.cli.options import ModelOptions, grouped
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import ModelOptions
 from slipstream.core.params import SamplingParams
 from slipstream.host.interrupt import Interrupt
 
@@ -38,12 +39,10 @@ class Job:
 @grouped
 def demo(
     models: ModelOptions,
-    tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Tokens generated for each prompt.")
-    ] = 96,
-    prompts: Annotated[int, typer.Option(min=1, max=8, help="Number of prompts of each kind.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Maximum number of timed passes; fewer on a slow machine.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
+    prompts: int = option(4, "Number of prompts of each kind.", min=1, max=8),
+    rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
+    as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Decode held-out prompts plainly and speculatively: show the text in colours, compare the texts, and time both.
 

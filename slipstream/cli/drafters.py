@@ -9,19 +9,19 @@ import re
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from slipstream.cli import render
+from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.draft_plan import options_of
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, did_you_mean
 
 
+@grouped
 def drafters(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this drafter.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    name: str | None = argument("Show the options of this drafter.", default=None),
+    as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """List the drafters, or the options of one (`-o NAME=VALUE` on other commands)."""
     if name is None:

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, parsed
+from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import DRAFTERS, most_chosen
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from slipstream.bench.vllm_server import VllmServer
     from slipstream.cli.serve import ServerOptions
 
-_PANEL = "Engine"
 OURS, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "drafters",
         "draft_tokens", "drafter_option", "rule", "config")  # fmt: skip
@@ -43,22 +41,16 @@ METHODS = {"rejection": "standard", "block": "block"}
 class EngineOptions:
     """Which engine decodes."""
 
-    engine: Annotated[
-        str, typer.Option(help="slipstream, or vllm: vLLM's server, started and ended with this command.",
-                          rich_help_panel=_PANEL)
-    ] = OURS  # fmt: skip
-    vllm_python: Annotated[
-        Path | None,
-        typer.Option(help="Python of the environment that has vLLM.", rich_help_panel=_PANEL,
-                     show_default=".venv-vllm of `make vllm`, or this one"),
-    ] = None  # fmt: skip
-    vllm_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", rich_help_panel=_PANEL,
-            help="Argument of `vllm serve`, as in tensor_parallel_size=2 or speculative_config='{...}'; repeatable.",
-        ),
-    ] = None  # fmt: skip
+    PANEL: ClassVar[str] = "Engine"
+    engine: str = option(OURS, "slipstream, or vllm: vLLM's server, started and ended with this command.")
+    vllm_python: Path | None = option(
+        None, "Python of the environment that has vLLM.", shown=".venv-vllm of `make vllm`, or this one"
+    )
+    vllm_option: list[str] | None = option(
+        None,
+        "Argument of `vllm serve`, as in tensor_parallel_size=2 or speculative_config='{...}'; repeatable.",
+        metavar="NAME=VALUE",
+    )
 
     def __post_init__(self) -> None:
         one_of("engine", self.engine, (OURS, VLLM))

@@ -6,14 +6,15 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from slipstream.cli import render
 from slipstream.cli.beam_options import BeamOptions, as_line, plain, show
 from slipstream.cli.loading import banner, load
-from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
 from slipstream.cli.structured_options import StructuredOptions
 from slipstream.core.checked_text import check_text
@@ -32,18 +33,14 @@ def generate(
     sampling: SamplingOptions,
     structured: StructuredOptions,
     beams: BeamOptions,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - or none: standard input.", show_default=False)
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the prompt from a file; .jsonl: one prompt a line.")
-    ] = None,
-    prompt_field: Annotated[
-        str | None, typer.Option(help="JSON field of the prompt, if not prompt, text or messages.", metavar="NAME")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the generated text.")] = False,
+    prompt: str | None = argument("The prompt; - or none: standard input.", default=None, shown=False),
+    file: Path | None = option(None, "Read the prompt from a file; .jsonl: one prompt a line.", "--file", "-f"),
+    prompt_field: str | None = option(
+        None, "JSON field of the prompt, if not prompt, text or messages.", metavar="NAME"
+    ),
+    chat: bool = option(False, "Treat the prompt as a chat message."),
+    as_json: bool = option(False, "Print one JSON object instead of text.", "--json"),
+    quiet: bool = option(False, "Print only the generated text.", "--quiet", "-q"),
 ) -> None:
     """Complete a prompt. The text goes to standard output, everything else to standard error.
 

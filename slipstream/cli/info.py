@@ -1,15 +1,15 @@
-"""`slipstream info`: architecture, memory use and executor of a checkpoint."""
+"""`slipstream info`: architecture, memory use and executor of a checkpoint; whether a draft model fits it."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
+from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.pair import show_pair
 from slipstream.errors import ParameterError
 from slipstream.settings import WEIGHT_FORMATS
 
@@ -27,20 +27,33 @@ NARROW = 8
 """Characters of a heading in the support matrix; its cells have at most six."""
 
 
+@grouped
 def info(
-    model: Annotated[str, typer.Argument(help="Model: folder, hub id, GGUF file, or 'embedded'.")] = "embedded",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Show what works with what: architectures, drafters, rules, quantisation.")
-    ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="With --matrix: as docs/support.md.")] = False,
+    model: str = argument("Model: folder, hub id, GGUF file, or 'embedded'.", default="embedded"),
+    draft: str | None = argument("Draft model, to check the pair.", default=None, shown=False),
+    measure: bool = option(False, "Of a pair: load both models and measure acceptance rate and speed-up."),
+    draft_tokens: int = option(4, "Draft tokens per step, with --measure.", "--draft-tokens", "-k"),
+    also: list[str] | None = option(
+        None, "With --measure: another target for this draft, e.g. the same model quantised; repeatable."
+    ),
+    as_json: bool = option(False, "Print one JSON object.", "--json"),
+    matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation."),
+    markdown: bool = option(False, "With --matrix: as docs/support.md."),
 ) -> None:
     """Show a model's architecture, sizes, tokenizer and executor, and how much accuracy its settings cost.
 
-    No weights are loaded."""
+    With a draft model, check that both have the same vocabulary, and estimate the speed-up: exit code 0 if they are
+    compatible, 1 if not. Weights are only loaded with --measure.
+    """
     quieten()
     if markdown and not matrix:
         raise ParameterError("--markdown was given without --matrix", fix="write `slipstream info --matrix --markdown`")
+    if draft is None and (measure or also):
+        raise ParameterError("--measure and --also are for a pair", fix="name the draft model after the target")
+    if also and not measure:
+        raise ParameterError("--also was given without --measure", fix="add --measure")
+    if draft is not None:
+        show_pair(model, draft, measure, draft_tokens, also, as_json)
     if matrix:
         show_matrix(as_json, markdown)
         return

@@ -18,19 +18,16 @@ from slipstream import __version__
 from slipstream.cli import render
 from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
-from slipstream.cli.check_pair import check_pair
 from slipstream.cli.convert import convert
 from slipstream.cli.demo import demo
-from slipstream.cli.doctor import doctor
 from slipstream.cli.drafters import drafters
 from slipstream.cli.generate import generate
 from slipstream.cli.info import info
-from slipstream.cli.options import ALIASES, unwrapped
-from slipstream.cli.pairs import pairs, suggest_draft
+from slipstream.cli.option_groups import unwrapped
+from slipstream.cli.options import ALIASES
 from slipstream.cli.report import report
 from slipstream.cli.serve import serve
 from slipstream.cli.simulate import simulate
-from slipstream.cli.sweep import sweep
 from slipstream.cli.trace import trace
 from slipstream.cli.train import app as train
 from slipstream.cli.tune import tune
@@ -45,11 +42,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (
-    generate, chat, demo, info, check_pair, drafters, bench, sweep, trace, verify, doctor, tune, report, simulate,
-    pairs, suggest_draft, serve, convert,
+    generate, chat, demo, info, drafters, bench, trace, verify, tune, report, simulate, serve, convert,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"), help=unwrapped(command.__doc__))(command)
 app.add_typer(train, name="train")
+
+RETIRED = {
+    "sweep": "bench -k 2:8",
+    "doctor": "tune",
+    "check-pair": "info TARGET DRAFT",
+    "pairs": "simulate --pairs",
+    "suggest-draft": "simulate --suggest -m TARGET",
+}
+"""Former name of a command -> the command that has taken its place."""
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it
 _UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."
@@ -77,6 +82,10 @@ def main(arguments: Seq[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     check_streams()
+    former = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if former in RETIRED:
+        render.message("error", f"`slipstream {former}` is now `slipstream {RETIRED[former]}`")
+        raise SystemExit(2)
     try:
         code = app(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:

@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from slipstream.bench.prompts import Entry, select
 from slipstream.cli import render
+from slipstream.cli.option_groups import argument, option
 from slipstream.errors import ServedError
 
 if TYPE_CHECKING:
@@ -20,26 +19,18 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="Prompt file (Spec-Bench, HumanEval, JSON lines, text), or embedded kinds: code, edit, varied."
-    ),
-]
-Count = Annotated[int, typer.Option("--prompts", min=1, help="Maximum number of prompts, spread over the categories.")]
-
-
 @dataclass(frozen=True)
 class PromptOptions:
     """The prompts of a measurement. Commands with other defaults have a subclass."""
 
-    prompts: Source = "code,edit"
-    count: Count = 6
-    category: Annotated[list[str] | None, typer.Option(help="Use only this category; repeatable.")] = None
-    template: Annotated[str, typer.Option(help="Prompt format: chat, raw, or auto (chat for instructions).")] = "auto"
-    turns: Annotated[
-        int, typer.Option(min=1, help="Turns of a conversation; a later one follows the target's own answers.")
-    ] = 2
+    prompts: str = argument(
+        "Prompt file (Spec-Bench, HumanEval, JSON lines, text), or embedded kinds: code, edit, varied.",
+        default="code,edit",
+    )
+    count: int = option(6, "Maximum number of prompts, spread over the categories.", "--prompts", min=1)
+    category: list[str] | None = option(None, "Use only this category; repeatable.")
+    template: str = option("auto", "Prompt format: chat, raw, or auto (chat for instructions).")
+    turns: int = option(2, "Turns of a conversation; a later one follows the target's own answers.", min=1)
 
     def check(self) -> list[Entry]:
         """The chosen prompts as text. Raises what `load` raises, without a model."""
@@ -58,9 +49,9 @@ class PromptOptions:
 class OutputOptions:
     """Where the result goes."""
 
-    out: Annotated[Path | None, typer.Option(help="Write the result and its provenance to this JSON file.")] = None
-    page: Annotated[Path | None, typer.Option(help="Write a report page to this HTML file.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+    out: Path | None = option(None, "Write the result and its provenance to this JSON file.")
+    page: Path | None = option(None, "Write a report page to this HTML file.")
+    as_json: bool = option(False, "Print the result as JSON.", "--json")
 
     def check(self) -> None:
         """Raise ResultError unless all output files can be written. Called before the measurement."""
@@ -71,9 +62,9 @@ def writable(**files: Path | None) -> None:
     """Raise ResultError unless all of these files, each named by its option, can be written."""
     from slipstream.bench.results import check_writable
 
-    for option, path in files.items():
+    for name, path in files.items():
         if path is not None:
-            check_writable(path, f"--{option}")
+            check_writable(path, f"--{name}")
 
 
 def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:

@@ -1,24 +1,17 @@
-"""Options that several commands share, as frozen dataclasses, and `grouped`, which makes them typer options.
-
-    @grouped
-    def generate(prompt: ..., models: ModelOptions, sampling: SamplingOptions) -> None: ...
-
-Each field becomes one option; the command receives the filled-in dataclasses. Nothing here imports torch, so that
-mistakes in the arguments are reported at once.
-"""
+"""Options of models and of sampling, which most commands share. Nothing here imports torch, so that mistakes in the
+arguments are reported at once."""
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence as Seq
-from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
+from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
 from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
@@ -37,7 +30,7 @@ ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for othe
 }
 """Option names of other programs, and former names of ours -> our name of the same option."""
 
-_MODELS, _SPECULATION, _SAMPLING = "Models", "Speculation", "Sampling"
+_SPECULATION, _SAMPLING = "Speculation", "Sampling"
 
 
 ENGINE = {"engine", "vllm_python", "vllm_option"}
@@ -79,70 +72,48 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
 class ModelOptions(LoadSettings):
     """Target, draft and speculation, beside the settings of loading."""
 
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target", "-m", help="Target model: folder, hub id, GGUF file, or 'embedded'.", rich_help_panel=_MODELS
-        ),
-    ] = "embedded"
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            "-md",
-            help="Draft model or draft head: folder, hub id, GGUF file, or 'embedded'.",
-            rich_help_panel=_MODELS,
-            show_default="embedded",
-        ),
-    ] = None
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-            rich_help_panel=_SPECULATION,
-            show_default=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
-        ),
-    ] = None
-    draft_tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--draft-tokens",
-            "-k",
-            metavar="N",
-            help=f"Maximum number of draft tokens per step (K); 0: plain decoding; {AUTO}: chosen in each step.",
-            rich_help_panel=_SPECULATION,
-            show_default=f"{AUTO}; where it must be fixed {DRAFTERS[WITH_DRAFT].length}, "
-            f"{WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
-        ),
-    ] = None
-    rule: Annotated[
-        str,
-        typer.Option(
-            help="Verification rule: "
-            + ", ".join(name if lossless else f"{name} (lossy)" for name, lossless in RULES.items())
-            + ".",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = "rejection"
-    drafter_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter-option",
-            "-o",
-            metavar="NAME=VALUE",
-            help="Drafter option, as in max_ngram=3; repeatable.",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None
-    config: Annotated[
-        str | None,
-        typer.Option(
-            help="JSON file of option names and values, as `slipstream tune` writes it; the command line wins.",
-            rich_help_panel=_MODELS,
-            is_eager=True,
-            callback=from_file,
-        ),
-    ] = None
+    PANEL: ClassVar[str] = "Models"
+    target: str = option("embedded", "Target model: folder, hub id, GGUF file, or 'embedded'.", "--target", "-m")
+    draft: str | None = option(
+        None, "Draft model or draft head: folder, hub id, GGUF file, or 'embedded'.", "--draft", "-md", shown="embedded"
+    )
+    drafter: str | None = option(
+        None,
+        f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
+        shown=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
+        panel=_SPECULATION,
+    )
+    draft_tokens: str | None = option(
+        None,
+        f"Maximum number of draft tokens per step (K); 0: plain decoding; {AUTO}: chosen in each step.",
+        "--draft-tokens",
+        "-k",
+        shown=f"{AUTO}; where it must be fixed {DRAFTERS[WITH_DRAFT].length}, "
+        f"{WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
+        metavar="N",
+        panel=_SPECULATION,
+    )
+    rule: str = option(
+        "rejection",
+        "Verification rule: "
+        + ", ".join(name if lossless else f"{name} (lossy)" for name, lossless in RULES.items())
+        + ".",
+        panel=_SPECULATION,
+    )
+    drafter_option: list[str] | None = option(
+        None,
+        "Drafter option, as in max_ngram=3; repeatable.",
+        "--drafter-option",
+        "-o",
+        metavar="NAME=VALUE",
+        panel=_SPECULATION,
+    )
+    config: str | None = option(
+        None,
+        "JSON file of option names and values, as `slipstream tune` writes it; the command line wins.",
+        is_eager=True,
+        callback=from_file,
+    )
 
     def __post_init__(self) -> None:
         one_of("rule", self.rule, tuple(RULES))
@@ -207,12 +178,12 @@ def sampling_options(params: type[SamplingParams]) -> Any:
             several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
             flag = isinstance(known.default, bool)
             default = False if several or flag or known.default is None else str(known.default)
-            option = typer.Option(
+            made_of = typer.Option(
                 *known.option, help=known.help, metavar=known.metavar, rich_help_panel=_SAMPLING, show_default=default
             )
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
             kind = kind if flag else kind | None
-            members.append((name, Annotated[kind, option], field(default=False if flag else None)))
+            members.append((name, Annotated[kind, made_of], field(default=False if flag else None)))
 
     def made(self: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -266,84 +237,3 @@ def number(text: str) -> int | float | str:
         except ValueError:
             pass
     return text
-
-
-def unwrapped(text: str | None) -> str:
-    """A docstring with one line for each paragraph: typer keeps the line breaks of all but the first, and the terminal
-    breaks these lines again."""
-    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
-
-
-METAVARS = ((bool, None), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
-"""What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
-
-
-def short(hint: Any) -> Any:
-    """The annotation of an option, with a short name for its value."""
-    kind, *more = get_args(hint)
-    for each in more:
-        if isinstance(each, typer.models.OptionInfo) and each.metavar is None:
-            kinds = {kind, *get_args(kind), *(inner for part in get_args(kind) for inner in get_args(part))}
-            option = copy(each)
-            option.metavar = next((name for known, name in METAVARS if known in kinds), None)
-            return Annotated[kind, option]
-    return hint
-
-
-_FIRST = ("target", "draft")
-"""Options that help lists before those of loading."""
-
-
-def shown(option: Field[Any]) -> bool:
-    """Whether a field is an option: every one but those of `LoadSettings` without help."""
-    return bool(option.metadata.get("help", True))
-
-
-def option_of(option: Field[Any], hint: Any) -> Any:
-    """The annotation of an option; of a field of `LoadSettings`, from its declaration."""
-    if "help" not in option.metadata:
-        return hint
-    declared_as = option.metadata
-    names = (f"--{option.name.replace('_', '-')}",) if hint is bool else ()
-    kind = str if hint is Any and option.default is not None else str | None if hint is Any else hint
-    return Annotated[
-        kind,
-        typer.Option(
-            *names,
-            help=declared_as["help"],
-            metavar=declared_as["metavar"],
-            show_default=declared_as["shown"] or True,
-            rich_help_panel=_MODELS,
-        ),
-    ]
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    parameters, flat = [], {}
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name in groups:
-            group = groups[parameter.name]
-            types = get_type_hints(group, include_extras=True)
-            members = [(f.name, option_of(f, types[f.name]), f.default) for f in fields(group) if shown(f)]
-            members.sort(key=lambda member: member[0] not in _FIRST)
-        else:
-            default = MISSING if parameter.default is parameter.empty else parameter.default
-            members = [(parameter.name, hints[parameter.name], default)]
-        for name, hint, default in members:
-            hint = flat[name] = short(hint)
-            empty = inspect.Parameter.empty if default is MISSING else default
-            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
-
-    def run(**values: Any) -> None:
-        made: Mapping[str, Any] = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
-            for name, group in groups.items()
-        }
-        command(**values, **made)
-
-    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, flat
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from slipstream.cli import render
+from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ParameterError
 
 
+@grouped
 def report(
-    results: Annotated[list[str], typer.Argument(help="Result files of bench, sweep, trace, ...")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(help="Write the plots as PNG files to this folder instead.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write the plots as SVG files to this folder instead.")] = None,
+    results: list[str] = argument("Result files of bench, sweep, trace, ..."),
+    out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
+    png: Path | None = option(None, "Write the plots as PNG files to this folder instead."),
+    svg: Path | None = option(None, "Write the plots as SVG files to this folder instead."),
 ) -> None:
     """Turn result files into one self-contained HTML page (offline, light and dark, printable), or into plots."""
     from slipstream.bench.results import read_all

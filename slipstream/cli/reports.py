@@ -14,13 +14,11 @@ from slipstream.errors import ResultError, did_you_mean
 SECTIONS: dict[str, str] = {
     "bench": "slipstream.bench.report_bench",
     "bench-served": "slipstream.bench.report_load",
-    "sweep": "slipstream.bench.report_sweep",
     "trace": "slipstream.bench.report_trace",
     "verify": "slipstream.verify.report_verify",
     "verify-served": "slipstream.verify.report_served",
-    "doctor": "slipstream.plan.report_doctor",
-    "doctor-served": "slipstream.plan.report_counters",
     "tune": "slipstream.plan.report_tune",
+    "tune-served": "slipstream.plan.report_counters",
 }
 """Kind of result -> module with `section(result) -> Section`."""
 

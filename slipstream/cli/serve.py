@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, serve_vllm
 from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
-from slipstream.cli.options import ModelOptions, grouped
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import ModelOptions
 from slipstream.core.params import check_integer, check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
@@ -23,7 +22,7 @@ from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 if TYPE_CHECKING:
     from slipstream.server.request_traces import Tracing
 
-_SERVER, _LIMITS = "Server", "Limits"
+_LIMITS = "Limits"
 KEY = "SLIPSTREAM_API_KEY"
 OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -32,56 +31,28 @@ OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
 class ServerOptions:
     """Where the server listens, whom it answers, and its limits."""
 
-    host: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=_SERVER)] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", rich_help_panel=_SERVER)] = 8000
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Key that requests must name; repeatable. Also: {KEY}.", rich_help_panel=_SERVER),
-    ] = None
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(help="Name of the model in requests.", rich_help_panel=_SERVER, show_default="--target"),
-    ] = None
-    tool_format: Annotated[
-        str, typer.Option(help="How the model writes calls: hermes, mistral, llama, none.", rich_help_panel=_SERVER)
-    ] = "auto"
-    reasoning: Annotated[
-        str,
-        typer.Option(help="Markers around reasoning: '<think> </think>', or none.", rich_help_panel=_SERVER),
-    ] = "auto"
-    metrics_prefix: Annotated[
-        str,
-        typer.Option(help="Prefix of /metrics: slipstream, or vllm for what reads its names.", rich_help_panel=_SERVER),
-    ] = METRICS_PREFIXES[0]
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Send a trace of each request there (OTLP over HTTP). Also: {OTLP}.", rich_help_panel=_SERVER
-        ),
-    ] = None
-    max_batch: Annotated[int, typer.Option(help="Most requests in one step.", rich_help_panel=_LIMITS)] = 16
-    max_waiting: Annotated[
-        int, typer.Option(help="Most requests that wait; more are refused (429).", rich_help_panel=_LIMITS)
-    ] = 256
-    max_body: Annotated[int, typer.Option(help="Most bytes of a request.", rich_help_panel=_LIMITS)] = 8 << 20
-    max_per_key: Annotated[
-        int,
-        typer.Option(help="Most requests of one API key that run or wait; 0: no limit.", rich_help_panel=_LIMITS),
-    ] = 0
-    engine_restart: Annotated[
-        int, typer.Option(help="How often the engine's process is started again if it dies.", rich_help_panel=_LIMITS)
-    ] = 3
-    engine_timeout: Annotated[
-        float,
-        typer.Option(help="Longest time without a step while requests run; then it is ended.", rich_help_panel=_LIMITS),
-    ] = 300.0
-    first_token_seconds: Annotated[
-        float, typer.Option(help="Longest wait for a first token.", rich_help_panel=_LIMITS)
-    ] = 120.0
-    total_seconds: Annotated[float, typer.Option(help="Longest time of a request.", rich_help_panel=_LIMITS)] = 1800.0
-    grace_seconds: Annotated[
-        float, typer.Option(help="After SIGTERM, time for requests that run.", rich_help_panel=_LIMITS)
-    ] = 30.0
+    PANEL: ClassVar[str] = "Server"
+    host: str = option("127.0.0.1", "Address to listen at.")
+    port: int = option(8000, "Port; 0: any that is free.")
+    api_key: list[str] | None = option(None, f"Key that requests must name; repeatable. Also: {KEY}.")
+    served_model_name: str | None = option(None, "Name of the model in requests.", shown="--target")
+    tool_format: str = option("auto", "How the model writes calls: hermes, mistral, llama, none.")
+    reasoning: str = option("auto", "Markers around reasoning: '<think> </think>', or none.")
+    metrics_prefix: str = option(
+        METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
+    )
+    otlp_endpoint: str | None = option(None, f"Send a trace of each request there (OTLP over HTTP). Also: {OTLP}.")
+    max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS)
+    max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS)
+    max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS)
+    max_per_key: int = option(0, "Most requests of one API key that run or wait; 0: no limit.", panel=_LIMITS)
+    engine_restart: int = option(3, "How often the engine's process is started again if it dies.", panel=_LIMITS)
+    engine_timeout: float = option(
+        300.0, "Longest time without a step while requests run; then it is ended.", panel=_LIMITS
+    )
+    first_token_seconds: float = option(120.0, "Longest wait for a first token.", panel=_LIMITS)
+    total_seconds: float = option(1800.0, "Longest time of a request.", panel=_LIMITS)
+    grace_seconds: float = option(30.0, "After SIGTERM, time for requests that run.", panel=_LIMITS)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

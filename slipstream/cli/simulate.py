@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, load, quieten
-from slipstream.cli.options import ModelOptions, grouped, number
-from slipstream.cli.simulate_options import CostOptions, DraftOptions, HardwareOptions
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import ModelOptions, number
+from slipstream.cli.pair_tables import HARDWARE, show_advice, show_known_pairs, suggest_drafts
+from slipstream.cli.simulate_options import CostOptions, DraftOptions, HardwareOptions, ListOptions
 from slipstream.cli.simulate_tables import section
 from slipstream.errors import ParameterError
 
@@ -30,39 +30,44 @@ def simulate(
     draft: DraftOptions,
     costs: CostOptions,
     place: HardwareOptions,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", "-m", help="Target model: name (see slipstream pairs), folder, hub id, or a size such as 70B."
-        ),
-    ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option("--draft", "-md", help="Draft model, given in the same way.")
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option(help="Batch size, one or several.", show_default=f"1; with --hardware {BATCHES}")
-    ] = None,
-    presets: Annotated[
-        bool, typer.Option("--presets", help="List the hardware presets and the sources of their figures.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    lists: ListOptions,
+    target: str | None = option(
+        None, "Target model: name (see --pairs), folder, hub id, or a size such as 70B.", "--target", "-m"
+    ),
+    draft_model: str | None = option(None, "Draft model, given in the same way.", "--draft", "-md"),
+    batch: str | None = option(None, "Batch size, one or several.", shown=f"1; with --hardware {BATCHES}"),
+    as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Predict the speed-up of speculation, and state the assumptions.
 
     Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
-    sizes of the models (--hardware).
+    sizes of the models (--hardware). --pairs lists recommended pairs, --suggest draft models for --target (exit code 1
+    if none fits), --advice what to do in which situation, --presets the hardware.
     """
     quieten()
-    if presets:
-        found = _presets()
-    elif place.hardware or place.bandwidth or place.tflops:
-        found = _plan(draft, place, target, draft_model, _numbers("batch", batch or BATCHES, int))
+    given = place.hardware or place.bandwidth or place.tflops
+    asked = lists.asked
+    if asked == "advice":
+        return show_advice(as_json)
+    if asked == "pairs":
+        from slipstream.plan.hardware import PRESETS
+
+        return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
+    if asked == "suggest":
+        if target is None:
+            raise ParameterError("--suggest was given without a target", fix="name one: --target MODEL")
+        hardware = _hardware(place) if given else None
+        suggest_drafts(target, lists.models, hardware, place.gpus, draft.alpha, place.context or 0, as_json)
+    if asked == "presets":
+        result = _presets()
+    elif given:
+        result = _plan(draft, place, target, draft_model, _numbers("batch", batch or BATCHES, int))
     else:
-        found = _lengths(draft, costs, target, draft_model, _numbers("batch", batch or "1", int))
+        result = _lengths(draft, costs, target, draft_model, _numbers("batch", batch or "1", int))
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(result))
     else:
-        render.section(section(found))
+        render.section(section(result))
 
 
 def _presets() -> dict[str, Any]:
@@ -130,6 +135,7 @@ def _plan(
 ) -> dict[str, Any]:
     from slipstream.core.params import check_number
     from slipstream.plan.capacity import Serving, groups_needed
+    from slipstream.plan.known_pairs import CONTEXT
     from slipstream.plan.roofline import placed
 
     hardware = _hardware(place)
@@ -137,9 +143,10 @@ def _plan(
         raise ParameterError(
             "--hardware was given without both models",
             why="the cost of a step is computed from their sizes",
-            fix="give --target and --draft: names (slipstream pairs), folders, or sizes such as 70B and 8B",
+            fix="give --target and --draft: names (see --pairs), folders, or sizes such as 70B and 8B",
         )
-    check_number("context", place.context, 0.0, float("inf"))
+    context = CONTEXT if place.context is None else place.context
+    check_number("context", context, 0.0, float("inf"))
     rates = _rates(draft, target, model)
     draft_bits = place.bits if place.draft_bits is None else place.draft_bits
     whole, small = _model(target, "target").at(place.bits, place.kv_bits), _model(model, "draft")
@@ -147,8 +154,8 @@ def _plan(
         check_number("kv_bytes", place.kv_bytes, 0.0, float("inf"))
         whole = replace(whole, kv=8 * place.kv_bytes / place.kv_bits)
     models = whole, small.at(draft_bits, place.kv_bits)
-    hardware = placed(models, hardware, place.context, place.gpus)
-    serving = Serving(*models, hardware, rates, place.context)
+    hardware = placed(models, hardware, context, place.gpus)
+    serving = Serving(*models, hardware, rates, context)
     loads = [serving.load(b, draft.draft_tokens) for b in batches]
     bound = None if place.latency_ms is None else place.latency_ms / 1e3
     if bound is not None:
@@ -161,7 +168,7 @@ def _plan(
         "acceptance": _acceptance(rates),
         "hardware": vars(hardware),
         "models": [vars(m) | {"weight_bytes": m.weight_bytes, "kv_bytes": m.kv_bytes} for m in models],
-        "context": place.context,
+        "context": context,
         "loads": [load_.as_dict() | {"tree": _tree(draft, load_.costs)} for load_ in loads],
         "latency_ms": place.latency_ms,
         "users_a_group": each,

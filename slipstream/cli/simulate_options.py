@@ -3,112 +3,88 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import ClassVar
 
-import typer
-
-_WHAT, _COST, _HARDWARE = "Acceptance and drafts", "Costs", "Hardware"
+from slipstream.cli.option_groups import option
+from slipstream.errors import ParameterError
 
 
 @dataclass(frozen=True)
 class DraftOptions:
     """Draft length and acceptance rates."""
 
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Acceptance rate of a draft token.",
-            show_default="the published rate of the pair, else 0.7",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R1,R2,...",
-            help="Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
-    tree_rates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R1,R2,...",
-            help="Evaluate draft trees, too: probability that the drafter's 1st, 2nd, ... choice is accepted.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None
-    nodes: Annotated[int, typer.Option(help="Maximum number of nodes in a tree.", rich_help_panel=_WHAT)] = 64
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option("--draft-tokens", "-k", help="Draft length (K).", show_default="the best", rich_help_panel=_WHAT),
-    ] = None
-    longest: Annotated[int, typer.Option(help="Maximum draft length to consider.", rich_help_panel=_WHAT)] = 16
+    PANEL: ClassVar[str] = "Acceptance and drafts"
+    alpha: float | None = option(
+        None, "Acceptance rate of a draft token.", shown="the published rate of the pair, else 0.7"
+    )
+    rates: str | None = option(
+        None, "Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.", metavar="R1,R2,..."
+    )
+    tree_rates: str | None = option(
+        None,
+        "Evaluate draft trees, too: probability that the drafter's 1st, 2nd, ... choice is accepted.",
+        metavar="R1,R2,...",
+    )
+    nodes: int = option(64, "Maximum number of nodes in a tree.")
+    draft_tokens: int | None = option(None, "Draft length (K).", "--draft-tokens", "-k", shown="the best")
+    longest: int = option(16, "Maximum draft length to consider.")
 
 
 @dataclass(frozen=True)
 class CostOptions:
     """Cost of a speculative step, in decode steps of the target or as measured."""
 
-    c: Annotated[
-        float, typer.Option("--c", help="Cost of a draft token, in decode steps of the target.", rich_help_panel=_COST)
-    ] = 0.05
-    row_cost: Annotated[
-        float,
-        typer.Option(help="Cost of verifying one more token, in decode steps of the target.", rich_help_panel=_COST),
-    ] = 0.0
-    host: Annotated[
-        float,
-        typer.Option(
-            help="Fixed overhead of a speculative step, in decode steps of the target.", rich_help_panel=_COST
-        ),
-    ] = 0.0
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Measure the costs of -m and -md on this machine.", rich_help_panel=_COST),
-    ] = False
+    PANEL: ClassVar[str] = "Costs"
+    c: float = option(0.05, "Cost of a draft token, in decode steps of the target.")
+    row_cost: float = option(0.0, "Cost of verifying one more token, in decode steps of the target.")
+    host: float = option(0.0, "Fixed overhead of a speculative step, in decode steps of the target.")
+    measure: bool = option(False, "Measure the costs of -m and -md on this machine.")
 
 
 @dataclass(frozen=True)
 class HardwareOptions:
     """Hardware to predict for, with a roofline model."""
 
-    hardware: Annotated[
-        str | None,
-        typer.Option(help="Hardware preset: a100, h100, h200, rtx3090 or rtx4090.", rich_help_panel=_HARDWARE),
-    ] = None
-    gpus: Annotated[
-        int | None,
-        typer.Option(help="Number of devices.", show_default="as many as memory requires", rich_help_panel=_HARDWARE),
-    ] = None
-    bandwidth: Annotated[float | None, typer.Option(help="Peak memory bandwidth, GB/s.", rich_help_panel=_HARDWARE)] = (
-        None
+    PANEL: ClassVar[str] = "Hardware"
+    hardware: str | None = option(None, "Hardware preset: a100, h100, h200, rtx3090 or rtx4090.")
+    gpus: int | None = option(None, "Number of devices.", shown="as many as memory requires")
+    bandwidth: float | None = option(None, "Peak memory bandwidth, GB/s.")
+    tflops: float | None = option(None, "Peak 16-bit TFLOP/s.")
+    memory: float | None = option(None, "Memory per device, GB.")
+    link: float | None = option(None, "Bandwidth between devices, GB/s per direction.")
+    bits: float = option(16, "Bits per weight of the target.")
+    draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
+    kv_bits: float = option(16, "Bits per KV cache entry.")
+    kv_bytes: float | None = option(None, "KV cache bytes per token of the target.", shown="from its shape")
+    context: int | None = option(
+        None, "Tokens of context per sequence; suggested draft models have as many.", shown="1024"
     )
-    tflops: Annotated[float | None, typer.Option(help="Peak 16-bit TFLOP/s.", rich_help_panel=_HARDWARE)] = None
-    memory: Annotated[float | None, typer.Option(help="Memory per device, GB.", rich_help_panel=_HARDWARE)] = None
-    link: Annotated[
-        float | None, typer.Option(help="Bandwidth between devices, GB/s per direction.", rich_help_panel=_HARDWARE)
-    ] = None
-    bits: Annotated[float, typer.Option(help="Bits per weight of the target.", rich_help_panel=_HARDWARE)] = 16
-    draft_bits: Annotated[
-        float | None,
-        typer.Option(help="Bits per weight of the draft model.", show_default="as --bits", rich_help_panel=_HARDWARE),
-    ] = None
-    kv_bits: Annotated[float, typer.Option(help="Bits per KV cache entry.", rich_help_panel=_HARDWARE)] = 16
-    kv_bytes: Annotated[
-        float | None,
-        typer.Option(
-            help="KV cache bytes per token of the target.", show_default="from its shape", rich_help_panel=_HARDWARE
-        ),
-    ] = None
-    context: Annotated[int, typer.Option(help="Tokens of context per sequence.", rich_help_panel=_HARDWARE)] = 1024
-    latency_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="Find the number of users served with at most this time per token.", rich_help_panel=_HARDWARE
-        ),
-    ] = None
-    users: Annotated[
-        int | None,
-        typer.Option(help="Find the number of devices for this many concurrent users.", rich_help_panel=_HARDWARE),
-    ] = None
+    latency_ms: float | None = option(None, "Find the number of users served with at most this time per token.")
+    users: int | None = option(None, "Find the number of devices for this many concurrent users.")
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Lists in place of a prediction."""
+
+    PANEL: ClassVar[str] = "Lists"
+    pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
+    suggest: bool = option(False, "Draft models for --target: known and local ones, ranked, or why not.")
+    models: list[Path] | None = option(
+        None, "With --suggest: folder of models to search; repeatable.", shown="the Hugging Face cache"
+    )
+    advice: bool = option(False, "What to do in which situation, with commands.")
+    presets: bool = option(False, "Hardware presets and the sources of their figures.")
+
+    def __post_init__(self) -> None:
+        if self.models and not self.suggest:
+            raise ParameterError("--models was given without --suggest", fix="add --suggest")
+
+    @property
+    def asked(self) -> str:
+        """The list that is asked for; "" if none is. Raises ParameterError for several."""
+        asked = [name for name in ("pairs", "suggest", "advice", "presets") if getattr(self, name)]
+        if len(asked) > 1:
+            raise ParameterError(f"--{' and --'.join(asked)} are given", fix="ask for one list")
+        return asked[0] if asked else ""

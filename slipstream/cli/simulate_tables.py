@@ -47,7 +47,7 @@ def lengths(found: dict[str, Any]) -> Section:
     made = Section("Speed-up", lead if found["best"] else "No draft length is faster than plain decoding.")
     made.tables.append(Table("Speed-up by draft length", columns, rows, note))
     if found["costs"]["curve"] and len(found["costs"]["curve"]["rows"]) > 2:  # measured
-        from slipstream.plan.report_doctor import costs
+        from slipstream.plan.report_diagnosis import costs
 
         made.tables.append(costs(found["costs"]["curve"]))
     made.notes = [*([best_tree(found["tree"])] if found["tree"] else []), f"Assumptions: {found['assumptions']}."]

@@ -4,43 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
-import typer
-
+from slipstream.cli.option_groups import option
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
-
-_PANEL = "Structured output"
 
 
 @dataclass(frozen=True)
 class StructuredOptions:
     """See `Structured`."""
 
-    json_schema: Annotated[
-        str | None,
-        typer.Option(
-            help="JSON schema that the text meets: a file, or JSON.", metavar="FILE|JSON", rich_help_panel=_PANEL
-        ),
-    ] = None
-    json_object: Annotated[
-        bool, typer.Option("--json-object", help="The text is a JSON object.", rich_help_panel=_PANEL)
-    ] = False
-    regex: Annotated[
-        str | None, typer.Option(help="Regular expression that the text matches.", rich_help_panel=_PANEL)
-    ] = None
-    grammar: Annotated[
-        str | None,
-        typer.Option(help="File of a grammar, in Lark or EBNF.", metavar="FILE", rich_help_panel=_PANEL),
-    ] = None
-    choice: Annotated[
-        list[str] | None, typer.Option(help="The text is one of these; repeatable.", rich_help_panel=_PANEL)
-    ] = None
-    after: Annotated[
-        str | None,
-        typer.Option(help="The form begins after this text, as in </think>.", rich_help_panel=_PANEL),
-    ] = None
+    PANEL: ClassVar[str] = "Structured output"
+    json_schema: str | None = option(None, "JSON schema that the text meets: a file, or JSON.", metavar="FILE|JSON")
+    json_object: bool = option(False, "The text is a JSON object.")
+    regex: str | None = option(None, "Regular expression that the text matches.")
+    grammar: str | None = option(None, "File of a grammar, in Lark or EBNF.", metavar="FILE")
+    choice: list[str] | None = option(None, "The text is one of these; repeatable.")
+    after: str | None = option(None, "The form begins after this text, as in </think>.")
 
     def form(self) -> Structured | None:
         """The form asked for, or None. Raises ParameterError, also for files that cannot be read."""

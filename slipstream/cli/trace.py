@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
@@ -12,7 +12,8 @@ from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, finish, unfinished
-from slipstream.cli.options import SamplingOptions, grouped
+from slipstream.cli.option_groups import argument, grouped, option
+from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -27,12 +28,10 @@ def trace(
     models: LabModels,
     sampling: SamplingOptions,
     *,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; default: an embedded prompt.", show_default=False)
-    ] = None,
-    kind: Annotated[str, typer.Option(help="Kind of the embedded prompt: code or edit.")] = "code",
-    number: Annotated[int, typer.Option(min=1, help="Index of the embedded prompt, from 1.")] = 1,
-    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
+    prompt: str | None = argument("The prompt; default: an embedded prompt.", default=None, shown=False),
+    kind: str = option("code", "Kind of the embedded prompt: code or edit."),
+    number: int = option(1, "Index of the embedded prompt, from 1.", min=1),
+    chat: bool = option(False, "Treat the prompt as a chat message."),
     files: OutputOptions,
 ) -> None:
     """Record one generation: the origin of each token, what was accepted, probabilities, and acceptance over time."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from slipstream.cli.options import grouped
+from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.training import DataOptions, LoopOptions, TextOptions, start
 
 app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=True)
@@ -23,11 +23,11 @@ def medusa(
     data: DataOptions,
     loop: LoopOptions,
     texts: TextOptions,
-    heads: Annotated[int, typer.Option(help="Number of heads; each predicts one position further.")] = 4,
-    layers: Annotated[int, typer.Option(help="Residual blocks per head.")] = 1,
-    own_head: Annotated[bool, typer.Option(help="Train a separate lm_head for each head.")] = True,
-    loss: Annotated[str, typer.Option(help="Loss: kl, reverse-kl, tv or ce.")] = "kl",
-    decay: Annotated[float, typer.Option(help="Weight of head k in the loss is decay^k.")] = 0.8,
+    heads: int = option(4, "Number of heads; each predicts one position further."),
+    layers: int = option(1, "Residual blocks per head."),
+    own_head: bool = option(True, "Train a separate lm_head for each head."),
+    loss: str = option("kl", "Loss: kl, reverse-kl, tv or ce."),
+    decay: float = option(0.8, "Weight of head k in the loss is decay^k."),
 ) -> None:
     """Train Medusa heads (arXiv 2401.10774) for any target.
 
@@ -48,20 +48,16 @@ def eagle3(
     data: DataOptions,
     loop: LoopOptions,
     texts: TextOptions,
-    steps: Annotated[int, typer.Option(help="Number of training-time test steps.")] = 4,
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(help="Number of token ids that the head can draft.", show_default="all up to 8192, else 32000"),
-    ] = None,
-    taps: Annotated[
-        list[int] | None,
-        typer.Option("--tap", help="Target layer that the head reads; repeatable.", show_default="low, middle, high"),
-    ] = None,
-    intermediate: Annotated[
-        int | None, typer.Option(help="Width of the MLP of the head.", show_default="the target's")
-    ] = None,
-    loss: Annotated[str, typer.Option(help="Loss: kl, reverse-kl, tv or ce.")] = "kl",
-    decay: Annotated[float, typer.Option(help="Weight of step j in the loss is decay^j.")] = 0.8,
+    steps: int = option(4, "Number of training-time test steps."),
+    draft_vocab: int | None = option(
+        None, "Number of token ids that the head can draft.", shown="all up to 8192, else 32000"
+    ),
+    taps: list[int] | None = option(
+        None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high"
+    ),
+    intermediate: int | None = option(None, "Width of the MLP of the head.", shown="the target's"),
+    loss: str = option("kl", "Loss: kl, reverse-kl, tv or ce."),
+    decay: float = option(0.8, "Weight of step j in the loss is decay^j."),
 ) -> None:
     """Train an EAGLE-3 head (arXiv 2503.01840) for any target, with training-time test."""
 
@@ -79,20 +75,17 @@ def draft(
     data: DataOptions,
     loop: LoopOptions,
     texts: TextOptions,
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--start", help="Draft model to continue from: folder, hub id or 'embedded'.", show_default="from scratch"
-        ),
-    ] = None,
-    hidden_size: Annotated[int, typer.Option(help="Hidden size, from scratch.")] = 256,
-    layers: Annotated[int, typer.Option(help="Number of layers, from scratch.")] = 2,
-    heads: Annotated[int, typer.Option(help="Number of query heads, from scratch.")] = 4,
-    kv_heads: Annotated[int, typer.Option(help="Number of KV heads, from scratch.")] = 1,
-    intermediate: Annotated[int, typer.Option(help="Width of the MLP, from scratch.")] = 640,
-    loss: Annotated[str, typer.Option(help="Loss: kl, reverse-kl, tv or ce.")] = "kl",
-    depth: Annotated[int, typer.Option(help="Draft length for which acceptance is simulated.")] = 4,
-    compile: Annotated[bool, typer.Option(help="Compile the layers (needs a C++ compiler on a CPU).")] = False,
+    begin: str | None = option(
+        None, "Draft model to continue from: folder, hub id or 'embedded'.", "--start", shown="from scratch"
+    ),
+    hidden_size: int = option(256, "Hidden size, from scratch."),
+    layers: int = option(2, "Number of layers, from scratch."),
+    heads: int = option(4, "Number of query heads, from scratch."),
+    kv_heads: int = option(1, "Number of KV heads, from scratch."),
+    intermediate: int = option(640, "Width of the MLP, from scratch."),
+    loss: str = option("kl", "Loss: kl, reverse-kl, tv or ce."),
+    depth: int = option(4, "Draft length for which acceptance is simulated."),
+    compile: bool = option(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile"),
 ) -> None:
     """Distil a draft model from the target's distributions (arXiv 2310.08461), from scratch or from a checkpoint."""
 
@@ -110,16 +103,13 @@ def layerskip(
     data: DataOptions,
     loop: LoopOptions,
     texts: TextOptions,
-    exit: Annotated[
-        int | None,
-        typer.Option(help="Exit layer for which acceptance is simulated.", show_default="half of the layers"),
-    ] = None,
-    p_max: Annotated[float, typer.Option(help="Layer dropout rate of the last layer.")] = 0.1,
-    exit_scale: Annotated[float, typer.Option(help="Weight of the early exits in the loss.")] = 0.3,
-    rotation: Annotated[int, typer.Option(help="Each exit contributes to the loss once in this many steps.")] = 7,
-    loss: Annotated[str, typer.Option(help="Loss: kl (stay near the original), reverse-kl, tv or ce.")] = "kl",
-    depth: Annotated[int, typer.Option(help="Draft length for which acceptance is simulated.")] = 4,
-    compile: Annotated[bool, typer.Option(help="Compile the layers (needs a C++ compiler on a CPU).")] = False,
+    exit: int | None = option(None, "Exit layer for which acceptance is simulated.", shown="half of the layers"),
+    p_max: float = option(0.1, "Layer dropout rate of the last layer."),
+    exit_scale: float = option(0.3, "Weight of the early exits in the loss."),
+    rotation: int = option(7, "Each exit contributes to the loss once in this many steps."),
+    loss: str = option("kl", "Loss: kl (stay near the original), reverse-kl, tv or ce."),
+    depth: int = option(4, "Draft length for which acceptance is simulated."),
+    compile: bool = option(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile"),
 ) -> None:
     """Train a target further so that its early layers can draft (LayerSkip, arXiv 2404.16710). Makes a new target."""
 

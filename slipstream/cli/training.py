@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
+from slipstream.cli.option_groups import option
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.methods import METHODS
@@ -21,139 +22,69 @@ from slipstream.training.methods import METHODS
 if TYPE_CHECKING:
     from slipstream.training.training_settings import LoopConfig
 
-_DATA, _LOOP, _TEXTS = "Data", "Training", "Held-out texts"
-
 
 @dataclass(frozen=True)
 class DataOptions:
     """Target, training data and output folder."""
 
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Output folder.", show_default="runs/METHOD", rich_help_panel=_DATA)
-    ] = None
-    target: Annotated[
-        str, typer.Option("--target", "-m", help="Target model: folder, hub id, or 'embedded'.", rich_help_panel=_DATA)
-    ] = "embedded"
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            help="Data: text file, folder, .jsonl, .bin stream, or 'corpus' (Python source found here); repeatable.",
-            rich_help_panel=_DATA,
-        ),
-    ] = None
-    share: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--share",
-            help="Sampling weight of a --data; repeatable, one per --data.",
-            show_default="by size",
-            rich_help_panel=_DATA,
-        ),
-    ] = None
-    heldout_share: Annotated[
-        float, typer.Option(help="Share of the documents held out for evaluation.", rich_help_panel=_DATA)
-    ] = 0.03
-    answers_only: Annotated[
-        bool, typer.Option("--answers-only", help="Compute the loss on answers only.", rich_help_panel=_DATA)
-    ] = False
-    regenerate: Annotated[
-        int,
-        typer.Option(
-            help="First let the target generate this many tokens after prefixes of the data, and train on them, too.",
-            metavar="TOKENS",
-            rich_help_panel=_DATA,
-        ),
-    ] = 0
-    regenerate_share: Annotated[
-        float, typer.Option(help="Share of the target's own text in a batch.", rich_help_panel=_DATA)
-    ] = 0.5
-    cache_hidden: Annotated[
-        bool,
-        typer.Option(
-            "--cache-hidden", help="Compute the target's hidden states once and store them.", rich_help_panel=_DATA
-        ),
-    ] = False
-    executor: Annotated[
-        str, typer.Option(help="Executor of the target: auto, native or torch.", rich_help_panel=_DATA)
-    ] = "auto"
+    PANEL: ClassVar[str] = "Data"
+    out: Path | None = option(None, "Output folder.", shown="runs/METHOD")
+    target: str = option("embedded", "Target model: folder, hub id, or 'embedded'.", "--target", "-m")
+    data: list[str] | None = option(
+        None, "Data: text file, folder, .jsonl, .bin stream, or 'corpus' (Python source found here); repeatable."
+    )
+    share: list[float] | None = option(
+        None, "Sampling weight of a --data; repeatable, one per --data.", shown="by size"
+    )
+    heldout_share: float = option(0.03, "Share of the documents held out for evaluation.")
+    answers_only: bool = option(False, "Compute the loss on answers only.")
+    regenerate: int = option(
+        0,
+        "First let the target generate this many tokens after prefixes of the data, and train on them, too.",
+        metavar="TOKENS",
+    )
+    regenerate_share: float = option(0.5, "Share of the target's own text in a batch.")
+    cache_hidden: bool = option(False, "Compute the target's hidden states once and store them.")
+    executor: str = option("auto", "Executor of the target: auto, native or torch.")
 
 
 @dataclass(frozen=True)
 class LoopOptions:
     """Training loop settings."""
 
-    budget_minutes: Annotated[
-        float | None, typer.Option(help="Training time of the whole run, in minutes.", rich_help_panel=_LOOP)
-    ] = None
-    budget_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Training tokens, instead of minutes; the result is then reproducible by seed.", rich_help_panel=_LOOP
-        ),
-    ] = None
-    length: Annotated[int, typer.Option(help="Tokens per window.", rich_help_panel=_LOOP)] = 512
-    rows: Annotated[int, typer.Option(help="Windows per optimiser step.", rich_help_panel=_LOOP)] = 8
-    micro_rows: Annotated[
-        int | None, typer.Option(help="Windows per forward pass; fewer need less memory.", rich_help_panel=_LOOP)
-    ] = None
-    lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", show_default="by method", rich_help_panel=_LOOP)
-    ] = None
-    optimiser: Annotated[
-        str | None, typer.Option(help="Optimiser: adamw or muon.", show_default="by method", rich_help_panel=_LOOP)
-    ] = None
-    decay_share: Annotated[
-        float,
-        typer.Option(help="Share of the budget, at its end, in which the learning rate decays.", rich_help_panel=_LOOP),
-    ] = 0.35
-    warmup_steps: Annotated[int, typer.Option(help="Number of warm-up steps.", rich_help_panel=_LOOP)] = 50
-    seed: Annotated[int, typer.Option(help="Seed for weights, data order and texts.", rich_help_panel=_LOOP)] = 0
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue exactly from the checkpoint in --out.", rich_help_panel=_LOOP)
-    ] = False
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the estimated disk, memory and time, and exit.", rich_help_panel=_LOOP),
-    ] = False
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Device: cpu, cuda, cuda:1; for several GPUs use `accelerate launch`.", rich_help_panel=_LOOP
-        ),
-    ] = "cpu"
-    threads: Annotated[int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=_LOOP)] = None
-    bf16: Annotated[
-        bool | None,
-        typer.Option(
-            help="Matrix products in bfloat16, else in float32.",
-            show_default="where the hardware has them",
-            rich_help_panel=_LOOP,
-        ),
-    ] = None
-    save_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.", rich_help_panel=_LOOP)] = 4.0
-    eval_steps: Annotated[int, typer.Option(help="Steps between evaluations.", rich_help_panel=_LOOP)] = 200
-    max_steps: Annotated[
-        int | None,
-        typer.Option(help="Stop this call after this many steps; --resume continues.", rich_help_panel=_LOOP),
-    ] = None
+    PANEL: ClassVar[str] = "Training"
+    budget_minutes: float | None = option(None, "Training time of the whole run, in minutes.")
+    budget_tokens: int | None = option(
+        None, "Training tokens, instead of minutes; the result is then reproducible by seed."
+    )
+    length: int = option(512, "Tokens per window.")
+    rows: int = option(8, "Windows per optimiser step.")
+    micro_rows: int | None = option(None, "Windows per forward pass; fewer need less memory.")
+    lr: float | None = option(None, "Peak learning rate.", shown="by method")
+    optimiser: str | None = option(None, "Optimiser: adamw or muon.", shown="by method")
+    decay_share: float = option(0.35, "Share of the budget, at its end, in which the learning rate decays.")
+    warmup_steps: int = option(50, "Number of warm-up steps.")
+    seed: int = option(0, "Seed for weights, data order and texts.")
+    resume: bool = option(False, "Continue exactly from the checkpoint in --out.")
+    dry_run: bool = option(False, "Print the estimated disk, memory and time, and exit.")
+    device: str = option("cpu", "Device: cpu, cuda, cuda:1; for several GPUs use `accelerate launch`.")
+    threads: int | None = option(None, "Number of CPU threads.")
+    bf16: bool | None = option(
+        None, "Matrix products in bfloat16, else in float32.", shown="where the hardware has them"
+    )
+    save_minutes: float = option(4.0, "Minutes between checkpoints.")
+    eval_steps: int = option(200, "Steps between evaluations.")
+    max_steps: int | None = option(None, "Stop this call after this many steps; --resume continues.")
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """Texts generated by the target, on which the acceptance length is simulated."""
 
-    texts: Annotated[int, typer.Option(help="Number of texts.", rich_help_panel=_TEXTS)] = 32
-    text_tokens: Annotated[int, typer.Option(help="New tokens per text.", rich_help_panel=_TEXTS)] = 96
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--temperature",
-            help="Temperature in addition to 0; repeatable.",
-            show_default="0.8",
-            rich_help_panel=_TEXTS,
-        ),
-    ] = None
+    PANEL: ClassVar[str] = "Held-out texts"
+    texts: int = option(32, "Number of texts.")
+    text_tokens: int = option(96, "New tokens per text.")
+    temperature: list[float] | None = option(None, "Temperature in addition to 0; repeatable.", shown="0.8")
 
 
 def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, options: Callable[[], Any]) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench_served import check_no_server
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.early import check_contenders
 from slipstream.cli.engines import EngineOptions
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
-from slipstream.cli.options import SamplingOptions, grouped
-from slipstream.cli.running_server import RunningServer, examine
-from slipstream.cli.tune_vllm import tune_vllm
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import SamplingOptions
+from slipstream.cli.servers import LoadOptions, of_servers
+from slipstream.cli.tune_served import RunningServer, examine, tune_vllm
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
 from slipstream.settings import SAME
@@ -63,36 +63,36 @@ def tune(
     sampling: SamplingOptions,
     texts: PromptOptions,
     *,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
-    confirm: Annotated[int, typer.Option(min=1, help="Number of best candidates to compare with plain decoding.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed passes of that comparison.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Time limit in seconds; at least three passes.")] = 45,
-    write: Annotated[
-        Path | None, typer.Option(help="Write the choice to this file, for --config of generate, chat and serve.")
-    ] = None,
-    engine_options: EngineOptions,
+    batch: int = option(1, "Batch size.", min=1),
+    confirm: int = option(3, "Number of best candidates to compare with plain decoding.", min=1),
+    rounds: int = option(5, "Timed passes of that comparison.", min=1),
+    seconds: float = option(45, "Time limit in seconds; at least three passes.", min=0),
+    write: Path | None = option(None, "Write the choice to this file, for --config of generate, chat and serve."),
+    engine: EngineOptions,
     files: OutputOptions,
     server: RunningServer,
+    load_options: LoadOptions,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
 
     Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
-    --draft-tokens is the maximum draft length to consider. With --engine vllm, vLLM's server is started for each
-    drafter and length, beside one that decodes plainly, and --batch requests are in flight.
+    What limits each is said with its fix: an expensive draft, low acceptance, rows that cost the target time, the host.
+    --draft-tokens is the maximum draft length to consider.
 
-    With --base-url, recommend a draft length for a running server, as `slipstream doctor --base-url` does.
+    With --base-url, examine a running server of vLLM, SGLang, llama.cpp or Slipstream by its counters, under a short
+    load, or with --watch under the load that it has, and recommend a draft length. API key: OPENAI_API_KEY. With
+    --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
     """
+    local = {"--batch": batch != 1, "--confirm": confirm != 3}
     if server.base_url is not None:
-        given = {
-            "--batch": batch != 1,
-            "--confirm": confirm != 3,
-            "--write": write is not None,
-            "--engine": engine_options.vllm,
-        }
-        return examine(server, models, sampling, texts, rounds, seconds, files, given)
-    check_no_server(server, "--base-url")
-    if engine_options.vllm:
-        return tune_vllm(models, sampling.params(), texts, batch, rounds, seconds, write, engine_options, files)
+        local |= {"--write": write is not None}
+    elif server.watch is not None:
+        raise ParameterError("watch is given without a server", fix="name one: --base-url URL")
+    if of_servers(server.base_url, "--base-url", models, engine, load_options, local):
+        if server.base_url is not None:
+            return examine(server, load_options, sampling.params(), texts, rounds, seconds, files)
+        params = sampling.params()
+        return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
     params, contenders = sampling.params(), models.longest()
     writable(write=write)
     files.check()
@@ -114,8 +114,8 @@ def tune(
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
     render.line(f"tune: {names}; {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
-    engine = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
-    origin = Choice("none", target=models.target, draft=models.draft_model, engine=engine)
+    settings = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
+    origin = Choice("none", target=models.target, draft=models.draft_model, engine=settings)
     with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))
     finish(result, files, show)

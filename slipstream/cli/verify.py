@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Annotated
 
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.bench_served import check_own_settings, request_fields
 from slipstream.cli.engines import EngineOptions, started, vllm_server
 from slipstream.cli.loading import banner, load
-from slipstream.cli.measuring import Count, OutputOptions, PromptOptions, Source, finish, unfinished
-from slipstream.cli.options import ModelOptions, SamplingOptions, grouped
+from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.option_groups import grouped, option
+from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.cli.servers import of_servers, request_fields
 from slipstream.errors import ParameterError
 
 FORMER = {"law": "distribution"}
@@ -24,8 +24,8 @@ FORMER = {"law": "distribution"}
 class VerifyPrompts(PromptOptions):
     """Of every embedded kind."""
 
-    prompts: Source = "code,edit,varied"
-    count: Count = 9
+    prompts: str = "code,edit,varied"
+    count: int = 9
 
 
 @grouped
@@ -34,33 +34,20 @@ def verify(
     sampling: SamplingOptions,
     prompts: VerifyPrompts,
     *,
-    check: Annotated[
-        list[str] | None,
-        typer.Option(help="Run only this check: greedy, coupled or distribution; repeatable."),
-    ] = None,
-    texts: Annotated[
-        int, typer.Option(min=1, help="Texts sampled with each setting; three times as many with your own.")
-    ] = 10,
-    reach: Annotated[
-        int, typer.Option(min=0, help="Position that one of these texts reaches; 0: none is longer.")
-    ] = 512,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples per prompt.", show_default="400; 200 of servers")
-    ] = None,
-    distribution_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts for first tokens.")] = 3,
-    first: Annotated[int, typer.Option(min=2, help="Number of first tokens whose joint distribution is tested.")] = 5,
-    level: Annotated[float, typer.Option(help="Probability that a correct run is called a bug.")] = 1e-3,
+    check: list[str] | None = option(None, "Run only this check: greedy, coupled or distribution; repeatable."),
+    texts: int = option(10, "Texts sampled with each setting; three times as many with your own.", min=1),
+    reach: int = option(512, "Position that one of these texts reaches; 0: none is longer.", min=0),
+    samples: int | None = option(None, "Samples per prompt.", shown="400; 200 of servers", min=1),
+    distribution_prompts: int = option(3, "Number of prompts for first tokens.", min=1),
+    first: int = option(5, "Number of first tokens whose joint distribution is tested.", min=2),
+    level: float = option(1e-3, "Probability that a correct run is called a bug."),
     files: OutputOptions,
-    base_url: Annotated[
-        str | None, typer.Option(help="Check a server that speculates, as in http://localhost:8000/v1.", metavar="URL")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Server of the same model without speculation.", metavar="URL")
-    ] = None,
-    served_model: Annotated[
-        str, typer.Option(help="Model name at both servers.", show_default="the first listed")
-    ] = "",
-    engine_options: EngineOptions,
+    base_url: str | None = option(
+        None, "Check a server that speculates, as in http://localhost:8000/v1.", metavar="URL"
+    ),
+    against: str | None = option(None, "Server of the same model without speculation.", metavar="URL"),
+    served_model: str = option("", "Model name at both servers.", shown="the first listed"),
+    engine: EngineOptions,
 ) -> None:
     """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
 
@@ -77,22 +64,18 @@ def verify(
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()
     files.check()
-    if engine_options.vllm:
-        if base_url is not None or against is not None:
-            raise ParameterError("a URL and --engine are given", fix="give one of them")
-        plain = vllm_server(models, engine_options, plain=True)
-        with started({"speculation": vllm_server(models, engine_options), "plain": plain}, engine_options) as places:
-            return compare_servers(
-                places["speculation"], places["plain"], served_model, sampling, prompts, samples, level, seed, files
-            )
-    if base_url is not None or against is not None:
+    if of_servers(base_url or against, "--base-url", models, engine):
+        if engine.vllm:
+            servers = {"speculation": vllm_server(models, engine), "plain": vllm_server(models, engine, plain=True)}
+            with started(servers, engine) as places:
+                base_url, against = places["speculation"], places["plain"]
+                return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
         if base_url is None or against is None:
             raise ParameterError(
                 "one of --base-url and --against is missing",
                 why="texts of a server that speculates are compared with those of one that does not",
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
-        check_own_settings(models)
         return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
     from slipstream.verify.checks import CHECKS, UNTESTED, VerifyConfig
 

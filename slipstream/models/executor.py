@@ -209,7 +209,7 @@ def unknown_ids(what: str) -> TargetError:
     return TargetError(
         what,
         why="target and draft have different vocabularies, or the prompt has an id that the model lacks",
-        fix="check the pair with `slipstream check-pair`",
+        fix="check the pair with `slipstream info TARGET DRAFT`",
     )
 
 

@@ -173,7 +173,7 @@ def _other_tokens(problem: str) -> PairError:
     return PairError(
         problem,
         why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
-        fix="use a draft model of the target's family (see `slipstream check-pair`), the drafter 'ngram', which "
+        fix="use a draft model of the target's family (see `slipstream info TARGET DRAFT`), the drafter 'ngram', which "
         "needs no second model, or draft_tokenizer='intersection' or 'string' (--draft-tokenizer), with which the "
         "draft model keeps its tokenizer",
     )

@@ -1,4 +1,4 @@
-"""`slipstream doctor`: finds out why speculative decoding is slow.
+"""Finds out why speculative decoding is slow.
 
 The speed-up follows from a few measurements: the cost of a target pass by its rows, the cost of drafting, the
 acceptance rates, and the host time of a step. `diagnose` is a pure function of them: for each possible cause it
@@ -19,24 +19,14 @@ includes 1, or if other processes took a part of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
 
-from slipstream.bench.benchmark import QUIET, Contender, figures, warnings
+from slipstream.bench.benchmark import QUIET
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
-from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race
-from slipstream.bench.prompts import PromptSet
-from slipstream.bench.provenance import OtherProcesses, provenance
-from slipstream.bench.results import Result, kept, recording
-from slipstream.core.params import SamplingParams, Strict, check_integer
-from slipstream.plan.diagnosis_measured import ROWS, CountingArm, Measured, measured, target_costs
+from slipstream.core.params import Strict
+from slipstream.plan.diagnosis_measured import Measured
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
-
-if TYPE_CHECKING:
-    from slipstream.llm import LLM
 
 FINE = 1.05
 """Smallest speed-up for which the diagnosis is `NOTHING`."""
@@ -211,68 +201,3 @@ def evidence(m: Measured, cause: str) -> list[str]:
         now = f"measured at {m.speedup.value:.2f}x" if m.speedup else f"predicted at {m.prediction().speedup:.2f}x"
         lines = [f"{length} draft tokens are predicted at {best:.2f}x, {m.draft_tokens} are {now}"]
     return [*lines, *(line for name, line in lines_by_cause.items() if name != key)]
-
-
-@dataclass(frozen=True)
-class DoctorConfig(Strict):
-    """tokens, rounds, seconds as in `BenchConfig`; batch: sequences decoded at once."""
-
-    tokens: int = 64
-    rounds: int = 4
-    seconds: float = 40.0
-    batch: int = 1
-    seed: int = 0
-    params: SamplingParams = field(default_factory=SamplingParams)
-
-    def __post_init__(self) -> None:
-        check_integer("tokens", self.tokens, 2)
-        check_integer("rounds", self.rounds, 1)
-        check_integer("batch", self.batch, 1)
-
-
-def steps(llm: LLM, prompts: PromptSet, config: DoctorConfig) -> int:
-    """How often `doctor` calls `advance`."""
-    arms = [Arm("", llm, batch=config.batch)] * 2
-    return sum(passes(line_up([arm], prompts.ids, prompts.categories), config.rounds) for arm in arms)
-
-
-def doctor(
-    llm: LLM,
-    contender: Contender,
-    prompts: PromptSet,
-    config: DoctorConfig,
-    out: str | Path | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> Result:
-    """Measures one drafter against plain decoding and diagnoses what limits its speed-up."""
-    check_integer("draft_tokens", contender.draft_tokens, 1)
-    settings = {"contender": contender.label, "draft_tokens": contender.draft_tokens, **asdict(config)}
-    result = Result("doctor", settings, provenance(llm, config.seed, prompts=prompts.digest))
-    runs: list[Run] = []
-    curves: list[CostCurve] = []
-    neighbours = OtherProcesses()
-
-    def collect() -> dict[str, Any]:
-        result.provenance["neighbours"] = neighbours.share()
-        result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
-        data: dict[str, Any] = {
-            "prompts": prompts.as_dict(),
-            "arms": [{"label": run.arm.name, "overall": figures(run)} for run in runs if run.rounds],
-        }
-        if curves and len(data["arms"]) == 2:
-            found = measured(runs[1], curves[0])
-            data |= {"measured": asdict(found), "diagnosis": asdict(diagnose(found, result.provenance["neighbours"]))}
-        return data
-
-    with kept(result), recording(result, out, collect) as save:
-        drafter, options = load_weights_once(llm, contender.drafter, contender.options)
-        params = replace(config.params, max_tokens=config.tokens)
-        plain = Arm("plain", llm, params=params, batch=config.batch)
-        fast = CountingArm(
-            contender.label, llm, drafter, contender.draft_tokens, options, params, config.batch, against=plain
-        )
-        runs += line_up([plain, fast], prompts.ids, prompts.categories)
-        past = sum(len(ids) for ids in prompts.ids) // len(prompts.ids) + config.tokens // 2
-        curves.append(target_costs(llm.target, past, max(ROWS)))
-        race(runs, config.rounds, advance, config.seconds, save, config.seed)
-    return result

@@ -1,4 +1,4 @@
-"""`slipstream doctor --base-url URL`: whether speculation pays on a running server, and which setting would help.
+"""`slipstream tune --base-url URL`: whether speculation pays on a running server, and which setting would help.
 
 The server's counters give the acceptance by position. Loads of one and of several requests at once give the time of a
 step at two numbers of rows, and so what a row costs; what a draft token costs cannot be seen from outside and is
@@ -25,7 +25,7 @@ from slipstream.plan.diagnosis import ACCEPTANCE, BATCH, FINE, FIXES, LENGTH, NO
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import Rates, StepCosts, forecast
 
-KIND = "doctor-served"
+KIND = "tune-served"
 OFF = "nothing is drafted"
 HARDLY = 0.1
 """Positions that a smaller share of the drafts accepts are named."""

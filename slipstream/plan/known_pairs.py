@@ -218,6 +218,23 @@ def require_model(name: str) -> KnownModel:
     return model
 
 
+def published_figures(target: str, draft: str) -> list[str]:
+    """What is published of the pair with these names, hub ids or folders, in clauses with their sources."""
+    models = known_model(target), known_model(draft)
+    pair = published(models[0].name, models[1].name) if models[0] and models[1] else None
+    if pair is None:
+        return []
+    figures = [("acceptance", pair.acceptance, "%", pair.acceptance_source), ("speed-up", pair.speedup, "x",
+               pair.speedup_source)]  # fmt: skip
+    return [f"published {what}: {span(values, unit)}, {source}" for what, values, unit, source in figures if values]
+
+
+def span(values: tuple[float, float], unit: str) -> str:
+    """(.75, .8), "%" -> "75-80%"; one number for two equal ones."""
+    shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
+    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit
+
+
 def published(target: str, draft: str) -> KnownPair | None:
     """The published pair of these two registry names, or None."""
     return next((p for p in PAIRS if (p.target, p.draft) == (target, draft)), None)

@@ -1,4 +1,4 @@
-"""Report of a running server: `doctor` and `tune` with --base-url."""
+"""Report of `tune` on a running server."""
 
 from __future__ import annotations
 

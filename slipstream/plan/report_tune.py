@@ -11,6 +11,7 @@ from slipstream.bench import plots
 from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, times, words
+from slipstream.plan.report_diagnosis import explain, reason, setting
 
 SHOWN_POSITIONS = 4
 
@@ -20,6 +21,9 @@ def section(result: Result) -> Section:
     made = Section("Which drafter and draft length?", lead(data))
     if data["raced"]:
         made.tables.append(raced(data["raced"], data["choice"]))
+        chosen = [row for row in data["raced"] if is_chosen(row, data["choice"])]
+        best = max(data["raced"], key=lambda row: row["speedup"]["value"])
+        explain(made, data["raced"], chosen[0] if chosen else best)
     if data["drafters"]:
         made.plots.append(predictions(data["drafters"], data["raced"]))
         made.tables.append(recorded(data["drafters"]))
@@ -37,22 +41,28 @@ def lead(data: dict[str, Any]) -> str:
     if not data["raced"]:
         return "The run ended before any setting was confirmed, so nothing is chosen."
     if choice is None:
-        return "Choice: none. No drafter was significantly faster than plain decoding, so use plain decoding."
+        best = max(data["raced"], key=lambda row: row["speedup"]["value"])
+        return (
+            "Choice: none. No drafter was significantly faster than plain decoding, so use plain decoding. The best: "
+            f"{reason(best)}"
+        )
     return (
         f"Choice: {choice['label']}, K={choice['draft_tokens']}: {interval(choice['speedup'])} over plain decoding "
         f"measured, {times(choice['predicted'])} predicted."
     )
 
 
+def is_chosen(row: dict[str, Any], choice: dict[str, Any] | None) -> bool:
+    return choice is not None and all(choice[k] == row[k] for k in ("contender", "draft_tokens"))
+
+
 def raced(rows: list[dict[str, Any]], choice: dict[str, Any] | None) -> Table:
     cells = []
     for row in rows:
         gain = row["speedup"]
-        picked = choice and all(choice[k] == row[k] for k in ("contender", "draft_tokens"))
         texts = "as plain" if row["exact"] else Alarm("DIFFERENT")
         off = f"{row['predicted'] / gain['value'] - 1:+.0%}"
-        who = f"{row['label']}, K={row['draft_tokens']}"
-        cells.append([who, row["predicted"], gain, off, texts, "chosen" if picked else ""])
+        cells.append([setting(row), row["predicted"], gain, off, texts, "chosen" if is_chosen(row, choice) else ""])
     columns = [words("setting"), Column("predicted", "x"), Column("measured (95%)", "x"), Column("off by"),
                words("texts"), words("")]  # fmt: skip
     return Table("Measured against plain decoding", columns, cells)

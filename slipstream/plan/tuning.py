@@ -1,10 +1,10 @@
 """`slipstream tune`: chooses a drafter and a draft length, or plain decoding, for given prompts on this machine.
 
     1. record   plain decoding and every drafter decode the prompts in turns, which measures acceptance rates by
-    position,
-                drafting cost and host time. Drafters whose cost grows with the draft length also run with short drafts.
+                position, drafting cost and host time. Drafters whose cost grows with the draft length also run with
+                short drafts.
     2. predict  the closed forms predict the speed-up of every drafter at every length up to the recorded one.
-    3. confirm  the best few are measured against plain decoding, interleaved.
+    3. confirm  the best few are measured against plain decoding, interleaved, and what limits each is diagnosed.
 
 The choice is the fastest confirmed setting whose 95 % interval is above 1; if there is none, the choice is "none". No
 measurement is reused in another run, because the speed of a machine drifts.
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.benchmark import Contender, figures, warnings
+from slipstream.bench.benchmark import Contender, checkpoints, figures, warnings
 from slipstream.bench.configs import Choice, others, slipstream
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.bench.prompts import PromptSet
@@ -25,6 +25,7 @@ from slipstream.bench.provenance import OtherProcesses, provenance
 from slipstream.bench.results import Result, kept, recording
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.drafters.draft_plan import embedded_role
+from slipstream.plan.diagnosis import diagnose
 from slipstream.plan.diagnosis_measured import CountingArm, Measured, measured, target_costs
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.zoo import checkpoint_of
@@ -130,16 +131,15 @@ def tune(
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
-    result = Result(
-        "tune", {"contenders": named, **asdict(config)}, provenance(llm, config.seed, prompts=prompts.digest)
-    )
+    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
+    result = Result("tune", {"contenders": named, **asdict(config)}, source)
     work = _Tuning(llm, contenders, prompts, config, origin or Choice("none"))
     neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()
         result.warnings = [*prompts.warnings, *warnings(work.raced, result.provenance["neighbours"]), *work.doubts()]
-        return {"prompts": prompts.as_dict()} | work.data()
+        return {"prompts": prompts.as_dict()} | work.data(result.provenance["neighbours"])
 
     with kept(result, "drafters"), recording(result, out, collect) as save:
         work.record(advance)
@@ -154,6 +154,7 @@ class _Tuning:
     def __init__(self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: Choice):
         self.llm, self.contenders, self.prompts, self.config, self.origin = llm, contenders, prompts, config, origin
         self.facts: list[Measured] = []
+        self.costs = CostCurve.flat(0.0)
         self.shortlisted: list[Candidate] = []
         self.recorded: list[Run] = []
         self.raced: list[Run] = []
@@ -170,13 +171,13 @@ class _Tuning:
             if _has_slope(c):
                 arms.append(self._arm(len(self._ready) - 1, SHORT, plain))
         most = self.config.batch * (1 + max(c.draft_tokens for c in self.contenders))
-        costs = self._costs(max(most, 64))
+        self.costs = self._costs(max(most, 64))
         self.recorded = line_up(arms, self.prompts.ids, self.prompts.categories)
         race(self.recorded, RECORDED, advance, seed=self.config.seed)
         runs = iter(self.recorded[1:])
         for c in self.contenders:
             long, short = next(runs), next(runs) if _has_slope(c) else None
-            self.facts.append(measured(long, costs, short))
+            self.facts.append(measured(long, self.costs, short))
         self.shortlisted = shortlist(candidates([c.label for c in self.contenders], self.facts), self.config.confirm)
 
     def confirm(self, advance: Callable[[], None], save: Callable[[], None]) -> None:
@@ -185,19 +186,23 @@ class _Tuning:
         self.raced += line_up(arms, self.prompts.ids, self.prompts.categories)
         race(self.raced, self.config.rounds, advance, self.config.seconds, save, self.config.seed + 1)
 
-    def data(self) -> dict[str, Any]:
-        """The data of the result so far."""
+    def data(self, neighbours: float | None) -> dict[str, Any]:
+        """The data of the result so far. neighbours: as for `diagnose`."""
         table = [
             {"label": c.label, "measured": asdict(m), "predicted": [m.expected(k) for k in _lengths(m)]}
             | {"mean_acceptance_length": m.tau, "noisy": m.noise > NOISY}
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
-        raced: list[dict[str, Any]] = [
-            {"label": c.label, "contender": c.contender, "draft_tokens": c.draft_tokens, "predicted": c.predicted}
-            | {"speedup": asdict(run.speedup()), "exact": run.exact, "overall": figures(run), "rounds": run.rounds}
-            for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
-            if run.rounds
-        ]
+        raced: list[dict[str, Any]] = []
+        for c, run in zip(self.shortlisted, self.raced[1:], strict=False):
+            if run.measured:
+                m = measured(run, self.costs)
+                raced.append(
+                    {"label": c.label, "contender": c.contender, "draft_tokens": c.draft_tokens}
+                    | {"predicted": c.predicted, "speedup": asdict(run.speedup()), "exact": run.exact}
+                    | {"overall": figures(run), "rounds": run.rounds, "measured": asdict(m)}
+                    | {"diagnosis": asdict(diagnose(m, neighbours))}
+                )
         best = choose(raced)
         found: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
         if raced:

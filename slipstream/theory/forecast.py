@@ -1,6 +1,6 @@
 """Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it.
 
-`slipstream pairs`, `suggest-draft`, `check-pair` and `simulate` all call `forecast`, so equal assumptions give equal
+`slipstream simulate` and `info TARGET DRAFT` call `forecast`, so equal assumptions give equal
 numbers. There are four: the acceptance rates, the cost of a draft token, the cost of verifying draft tokens, and where
 both costs come from. `Forecast.assumptions` states them in one line.
 

@@ -1,50 +1,10 @@
-"""Small results of every kind, measured once on the tiny pair."""
+"""Results that were measured once."""
 
-from __future__ import annotations
-
-import pytest
-
-from slipstream.bench.benchmark import BenchConfig, Contender, bench
-from slipstream.bench.parameter_sweep import Setting, sweep
-from slipstream.bench.prompts import Prompt, PromptSet
-from slipstream.bench.results import Result
-from slipstream.bench.tracing import trace
-from slipstream.core.params import SamplingParams
-from slipstream.llm import LLM
-from tests.checkpoints import Tiny
-
-
-@pytest.fixture(scope="session")
-def tiny_llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
-
-
-@pytest.fixture(scope="session")
-def contenders(tiny: Tiny) -> list[Contender]:
-    return [Contender("model", str(tiny.draft), 3), Contender("ngram", "ngram", 4)]
-
-
-@pytest.fixture(scope="session")
-def prompt_set() -> PromptSet:
-    rows = [("a", [5, 6, 7]), ("b", [8, 9]), ("a", [40, 41, 42, 43])]
-    return PromptSet("made up", [Prompt(ids, kind, f"{kind}{i}") for i, (kind, ids) in enumerate(rows)], "0123")
-
-
-@pytest.fixture(scope="session")
-def bench_result(tiny_llm: LLM, contenders: list[Contender], prompt_set: PromptSet) -> Result:
-    config = BenchConfig(tokens=8, rounds=3, temperatures=(0.0, 1.0))
-    return bench(tiny_llm, contenders, prompt_set, config)
-
-
-@pytest.fixture(scope="session")
-def sweep_result(tiny_llm: LLM, contenders: list[Contender], prompt_set: PromptSet) -> Result:
-    model = contenders[0]
-    settings = [Setting(Contender(model.label, model.drafter, k), 0.0, 1, None, {"draft_tokens": k}) for k in (1, 2, 3)]
-    axes = {"draft_tokens": (1, 2, 3), "drafter": ("model",)}
-    return sweep({None: tiny_llm}, settings, axes, prompt_set, BenchConfig(tokens=10, rounds=3))
-
-
-@pytest.fixture(scope="session")
-def trace_result(tiny_llm: LLM, contenders: list[Contender]) -> Result:
-    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
-    return trace(tiny_llm, contenders[0], [5, 6, 7], params)
+from tests.bench.small_results import (
+    bench_result as bench_result,
+    contenders as contenders,
+    grid_result as grid_result,
+    prompt_set as prompt_set,
+    tiny_llm as tiny_llm,
+    trace_result as trace_result,
+)

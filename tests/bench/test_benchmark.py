@@ -13,6 +13,7 @@ from slipstream.bench.plots import svg
 from slipstream.bench.results import Result, read, write
 from slipstream.cli.reports import section
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError, ResultError
 from slipstream.llm import LLM
@@ -103,7 +104,7 @@ def test_a_wrong_text_is_a_bug_and_a_warning(tiny_llm, contenders, prompt_set, m
 class Faulty:
     """Proposes nothing, or fails."""
 
-    name, taps = "faulty", ()
+    name, taps, traits = "faulty", (), DrafterTraits()
 
     def propose(self, seqs, budget):
         raise RuntimeError("no")

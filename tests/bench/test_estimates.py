@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from slipstream.bench.estimates import agreement, mean, ratio, spread, t_quantile, unsure
+from slipstream.bench.estimates import mean, ratio, t_quantile, unsure
 
 
 def test_ratio_is_of_geometric_means_over_passes_then_totals_over_prompts():
@@ -72,18 +72,6 @@ def test_the_quantile_is_that_of_students_t(freedom):
 def test_shapes_must_match():
     with pytest.raises(ValueError, match="paired"):
         ratio([[1.0, 2.0]], [[1.0]])
-
-
-def test_spread():
-    assert spread([1, 2, 3, 4, 5]) == {"median": 3.0, "q1": 2.0, "q3": 4.0}
-
-
-def test_agreement_names_the_first_difference():
-    assert agreement([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 7, 8]]) == {
-        "identical": 0.5,
-        "divergences": [{"prompt": 1, "token": 1}],
-    }
-    assert agreement([[1, 2]], [[1]])["divergences"] == [{"prompt": 0, "token": 1}]
 
 
 def test_weights_make_it_the_ratio_of_the_totals():

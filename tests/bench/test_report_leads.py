@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from slipstream.bench import report_bench, report_sweep
-from slipstream.plan import report_doctor
+from slipstream.bench.report_bench import lead
 
 
 def arm(value: float, low: float | None, high: float | None, note: str = "", label: str = "x") -> dict[str, Any]:
@@ -18,8 +15,7 @@ def arm(value: float, low: float | None, high: float | None, note: str = "", lab
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
-def test_a_loss_is_not_praised(lead):
+def test_a_loss_is_not_praised():
     said = lead([arm(0.05, 0.04, 0.06), arm(0.07, 0.06, 0.08)])
     assert said.startswith("No ")
     assert "is faster than plain decoding. The least slow one: " in said
@@ -27,16 +23,14 @@ def test_a_loss_is_not_praised(lead):
     assert "Fastest" not in said
 
 
-@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
-def test_what_is_not_significant_is_said_to_be(lead):
+def test_what_is_not_significant_is_said_to_be():
     for doubtful in (arm(1.2, 0.9, 1.6), arm(0.9, 0.8, 1.1)):
         assert "Not statistically significant: the 95% interval includes 1." in lead([doubtful])
     assert "Not statistically" not in lead([arm(1.2, 1.1, 1.3)])
     assert lead([arm(1.2, 1.1, 1.3)]).startswith("Fastest: ")
 
 
-@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
-def test_what_drafted_nothing_is_not_the_fastest(lead):
+def test_what_drafted_nothing_is_not_the_fastest():
     silent = arm(1.07, None, None, "no drafts", "silent")
     said = lead([silent, arm(1.02, 1.01, 1.03, label="drafting")])
     assert said.startswith("Fastest: ")
@@ -45,15 +39,6 @@ def test_what_drafted_nothing_is_not_the_fastest(lead):
     assert "Nothing was drafted: this is plain decoding" in lead([silent])
 
 
-@pytest.mark.parametrize("lead", [report_sweep.lead, report_bench.lead])
-def test_what_to_raise_is_said_where_there_is_no_interval(lead):
+def test_what_to_raise_is_said_where_there_is_no_interval():
     assert "1.20x (few passes) over plain decoding. Not enough passes" in lead([arm(1.2, None, None, "few passes")])
     assert "raise --prompts" in lead([arm(1.2, None, None, "few prompts")])
-
-
-def test_a_diagnosis_of_an_earlier_version_is_shown() -> None:
-    found = {"reason": "", "cause": "nothing is wrong", "predicted": 1.2}
-    assert "1.30x (1.20-1.40) over plain" in report_doctor.lead({"speedup": [1.3, 1.2, 1.4]}, found)
-    assert "1.30x (few passes)" in report_doctor.lead(
-        {"speedup": {"value": 1.3, "low": None, "high": None, "note": "few passes"}}, found
-    )

@@ -1,4 +1,4 @@
-"""Pages of verify, doctor and tune, also of runs that were interrupted."""
+"""Pages of verify and tune, also of runs that were interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from slipstream.cli.report_page import page
 from slipstream.cli.reports import section
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
-from slipstream.plan.diagnosis import DoctorConfig, doctor
 from slipstream.plan.tuning import TuneConfig, tune
 from slipstream.verify.checks import VerifyConfig
 from slipstream.verify.verification import verify
@@ -28,14 +27,18 @@ def results() -> dict[str, Result]:
     config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300, reach=0, texts=3)
     return {
         "verify": verify(llm, PROMPTS, config),
-        "doctor": doctor(llm, blind, PROMPTS, DoctorConfig(tokens=8, rounds=1)),
         "tune": tune(llm, [blind], PROMPTS, TuneConfig(tokens=8, rounds=1, confirm=1)),
     }
 
 
-def test_one_page_of_all_three(results):
+def test_one_page_of_both(results):
     made = page(list(results.values()))
-    for part in ("No bug found in random", "Why is it slow?", "Which drafter and draft length?", "one &lt;b&gt;"):
+    for part in (
+        "No bug found in random",
+        "What limits the speed-up",
+        "Which drafter and draft length?",
+        "one &lt;b&gt;",
+    ):
         assert part in made
     assert "<b>" not in made.split("<main>")[1].replace("one <b>", "", 0)
 
@@ -46,17 +49,15 @@ def test_the_tables_say_what_was_found(results):
     assert [row[:2] for row in rows[3:]] == [["0 to 3", 2], ["0 to 3", 5]]
     assert all(row[2] == row[3] > 10 for row in rows[3:]), "each text is identical"
     assert [row[-1] for row in rows] == ["ok"] * 5
-    gone = section(results["doctor"]).tables[0].rows
-    assert gone[0][0] == "nothing removed"
-    assert len(gone) == 5
-    raced = section(results["tune"]).tables[0].rows
+    raced, limits = (table.rows for table in section(results["tune"]).tables[:2])
+    assert raced[0][0] == limits[0][0]
     assert raced[0][0].startswith("blind, K=")
+    assert len(limits[0]) == 2 + 4
 
 
 @pytest.mark.parametrize(
     ("kind", "data", "said"),
     [
-        ("doctor", {"prompts": {}, "arms": []}, "Too little was measured"),
         ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "before any setting was confirmed"),
         (
             "verify",

@@ -54,8 +54,8 @@ def test_a_missing_file_and_another_kind_are_refused(tmp_path):
     with pytest.raises(ResultError, match="cannot be read"):
         read(tmp_path / "none.json")
     write(result(), tmp_path / "a.json")
-    with pytest.raises(ResultError, match="result of 'bench', one of 'sweep' is needed"):
-        read(tmp_path / "a.json", "sweep")
+    with pytest.raises(ResultError, match="result of 'bench', one of 'trace' is needed"):
+        read(tmp_path / "a.json", "trace")
 
 
 def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):

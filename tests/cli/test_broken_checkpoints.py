@@ -154,5 +154,5 @@ def test_vocabulary_mismatch(cli, tiny, tmp_path):
     assert "(id: target / draft): 260: " in result.said
     assert result.said.count(" / '") == 5, "the first five ids are listed"
     assert "would be rejected" in result.said
-    assert "check-pair" in result.said
+    assert "slipstream info TARGET DRAFT" in result.said
     assert "ngram" in result.said

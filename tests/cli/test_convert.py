@@ -70,7 +70,7 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
         assert (done.code, done.out) == (0, wanted.out)
         assert "llama.cpp on cpu" in done.said
         assert "llama_" not in done.said  # nothing of its log
-    pair = cli("check-pair", tiny.target, file)
+    pair = cli("info", tiny.target, file)
     assert pair.code == 0
     bench = cli(
         "bench",

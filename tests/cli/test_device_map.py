@@ -18,7 +18,7 @@ from slipstream.models.load_settings import LoadSettings
 from tests.cli.conftest import Result
 from tests.targets.huggingface.architectures import random_model
 
-COMMANDS = ("generate", "chat", "serve", "bench", "verify", "demo", "sweep", "trace", "tune", "doctor")
+COMMANDS = ("generate", "chat", "serve", "bench", "verify", "demo", "trace", "tune")
 MAP = {
     "model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu", "model.norm": "cpu",
     "model.rotary_emb": "cpu", "lm_head": "cpu",

@@ -26,7 +26,7 @@ def test_the_table_names_every_drafter(cli):
 
 
 def test_shows_the_draft_lengths_that_are_in_force(cli):
-    """Those of the banner of `generate`, and the one that `tune`, `sweep`, `doctor` and `trace` fix."""
+    """Those of the banner of `generate`, and the one that `tune`, `verify` and `trace` fix."""
     rows = json.loads(cli("drafters", "--json").out)
     assert (rows["suffix"]["length"], rows["suffix"]["longest"]) == (10, most_chosen("suffix")) == (10, 16)
     assert re.search(r"\n suffix +nothing +up to 16 ", cli("drafters").out)

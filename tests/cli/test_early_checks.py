@@ -8,7 +8,7 @@ import pytest
 
 from tests.checkpoints import OTHER_TEXTS, TEXTS, make_model, make_tokenizer
 
-COMMANDS = ("bench", "tune", "doctor", "sweep")
+COMMANDS = ("bench", "tune")
 
 
 @pytest.fixture(autouse=True)
@@ -145,9 +145,8 @@ def test_the_quantisation_of_a_draft_model_that_nobody_loads(cli, pair, texts, c
 
 @pytest.mark.parametrize("drafters", ["model", "ngram,model", "hybrid"])
 def test_the_quantisation_of_a_draft_model_that_one_of_the_drafters_loads(cli, pair, texts, drafters):
-    for command in ("bench", "sweep"):
-        with pytest.raises(AssertionError, match="a model is loaded"):
-            raise_what(cli, command, texts, *pair, "--drafters", drafters, "--draft-quantize", "int8")
+    with pytest.raises(AssertionError, match="a model is loaded"):
+        raise_what(cli, "bench", texts, *pair, "--drafters", drafters, "--draft-quantize", "int8")
 
 
 def test_an_unknown_prompt_number_and_category(cli, texts):

@@ -42,7 +42,7 @@ def test_info_shows_both_parts(cli, folders):
 
 def test_pairs_of_two_kinds_are_refused_before_weights_are_read(cli, folders):
     target, draft, decoder = folders
-    shown = cli("check-pair", decoder, draft)
+    shown = cli("info", decoder, draft)
     assert "the target is a decoder, the draft model is an encoder-decoder" in " ".join(shown.out.split())
     assert "--draft-tokenizer" not in shown.out
     weights = decoder / "model.safetensors"

@@ -8,8 +8,6 @@ import pytest
 
 MEASURE = {
     "bench": ["--drafter", "ngram", "--rounds", "1", "-n", "4"],
-    "sweep": ["--drafter", "ngram", "-k", "2,3", "--rounds", "1", "-n", "4"],
-    "doctor": ["--drafter", "ngram", "--rounds", "1", "-n", "4"],
     "tune": ["--drafter", "ngram", "-k", "2", "--rounds", "1", "-n", "4"],
     "verify": ["--drafter", "ngram", "-k", "2", "--check", "greedy", "-n", "4"],
 }

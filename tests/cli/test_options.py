@@ -36,7 +36,7 @@ SAMPLING = {
 }
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "verify", "trace", "doctor", "tune"])
+@pytest.mark.parametrize("command", ["generate", "chat", "verify", "trace", "tune"])
 def test_sampling_options_keep_their_names_and_defaults(command):
     known = typer.main.get_command(app).commands[command].params
     sampling = [p for p in known if getattr(p, "rich_help_panel", None) == "Sampling"]
@@ -103,7 +103,7 @@ def test_options_of_other_programs_are_understood():
 
 def test_version_and_help(cli):
     assert cli("--version").out.startswith("slipstream ")
-    for command in ("generate", "chat", "demo", "info", "check-pair", "train"):
+    for command in ("generate", "chat", "demo", "info", "train"):
         result = cli(command, "--help")
         assert result.code == 0
         assert command in result.out
@@ -155,7 +155,7 @@ def test_the_text_of_help_is_wrapped_once(cli, monkeypatch, command, columns):
         assert shown[shown.index(lines[0]) :][: len(lines)] == lines
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "tune", "trace", "sweep"])
+@pytest.mark.parametrize("command", ["generate", "bench", "tune", "trace"])
 def test_options_are_named_in_full_at_80_columns(cli, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     shown = cli(command, "--help").out

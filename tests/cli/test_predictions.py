@@ -1,4 +1,4 @@
-"""`pairs`, `suggest-draft`, `simulate` and `check-pair` predict with one function: equal assumptions, equal numbers."""
+"""`simulate`, its lists, and `info TARGET DRAFT` predict with one function: equal assumptions, equal numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIGURES = (
 
 
 def of_pairs(cli, *more):
-    found = json.loads(cli("pairs", *more, "--json").out)["pairs"]
+    found = json.loads(cli("simulate", "--pairs", *more, "--json").out)["pairs"]
     return next(one["predicted"] for one in found if (one["target"], one["draft"]) == (TARGET, DRAFT))
 
 
 def of_suggest(cli, target, draft, *more):
-    found = json.loads(cli("suggest-draft", target, *more, "--json").out)["fitting"]
+    found = json.loads(cli("simulate", "--suggest", "-m", target, *more, "--json").out)["fitting"]
     return next(one for one in found if one["name"] == draft)
 
 
@@ -36,7 +36,7 @@ def figures(found):
 @pytest.mark.parametrize("hardware", ["h100", "rtx4090"])
 @pytest.mark.parametrize("alpha", [None, "0.6", "0.9"])
 def test_three_commands_predict_the_same_for_the_same_pair_and_assumptions(cli, tmp_path, hardware, alpha):
-    rate = [] if alpha is None else ["--acceptance", alpha]
+    rate = [] if alpha is None else ["--alpha", alpha]
     place = ["--hardware", hardware]
     seen = figures(of_pairs(cli, *place, *rate))
     assert figures(of_suggest(cli, TARGET, DRAFT, "--models", tmp_path, *place, *rate)) == seen
@@ -55,8 +55,8 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
         make_model(tmp_path / name, num_hidden_layers=layers)
         make_tokenizer(tmp_path / name)
     target, draft = tmp_path / "target", tmp_path / "draft"
-    suggested = of_suggest(cli, target, "draft", "--models", tmp_path, "--acceptance", "0.8")
-    checked = json.loads(cli("check-pair", target, draft, "--json").out)["expected"]["0.8"]
+    suggested = of_suggest(cli, target, "draft", "--models", tmp_path, "--alpha", "0.8")
+    checked = json.loads(cli("info", target, draft, "--json").out)["expected"]["0.8"]
     given = ("--alpha", "0.8", "--c", suggested["c"])
     simulated = json.loads(cli("simulate", *given, "--json").out)
     row = next(row for row in simulated["lengths"] if row["draft_tokens"] == simulated["best"])
@@ -67,11 +67,11 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        ["pairs"],
-        ["suggest-draft", TARGET],
+        ["simulate", "--pairs"],
+        ["simulate", "--suggest", "-m", TARGET],
         ["simulate"],
         ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
-        ["check-pair", "TINY", "TINY"],
+        ["info", "TINY", "TINY"],
     ],
 )
 def test_every_prediction_states_its_assumptions(cli, tiny, command):

@@ -45,8 +45,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def results(bench_result, sweep_result, trace_result) -> list[Result]:
-    return [bench_result, sweep_result, trace_result]
+def results(bench_result, grid_result, trace_result) -> list[Result]:
+    return [bench_result, grid_result, trace_result]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
         write_page([bench_result], tmp_path / "no" / "x.html")
     with pytest.raises(ResultError, match="choose another --svg"):
         export([bench_result], tmp_path / "no" / "folder", "svg")
-    assert {"bench", "sweep", "trace"} <= set(SECTIONS)
+    assert {"bench", "trace"} <= set(SECTIONS)
 
 
 def test_a_command_stands_once_in_its_section_and_without_private_paths(bench_result):

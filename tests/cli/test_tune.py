@@ -16,7 +16,8 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     for part in ("Measured at the longest draft", "Measured against plain decoding", "Choice: ", "vllm: ",
-                 "sglang: ", "llama-server: ", "transformers: "):  # fmt: skip
+                 "sglang: ", "llama-server: ", "transformers: ", "What limits the speed-up",
+                 "plain step", "break-even acceptance", "rows per pass 1 2 4 8 16 32 64"):  # fmt: skip
         assert part in said
     found = json.loads(out.read_text())["data"]
     written = json.loads(made.read_text())
@@ -50,20 +51,8 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
         timed(*given)
 
     monkeypatch.setattr(measure, "_timed", interrupted)
-    given = [
-        "-n",
-        "8",
-        "--rounds",
-        "3",
-        "--confirm",
-        "1",
-        "--drafter",
-        "model",
-        "-k",
-        "3",
-        "--out",
-        tmp_path / "r.json",
-    ]
+    given = ["-n", "8", "--rounds", "3", "--confirm", "1", "--drafter", "model", "-k", "3"]
+    given += ["--out", tmp_path / "r.json"]
     result = cli("tune", texts, *pair, *given)
     assert result.code == 130
     assert "the run was interrupted" in result.said

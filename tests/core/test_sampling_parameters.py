@@ -19,7 +19,8 @@ import pytest
 import torch
 import typer
 
-from slipstream.cli.options import grouped, sampling_options
+from slipstream.cli.option_groups import grouped
+from slipstream.cli.options import sampling_options
 from slipstream.core import params as params_module, warp as warp_module
 from slipstream.core.draft import Draft
 from slipstream.core.parameter_declaration import Effect, declared, parameter

@@ -261,8 +261,8 @@ def make_eagle(folder: Path, recording: Recording) -> None:
 # --- the command line ------------------------------------------------------------------------------------------------
 
 SUBCOMMANDS = (
-    "generate", "chat", "demo", "info", "check-pair", "drafters", "bench", "sweep", "trace", "verify", "doctor",
-    "tune", "report", "simulate", "pairs", "suggest-draft", "train", "train medusa",
+    "generate", "chat", "demo", "info", "drafters", "bench", "trace", "verify", "tune",
+    "report", "simulate", "train", "train medusa",
     "train eagle3", "train draft", "train layerskip",
 )  # fmt: skip
 
@@ -270,12 +270,12 @@ COMMANDS = (
     "", "--help", "-h", "--version", *(f"{name} --help" for name in SUBCOMMANDS), "generate -h", "train medusa -h",
     # unknown words
     "generat x", "--vresion", "generate x --temprature 1", "generate x --draft-token 1", "train medsua",
-    "train draft --decai 1", "simulate --alhpa 1", "report --nothing", "pairs surplus", "drafters ngram surplus",
+    "train draft --decai 1", "simulate --alhpa 1", "report --nothing", "drafters ngram surplus",
     # missing words
-    "generate", "check-pair embedded", "suggest-draft", "report", "train medusa",
+    "generate", "simulate --suggest", "report", "train medusa",
     # values of the wrong type
     "generate x -n many", "generate x --top-k 1.5", "generate x --temperature hot", "generate x --threads two",
-    "generate x --seed s", "bench --rounds x", "simulate --alpha x", "sweep --seconds x",
+    "generate x --seed s", "bench --rounds x", "simulate --alpha x", "bench --seconds x",
     "generate x --json=yes", "generate x -n",
     # values out of range
     "generate x --temperature -1", "generate x --temperature nan", "generate x --top-p 0", "generate x --top-p 1.5",
@@ -285,16 +285,16 @@ COMMANDS = (
     "bench --prompts 0", "demo --prompts 9", "trace --number 0", "trace --number 100000", "verify --first 1",
     "verify --level 2", "simulate --alpha 2", "simulate --c -1", "simulate --rates 2",
     "simulate --gpus 0 -m 7B --hardware h100",
-    "pairs --acceptance 2", "suggest-draft GPT-2 --acceptance -1", "train medusa --data corpus",
-    "train medusa --data corpus --budget-tokens 9 --heads 0", "check-pair embedded embedded --draft-tokens -1",
+    "simulate --pairs --alpha 2", "simulate --suggest -m GPT-2 --alpha -1", "train medusa --data corpus",
+    "train medusa --data corpus --budget-tokens 9 --heads 0", "info embedded embedded --draft-tokens -1",
     # unknown names
     "generate x --rule rejction", "generate x --drafter n-gram", "generate x --drafter suffix,n-gram",
     "generate x --executor nativ", "generate x --executor openvino", "generate x --dtype float33",
     "generate x --quantize int4", "generate x --draft-quantize int4", "generate x --kv-dtype float61",
     "generate x --device cuda:99", "drafters sufix", "simulate --hardware b200 -m 7B",
-    "pairs --hardware b200", "trace --kind poem", "verify --check sense", "bench --drafter modle",
+    "simulate --pairs --hardware b200", "trace --kind poem", "verify --check sense", "bench --drafter modle",
     "train medusa --data corpsu --budget-tokens 9", "train eagle3 --data corpus --budget-tokens 9 --loss forward",
-    "train eagle3 --data corpus --budget-tokens 9 --optimiser moun", "sweep --draft-tokens 8:2", "bench --category x",
+    "train eagle3 --data corpus --budget-tokens 9 --optimiser moun", "bench --draft-tokens 8:2", "bench --category x",
     "bench --template odd",
     # options that do not go together, and options of drafters
     "generate x -m mine --drafter model", "generate x --file y", "generate x -o max_ngram",
@@ -306,16 +306,16 @@ COMMANDS = (
     "generate x --temperature 1 --rule greedy", "generate x --executor native --dtype float64",
     "generate x --executor torch --kv-dtype float16",
     "generate x --quantize int8 --dtype bfloat16", "bench --drafters model,model",
-    "bench --drafters model,ngram -o max_ngram=3", "trace x --drafters model,ngram", "doctor --drafter none",
-    "doctor -k 0", "tune --drafters none", "simulate -m 7B", "simulate --batch 1,2",
+    "bench --drafters model,ngram -o max_ngram=3", "trace x --drafters model,ngram",
+    "tune -k 0", "tune --drafters none", "simulate -m 7B", "simulate --batch 1,2",
     # files and folders
     "generate x -m /nonexistent/model", "generate x -md /nonexistent/model", "generate x -m {broken}",
     "generate x -md {other}", "generate --file /nonexistent/prompt", "generate --file {empty.txt}", "generate ''",
     "generate x --config /nonexistent.json", "generate x --config {unknown.json}", "generate x --config {list.json}",
-    "generate x --config {garbled.json}", "info /nonexistent/model", "info {broken}", "check-pair embedded {other}",
-    "check-pair embedded /nonexistent", "report /nonexistent.json", "report {garbled.json}", "report {config.json}",
+    "generate x --config {garbled.json}", "info /nonexistent/model", "info {broken}", "info embedded {other}",
+    "info embedded /nonexistent", "report /nonexistent.json", "report {garbled.json}", "report {config.json}",
     "bench /nonexistent.jsonl", "bench --out /nonexistent/r.json", "verify --page /nonexistent/r.html",
-    "suggest-draft GPT-2 --models /nonexistent", "train medusa --data /nonexistent.txt --budget-tokens 9",
+    "simulate --suggest -m GPT-2 --models /nonexistent", "train medusa --data /nonexistent.txt --budget-tokens 9",
     "bench --compare /nonexistent.json", "bench --compare /nonexistent.json {config.json}",
     # what works
     "generate 'import os' -n 4", "generate 'import os' -n 4 -q", "generate 'import os' -n 4 --json --logprobs 2",
@@ -325,15 +325,18 @@ COMMANDS = (
     "generate x -n 4 --drafter medusa -o mode=chain --rule typical --temperature 0.7 --seed 2",
     "generate x -n 4 --drafter replay -o path={replay.jsonl} --executor torch --dtype float64 -q",
     "generate x -n 4 -q --stop ' ' --ignore-eos --min-new-tokens 2", "chat -n 4", "chat --raw -n 4 --system hello",
-    "info", "info --json", "check-pair embedded embedded", "check-pair embedded embedded --json", "drafters",
-    "drafters --json", "drafters ngram", "drafters ngram --json", "pairs", "pairs --json", "pairs --advice --json",
-    "suggest-draft Llama-3.1-70B --json", "simulate", "simulate --json",
+    "info", "info --json", "info embedded embedded", "info embedded embedded --json", "drafters",
+    "drafters --json", "drafters ngram", "drafters ngram --json",
+    "simulate --pairs", "simulate --pairs --json", "simulate --advice --json",
+    "simulate --suggest -m Llama-3.1-70B --json", "simulate", "simulate --json",
     "simulate --presets --json",
     "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --json",
     "trace 'import os' -n 8 --json --drafter ngram", "verify -n 24 --prompts 3 --check greedy --json",
     "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
-    "sweep {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
-    "doctor {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
+    "bench {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
+    "tune {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
+    # former names
+    "check-pair embedded embedded", "sweep", "doctor", "pairs", "suggest-draft GPT-2",
 )  # fmt: skip
 """Command lines without `slipstream`; {NAME} is replaced by a file of `make_scratch`."""
 

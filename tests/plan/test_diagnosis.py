@@ -13,9 +13,10 @@ from slipstream.bench.results import read
 from slipstream.cli.reports import section
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.plan import diagnosis
-from slipstream.plan.diagnosis import DoctorConfig, diagnose, doctor, steps, without
+from slipstream.plan import diagnosis, tuning
+from slipstream.plan.diagnosis import diagnose, without
 from slipstream.plan.diagnosis_measured import Counting, Measured, Tally
+from slipstream.plan.tuning import TuneConfig, tune
 from slipstream.theory.closed_forms import geometric_rates, speedup
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
@@ -197,14 +198,14 @@ def test_impossible_measurements_are_refused():
 PROMPTS = PromptSet(
     "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
 )
-QUICK = DoctorConfig(tokens=12, rounds=3)
+QUICK = TuneConfig(tokens=12, rounds=3, confirm=1)
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Other processes do not affect these tests."""
     CLOCK.replace(monkeypatch)
-    monkeypatch.setattr(diagnosis.OtherProcesses, "share", lambda self: 0.0)
+    monkeypatch.setattr(tuning.OtherProcesses, "share", lambda self: 0.0)
 
 
 class Slow(ToyTarget):
@@ -235,8 +236,8 @@ class Sleepy(ScriptedDrafter):
 
 
 def seen(target, drafter) -> dict:
-    result = doctor(LLM(target, draft_tokens=4), Contender("planted", drafter, 4), PROMPTS, QUICK)
-    return result.data["diagnosis"]
+    result = tune(LLM(target, draft_tokens=4), [Contender("planted", drafter, 4)], PROMPTS, QUICK)
+    return result.data["raced"][0]["diagnosis"]
 
 
 def test_a_drafter_that_sleeps_is_too_expensive():
@@ -257,7 +258,7 @@ def test_a_drafter_that_drafts_at_random_has_low_acceptance():
 
 
 def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
-    monkeypatch.setattr(diagnosis, "ROWS", (1, 2, 4, 6))
+    monkeypatch.setattr("slipstream.plan.diagnosis_measured.ROWS", (1, 2, 4, 6))
     target = ComputeBound(vocab=16)
     found = seen(target, oracle(target))
     assert found["cause"] == "compute-bound target"
@@ -282,24 +283,21 @@ def test_host_work_is_detected(monkeypatch):
 
 def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
-    calls = []
-    llm = LLM(target, draft_tokens=4)
-    result = doctor(
-        llm, Contender("right", oracle(target), 4), PROMPTS, QUICK, tmp_path / "r.json", lambda: calls.append(1)
-    )
-    assert len(calls) == steps(llm, PROMPTS, QUICK)
-    found = result.data["diagnosis"]
-    assert found["cause"] == "nothing is wrong"
-    assert found["acceptance"] == pytest.approx(1)
-    assert read(tmp_path / "r.json", "doctor").data["measured"]["drafted"] == [1.0] * 4
+    given = [Contender("right", oracle(target), 4)]
+    result = tune(LLM(target, draft_tokens=4), given, PROMPTS, QUICK, tmp_path / "r.json")
+    row = result.data["raced"][0]
+    assert row["diagnosis"]["cause"] == "nothing is wrong"
+    assert row["diagnosis"]["acceptance"] == pytest.approx(1)
+    assert read(tmp_path / "r.json", "tune").data["raced"][0]["measured"]["drafted"] == [1.0] * row["draft_tokens"]
+    assert any(note.endswith("nothing is wrong.") for note in section(result).notes)
 
 
 def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
-    monkeypatch.setattr(diagnosis.OtherProcesses, "share", lambda self: 0.5)
+    monkeypatch.setattr(tuning.OtherProcesses, "share", lambda self: 0.5)
     target = Slow(vocab=16)
-    result = doctor(LLM(target, draft_tokens=4), Contender("right", oracle(target), 4), PROMPTS, QUICK)
-    assert result.data["diagnosis"]["cause"] == "not diagnosed"
-    assert section(result).lead.startswith("Not diagnosed: other processes took 50%")
+    result = tune(LLM(target, draft_tokens=4), [Contender("right", oracle(target), 4)], PROMPTS, QUICK)
+    assert result.data["raced"][0]["diagnosis"]["cause"] == "not diagnosed"
+    assert any("not diagnosed: other processes took 50%" in note for note in section(result).notes)
 
 
 def test_room_for_drafts_is_counted_separately():

@@ -1,11 +1,13 @@
-"""Grids, and predictions next to measurements."""
+"""Axes of a measurement, and predictions next to measurements."""
 
 from __future__ import annotations
 
 import pytest
 
+from slipstream.bench.axes import horizontal, is_tree, predicted, varied
+from slipstream.bench.benchmark import BenchConfig, bench
+from slipstream.bench.contender import Contender
 from slipstream.bench.measure import Arm, Cell, line_up
-from slipstream.bench.parameter_sweep import grid, horizontal, is_tree, predicted
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
@@ -14,36 +16,42 @@ from slipstream.theory.cost_curve import CostCurve
 from tests.targets.toy import ToyTarget
 
 
-def test_grids():
-    assert grid({"k": (1, 2), "t": (0.0, 1.0)}) == [
-        {"k": 1, "t": 0.0}, {"k": 1, "t": 1.0}, {"k": 2, "t": 0.0}, {"k": 2, "t": 1.0},
-    ]  # fmt: skip
-    with pytest.raises(ParameterError, match="nothing to sweep"):
-        grid({"k": (1,), "t": (0.0,)})
-    with pytest.raises(ParameterError, match="100 settings"):
-        grid({"k": range(10), "t": range(10)})
+def test_an_axis_is_what_has_several_values():
+    options = [Contender(f"x n={n}", "x", k, values={"drafter": "x", "n": n}) for n in (1, 2) for k in (3, 4)]
+    assert varied(options, {"temperature": (0.0,), "batch": (1, 2)}) == {
+        "draft_tokens": [3, 4],
+        "n": [1, 2],
+        "batch": [1, 2],
+    }
+    apart = [Contender("x", "x", 3), Contender("y", "y", 4)]  # each with its own length only
+    assert varied(apart, {}) == {"drafter": ["x", "y"]}
 
 
 def test_the_numeric_axis_with_most_values_is_the_x_axis():
-    assert horizontal({"drafter": ("a", "b", "c"), "draft_tokens": (2, 4), "dtype": (None,)}) == "draft_tokens"
-    assert horizontal({"drafter": ("a", "b"), "draft_tokens": (2,)}) == "drafter"
+    assert horizontal({"drafter": ("a", "b", "c"), "batch": (2, 4), "draft_tokens": (2, 3)}) == "batch"
+    assert horizontal({"drafter": ("a", "b"), "context": (None, 256)}) is None
 
 
-def test_every_setting_has_a_point_and_chains_have_a_prediction(sweep_result):
-    points = sweep_result.data["arms"]
-    assert [point["values"].get("draft_tokens") for point in points] == [None, 1, 2, 3]
-    assert sweep_result.settings["x"] == "draft_tokens"
-    assert sweep_result.data["costs"]["None"]["rows"] == [1, 2, 4]
+def test_too_many_arms_are_refused(tiny_llm, contenders, prompt_set):
+    with pytest.raises(ParameterError, match="120 settings were requested"):
+        bench(tiny_llm, contenders[:1], prompt_set, BenchConfig(batches=tuple(range(1, 61))))
+
+
+def test_every_setting_has_a_point_and_chains_have_a_prediction(grid_result):
+    points = grid_result.data["arms"]
+    assert [point["draft_tokens"] for point in points] == [0, 1, 2, 3]
+    assert grid_result.settings["x"] == "draft_tokens"
+    assert grid_result.settings["axes"] == {"draft_tokens": [1, 2, 3]}
     for point in points[1:]:
         assert point["texts"] == "identical"
         assert point["predicted"]["speedup"] > 0
         assert 1 <= point["predicted"]["mean_acceptance_length"] <= point["draft_tokens"] + 1
-    assert "predicted" not in points[0]
+    assert points[0]["predicted"] is None
 
 
-def test_predicted_tokens_per_step_are_exact_at_the_longest_draft(sweep_result):
+def test_predicted_tokens_per_step_are_exact_at_the_longest_draft(grid_result):
     """Acceptance by position determines tau, except for the shorter drafts at the ends of texts."""
-    longest = sweep_result.data["arms"][-1]
+    longest = grid_result.data["arms"][-1]
     stats, texts = longest["overall"]["stats"], 3 * longest["rounds"]
     behind_the_first = (stats["tokens"] - texts) / (stats["steps"] - texts)
     assert longest["predicted"]["mean_acceptance_length"] == pytest.approx(behind_the_first, rel=0.2)

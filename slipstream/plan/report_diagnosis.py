@@ -1,4 +1,4 @@
-"""Report of a doctor result."""
+"""Why a setting is as fast as it is, in the report of `tune`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,52 @@ from typing import Any
 
 from slipstream.bench import plots
 from slipstream.bench.plots import Plot
-from slipstream.bench.results import Result
 from slipstream.bench.tables import Column, Section, Table, interval, percent, remark, times, words
+from slipstream.plan.diagnosis import NOTHING
 
 MS = 1000
 
 
-def section(result: Result) -> Section:
-    data = result.data
-    if "diagnosis" not in data:
-        return Section("Why is it slow?", "Too little was measured for a diagnosis.")
-    m, d = data["measured"], data["diagnosis"]
-    made = Section("Why is it slow?", lead(m, d), [gone(d), numbers(m, d), costs(m["costs"])], [curve(m), positions(m)])
+def explain(made: Section, rows: list[dict[str, Any]], shown: dict[str, Any]) -> None:
+    """Add why each setting is as fast as it is. rows: settings with "measured" and "diagnosis"; shown: the one whose
+    parts are listed."""
+    m, d = shown["measured"], shown["diagnosis"]
+    made.tables += [without(rows), numbers(m, d, setting(shown)), costs(m["costs"])]
+    rates = [("accepted", m["position_rates"]), ("drafted to this position", m["drafted"])]
+    made.plots += [curve(m), plots.by_position(rates, " Drafted: share of the steps with room for it.")]
+    made.notes += [reason(row) for row in rows]
     made.notes += [remark(line) for line in d["evidence"]]
-    return made
 
 
-def lead(m: dict[str, Any], d: dict[str, Any]) -> str:
-    gain = m["speedup"]  # a list in results of earlier versions
-    gain = gain if isinstance(gain, dict) else dict(zip(("value", "low", "high"), gain, strict=True))
-    measured = f"{interval(gain)} over plain decoding, {times(d['predicted'])} predicted from the parts"
-    if d.get("reason"):  # a result of an earlier version has none
-        return f"Not diagnosed: {d['reason']}. Measured: {measured}. Fix: {d['fix']}."
-    if d["cause"] == "nothing is wrong":
-        return f"Nothing is wrong: {measured}."
+def setting(row: dict[str, Any]) -> str:
+    return f"{row['label']}, K={row['draft_tokens']}"
+
+
+def reason(row: dict[str, Any]) -> str:
+    """What limits a setting, and what to do about it, in sentences."""
+    d = row["diagnosis"]
+    who = f"{setting(row)}, {interval(row['speedup'])}"
+    if d["reason"]:
+        return f"{who}: not diagnosed: {d['reason']}. Fix: {d['fix']}."
+    if d["cause"] == NOTHING:
+        return f"{who}: nothing is wrong."
     alone = "" if d["enough"] else " No single change is enough for a speed-up; this one helps most."
-    return f"Cause: {d['cause']}, at {measured}. Fix: {d['fix']}.{alone}"
+    return f"{who}: {d['cause']}. Fix: {d['fix']}.{alone}"
 
 
-def gone(d: dict[str, Any]) -> Table:
-    rows = [["nothing removed", d["predicted"]], *([row["cause"], row["speedup"]] for row in d["counterfactuals"])]
-    note = "Predicted from the measurements below."
-    return Table("Predicted speed-up without one cause", [words("without"), Column("speed-up", "x")], rows, note)
+def without(rows: list[dict[str, Any]]) -> Table:
+    """The predicted speed-ups without one cause, a column each."""
+    causes = list(dict.fromkeys(c["cause"] for row in rows for c in row["diagnosis"]["counterfactuals"]))
+    cells = []
+    for row in rows:
+        gains = {c["cause"]: c["speedup"] for c in row["diagnosis"]["counterfactuals"]}
+        cells.append([setting(row), row["diagnosis"]["predicted"], *map(gains.get, causes)])
+    columns = [words("setting"), Column("as it is", "x"), *(Column(cause, "x") for cause in causes)]
+    note = "Predicted from the parts measured beside plain decoding. Other columns: without that cause."
+    return Table("What limits the speed-up", columns, cells, note)
 
 
-def numbers(m: dict[str, Any], d: dict[str, Any]) -> Table:
+def numbers(m: dict[str, Any], d: dict[str, Any], who: str) -> Table:
     step = m["costs"]["seconds"][0] + m["plain_host"]
     draft = m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]
     even, best = d["break_even"], d["best_length"]
@@ -59,7 +70,7 @@ def numbers(m: dict[str, Any], d: dict[str, Any]) -> Table:
         ("prefill", f"{m['prefill'] * MS:.1f} ms, plus {m['draft_prefill'] * MS:.1f} ms for the drafter"),
         ("sequences at once", str(m["batch"])),
     ]
-    return Table("Measured", [words(""), words("value")], rows)
+    return Table(f"Measured: {who}", [words(""), words("value")], rows)
 
 
 def costs(curve: dict[str, Any]) -> Table:
@@ -90,30 +101,7 @@ def curve(m: dict[str, Any]) -> Plot:
         plots.legend(axes, narrow)
 
     return Plot(
-        "doctor-costs", "Time of a target pass by its rows",
+        "tune-costs", "Time of a target pass by its rows",
         "The curve is flat while decoding is memory-bound. Where it rises, every draft token costs time.",
         "; ".join(f"{n} rows: {s:.2f} ms" for n, s in zip(rows, seconds, strict=True)), draw,
-    )  # fmt: skip
-
-
-def positions(m: dict[str, Any]) -> Plot:
-    rates = m["position_rates"]
-    depths = list(range(1, len(rates) + 1))
-
-    def draw(axes: Any, narrow: bool) -> None:
-        axes.bar(depths, rates, 0.6, color=plots.SERIES[0], label="accepted")
-        axes.plot(
-            depths, m["drafted"], color=plots.SERIES[1], marker=plots.MARKERS[1], label="drafted to this position"
-        )
-        axes.set_ylim(0, 1.05)
-        axes.set_xticks(depths)
-        axes.set_xlabel("position in the draft")
-        axes.set_ylabel("share of steps")
-        plots.legend(axes, narrow)
-
-    return Plot(
-        "doctor-acceptance", "Acceptance by position",
-        "Bars: share of the steps with a draft token at that position that accepted it. Line: share of the steps with "
-        "room for that position that drafted to it.",
-        "; ".join(f"position {d}: {percent(rate)}" for d, rate in zip(depths, rates, strict=True)), draw,
     )  # fmt: skip

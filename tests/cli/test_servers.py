@@ -95,7 +95,7 @@ def test_bad_input_is_refused_before_anything_is_sent(cli, host, texts, monkeypa
     url = ["--serve", f"{host.url}/v1"]
     for given, said in (
         ([*url, "--drafter", "ngram"], "drafter would be ignored: a server brings its own settings"),
-        ([*url, "--batch", "4"], "--batch and --context have no meaning for servers"),
+        ([*url, "--batch", "4"], "--batch would be ignored: it has no meaning for servers"),
         ([*url, "--temperature", "0,1"], "a load has one temperature"),
         ([*url, "--concurrency", "0"], "concurrency is 0"),
         (["--concurrency", "4"], "concurrency is given without a server"),

@@ -1,19 +1,19 @@
-"""`slipstream check-pair`: checks whether a target and a draft model are compatible, and estimates the speed-up."""
+"""`slipstream info TARGET DRAFT`: whether a draft model fits a target, and what a speed-up needs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from slipstream.cli import render
 from slipstream.cli.demo import summary
-from slipstream.cli.loading import load, quieten
+from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
-from slipstream.errors import PairError, ParameterError
+from slipstream.errors import PairError
 from slipstream.settings import INTERSECTION, STRING
 
 if TYPE_CHECKING:
@@ -24,30 +24,13 @@ SHOWN_RATES = (0.6, 0.8)
 PASSES, TOKENS = 5, 64
 
 
-def check_pair(
-    target: Annotated[str, typer.Argument(help="Target model: folder, hub id, GGUF file, or 'embedded'.")],
-    draft: Annotated[str, typer.Argument(help="Draft model: folder, hub id, GGUF file, or 'embedded'.")],
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Load both models and measure acceptance rate and speed-up.")
-    ] = False,
-    draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", "-k", help="Draft tokens per step, with --measure.")
-    ] = 4,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(help="With --measure: another target for this draft, e.g. the same model quantised; repeatable."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Check that a target and a draft model have the same vocabulary, and estimate the speed-up.
-
-    Exit code 0 if they are compatible, 1 if not. Weights are only loaded with --measure.
-    """
-    quieten()
+def show_pair(
+    target: str, draft: str, measure: bool, draft_tokens: int, also: list[str] | None, as_json: bool
+) -> NoReturn:
+    """Print whether the models are compatible, what a speed-up needs, and what was measured. Exit code 0 if they are,
+    else 1. Weights are only loaded with `measure`."""
     from slipstream.models import pair_check
 
-    if also and not measure:
-        raise ParameterError("--also was given without --measure", fix="add --measure")
     pairs = [
         ModelOptions(target=name, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
         for name in dict.fromkeys([target, *(also or ())])
@@ -134,4 +117,7 @@ def outlook(report: PairReport) -> list[str]:
         seen = report.expected(acceptance)
         best = f"{seen.speedup:.2f}x plain decoding with K={seen.draft_tokens}" if seen.draft_tokens else "no speed-up"
         lines.append(f"at {acceptance:.0%} acceptance: {best}")
-    return [*lines, f"assumptions: {report.costs.assumptions()}; use --measure to measure"]
+    from slipstream.plan.known_pairs import published_figures
+
+    lines.append(f"assumptions: {report.costs.assumptions()}; use --measure to measure")
+    return [*lines, *published_figures(report.target.source, report.draft.source)]

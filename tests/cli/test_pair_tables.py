@@ -1,4 +1,4 @@
-"""`slipstream pairs`, its advice, and `slipstream suggest-draft`."""
+"""`slipstream simulate --pairs`, `--advice` and `--suggest`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS = [command for advice in ADVICE for command in advice.commands] + [
 
 
 def test_pairs_for_programs(cli):
-    seen = json.loads(cli("pairs", "--json").out)["pairs"]
+    seen = json.loads(cli("simulate", "--pairs", "--json").out)["pairs"]
     assert len(seen) == len(PAIRS)
     one = next(pair for pair in seen if pair["draft"] == "Llama-3.2-3B")
     assert one["acceptance"] == [0.75, 0.8]
@@ -31,7 +31,7 @@ def test_pairs_for_programs(cli):
 
 
 def test_pairs_for_people(cli):
-    result = cli("pairs")
+    result = cli("simulate", "--pairs")
     assert result.code == 0
     assert max(map(len, result.out.splitlines())) <= 80
     assert "…" not in result.out
@@ -40,18 +40,18 @@ def test_pairs_for_people(cli):
 
 
 def test_pairs_elsewhere_at_another_acceptance(cli):
-    seen = json.loads(cli("pairs", "--hardware", "rtx4090", "--acceptance", ".9", "--json").out)["pairs"]
+    seen = json.loads(cli("simulate", "--pairs", "--hardware", "rtx4090", "--alpha", ".9", "--json").out)["pairs"]
     assert {pair["predicted"]["acceptance"] for pair in seen} == {0.9}
     assert {pair["predicted"]["hardware"]["name"] for pair in seen} == {"RTX 4090"}
 
 
 def test_advice_names_every_situation_and_its_commands(cli):
-    result = cli("pairs", "--advice")
+    result = cli("simulate", "--advice")
     assert result.code == 0
     for advice in ADVICE:
         assert advice.situation[1:] in result.out
         assert all(command in result.out for command in advice.commands)
-    seen = json.loads(cli("pairs", "--advice", "--json").out)["advice"]
+    seen = json.loads(cli("simulate", "--advice", "--json").out)["advice"]
     assert [one["situation"] for one in seen] == [advice.situation for advice in ADVICE]
 
 
@@ -68,23 +68,23 @@ def test_advised_commands_are_understood(command):
 
 
 def test_suggestions_for_a_known_target(cli, tmp_path):
-    result = cli("suggest-draft", "Llama-3.1-70B", "--models", tmp_path)
+    result = cli("simulate", "--suggest", "-m", "Llama-3.1-70B", "--models", tmp_path)
     said = " ".join(result.out.split())
     assert result.code == 0
     assert "Llama-3.2-3B 2.12x 5 0.128 1.00 at 78% not local" in said
     assert "- Llama-3.2-3B: predicted for 4 x H100." in said
     assert "Assumptions: the acceptance rate shown, at every position; batch 1; costs by a roofline of H100" in said
-    assert "check-pair meta-llama/Llama-3.1-70B-Instruct meta-llama/Llama-3.2-1B-Instruct --measure" in said
+    assert "info meta-llama/Llama-3.1-70B-Instruct meta-llama/Llama-3.2-1B-Instruct --measure" in said
     assert "another vocabulary: Qwen 2.5's, not Llama 3's" in said
     assert "--draft-tokenizer intersection or string takes another vocabulary" in said
-    seen = json.loads(cli("suggest-draft", "Llama-3.1-70B", "--models", tmp_path, "--json").out)
+    seen = json.loads(cli("simulate", "--suggest", "-m", "Llama-3.1-70B", "--models", tmp_path, "--json").out)
     assert {one["name"] for one in (*seen["fitting"], *seen["rejected"])} == {*MODELS} - {"Llama-3.1-70B"}
 
 
 def test_without_a_compatible_draft_the_alternatives_are_named(cli, tiny, tmp_path):
     make_model(tmp_path / "other")
     make_tokenizer(tmp_path / "other", texts=OTHER_TEXTS)
-    result = cli("suggest-draft", tiny.target, "--models", tmp_path)
+    result = cli("simulate", "--suggest", "-m", tiny.target, "--models", tmp_path)
     assert result.code == 1
     said = " ".join(result.out.split())
     assert "no draft fits." in said
@@ -94,6 +94,6 @@ def test_without_a_compatible_draft_the_alternatives_are_named(cli, tiny, tmp_pa
 
 
 def test_the_embedded_draft_is_suggested_for_the_embedded_target(cli, tmp_path):
-    result = cli("suggest-draft", "embedded", "--models", tmp_path)
+    result = cli("simulate", "--suggest", "-m", "embedded", "--models", tmp_path)
     assert result.code == 0
-    assert "slipstream check-pair embedded embedded --measure" in result.out
+    assert "slipstream info embedded embedded --measure" in result.out

@@ -1,21 +1,19 @@
-"""`slipstream pairs` and `slipstream suggest-draft`: find a draft model for a target, and general advice."""
+"""`slipstream simulate --pairs`, `--suggest`, `--advice`: known pairs, draft models for a target, what to do when."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.padding import Padding
 
 from slipstream.bench.tables import Column, Table, count, percent, times, words
 from slipstream.cli import render
-from slipstream.cli.loading import quieten
 
 if TYPE_CHECKING:
-    from slipstream.plan.advice import Advice
     from slipstream.plan.hardware import Hardware
     from slipstream.plan.known_pairs import KnownPair, Outlook
     from slipstream.plan.suggest import Suggestions
@@ -26,34 +24,15 @@ HARDWARE = "h100"
 """Default hardware of predictions for models of the registry."""
 
 
-def pairs(
-    hardware: Annotated[
-        str, typer.Option(help="Hardware of the predictions; see slipstream simulate --presets.")
-    ] = HARDWARE,
-    acceptance: Annotated[
-        float | None,
-        typer.Option(help="Acceptance rate to assume for all pairs.", show_default="the published rate, else 0.7"),
-    ] = None,
-    advice: Annotated[bool, typer.Option("--advice", help="Show advice by situation, with commands.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """List recommended pairs of target and draft model, with published figures and predictions."""
-    quieten()
+def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> None:
+    """Print the recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all;
+    None: the published ones."""
     from slipstream.core.params import check_number
-    from slipstream.plan.advice import ADVICE
-    from slipstream.plan.hardware import find_hardware
     from slipstream.plan.known_pairs import PAIRS, outlook
 
-    if advice:
-        if as_json:
-            print(json.dumps({"advice": [one.as_dict() for one in ADVICE]}))
-        else:
-            show_advice(ADVICE)
-        return
-    if acceptance is not None:
-        check_number("acceptance", acceptance, 0.0, 1.0)
-    place = find_hardware(hardware)
-    rows = [(pair, outlook(pair, place, acceptance)) for pair in PAIRS]
+    if alpha is not None:
+        check_number("alpha", alpha, 0.0, 1.0)
+    rows = [(pair, outlook(pair, place, alpha)) for pair in PAIRS]
     if as_json:
         print(json.dumps({"pairs": [record(pair, seen) for pair, seen in rows]}))
     else:
@@ -145,15 +124,20 @@ def sources(pairs: list[KnownPair]) -> dict[str, int]:
 
 def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:
     """(.75, .8) -> "75-80%", with the number of its source on the next line."""
-    if values is None:
-        return "-"
-    shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
-    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit + (f"\n[{number}]" if number else "")
+    from slipstream.plan.known_pairs import span
+
+    return "-" if values is None else span(values, unit) + (f"\n[{number}]" if number else "")
 
 
-def show_advice(advice: tuple[Advice, ...]) -> None:
+def show_advice(as_json: bool) -> None:
+    """Print what to do in which situation, with commands."""
+    from slipstream.plan.advice import ADVICE
+
+    if as_json:
+        print(json.dumps({"advice": [one.as_dict() for one in ADVICE]}))
+        return
     console = render.out()
-    for one in advice:
+    for one in ADVICE:
         console.print(one.situation[0].upper() + one.situation[1:], style="bold")
         for text in (one.recommendation, one.why):
             console.print(Padding(f"{text}.", (0, 0, 0, 2)))
@@ -161,46 +145,24 @@ def show_advice(advice: tuple[Advice, ...]) -> None:
             console.print(f"    {command}", soft_wrap=True)  # stays one line to copy
 
 
-def suggest_draft(
-    target: Annotated[
-        str, typer.Argument(help="Target model: name (see slipstream pairs), folder, hub id, or 'embedded'.")
-    ],
-    models: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder of models to search; repeatable.", show_default="the Hugging Face cache"),
-    ] = None,
-    acceptance: Annotated[
-        float | None,
-        typer.Option(help="Acceptance rate to assume for all pairs.", show_default="the published rate, else 0.7"),
-    ] = None,
-    context: Annotated[int, typer.Option(help="Minimum context length of the draft, in tokens.")] = 0,
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            help="Hardware of the predictions.",
-            show_default="h100 for a name of slipstream pairs, else by weights read",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="Number of devices.", show_default="as many as memory requires")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Find a draft model for a target among known and local models. Rejected models are listed with the reason.
-
-    Exit code 0 if a model fits, 1 if none does. No weights are loaded.
-    """
-    quieten()
-    from slipstream.plan.hardware import find_hardware
+def suggest_drafts(
+    target: str, models: list[Path] | None, place: Hardware | None, gpus: int | None, alpha: float | None,
+    context: int, as_json: bool,
+) -> NoReturn:  # fmt: skip
+    """Print the draft models that fit a target, best first, and why others do not. models: folders to search; None:
+    the Hugging Face cache. Exit code 0 if a model fits, 1 if none does."""
+    from slipstream.core.params import check_number
+    from slipstream.plan.hardware import PRESETS
     from slipstream.plan.suggest import embedded_models, hub_cache, is_registered, suggest
 
+    if alpha is not None:
+        check_number("alpha", alpha, 0.0, 1.0)
     folders = list(models) if models else hub_cache()
     if target == "embedded":
         folders += embedded_models()
-    if hardware is None and is_registered(target):
-        hardware = HARDWARE
-    place = find_hardware(hardware) if hardware else None
-    found = suggest(target, folders, acceptance=acceptance, context=context, hardware=place, devices=gpus)
+    if place is None and is_registered(target):
+        place = PRESETS[HARDWARE]
+    found = suggest(target, folders, acceptance=alpha, context=context, hardware=place, devices=gpus)
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
@@ -235,7 +197,7 @@ def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
             "With assumed acceptance rates the smallest draft ranks first, although smaller drafts are accepted less "
             "often: measure the best few."
         )
-        console.print(f"  slipstream check-pair {found.loadable} {argument_for(best)} --measure", soft_wrap=True)
+        console.print(f"  slipstream info {found.loadable} {argument_for(best)} --measure", soft_wrap=True)
     else:
         console.print(f"Drafts for {found.target} ({count(found.parameters)}): no draft fits.")
     show_rejected(found)
@@ -266,7 +228,9 @@ def show_rejected(found: Suggestions) -> None:
     for reason, names in reasons.items():
         console.print(f"- {', '.join(names)}: {reason}.")
     if any(reason.startswith(ANOTHER_VOCABULARY) for reason in reasons):
-        console.print("(--draft-tokenizer intersection or string takes another vocabulary: see check-pair.)")
+        console.print(
+            "(--draft-tokenizer intersection or string takes another vocabulary: see slipstream info TARGET DRAFT.)"
+        )
 
 
 def show_alternatives(found: Suggestions) -> None:

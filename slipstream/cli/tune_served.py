@@ -1,12 +1,12 @@
-"""`slipstream tune --engine vllm`: measures settings of vLLM's server, one launch each, beside plain decoding."""
+"""`slipstream tune` on servers: what the counters of a running one say, and settings of vLLM's, one launch each."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -14,6 +14,8 @@ from slipstream.bench.vllm_server import VllmServer
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
+from slipstream.cli.option_groups import option
+from slipstream.cli.servers import LoadOptions, arms_of
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ServedError
 
@@ -23,38 +25,79 @@ if TYPE_CHECKING:
 
 LENGTHS = (2, 4, 8)
 """Draft lengths that are tried of drafters that are not lookups; lookups learn theirs."""
+MOST_TOKENS = 64
+"""Most new tokens of a request."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A running server."""
+
+    PANEL: ClassVar[str] = "A running server"
+    base_url: str | None = option(None, "Examine this server instead of models.", metavar="URL")
+    watch: float | None = option(None, "Send nothing, watch for so many seconds.", min=0)
+    c: float = option(0.05, "Cost of a draft token, in decode steps.", "--c", min=0)
+
+
+def examine(
+    server: RunningServer, load: LoadOptions, params: SamplingParams, texts: PromptOptions, rounds: int,
+    seconds: float, files: OutputOptions,
+) -> None:  # fmt: skip
+    """Measure a running server and print what its counters say."""
+    loads = load.loads("1,8", few=True)
+    files.check()
+    asked = load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import LoadConfig, load_test, requests_of
+    from slipstream.plan.diagnosis_served import KIND, diagnose_served, watch
+
+    place, c, watched = Endpoint(server.base_url or "", load.served_model), server.c, server.watch
+    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    ordered = sorted(loads, key=lambda one: one.concurrency or 0)
+    arms = arms_of({"the server": place}, ordered, asked)
+    what, steps = ("asking", requests_of(arms, config)) if watched is None else ("watching", 1)
+    render.line(f"{what} {place.base_url}")
+
+    def measure() -> Result:
+        if watched is not None:
+            return watch(place, watched, c, files.out)
+        settings = asked.settings | {"c": c}
+        return load_test(
+            arms, config, settings, files.out, advance, KIND, lambda found: {"diagnosis": diagnose_served(found, c)}
+        )
+
+    with render.progress(what, steps) as advance:
+        result, code = unfinished(measure)
+    finish(result, files)
+    raise typer.Exit(code)
 
 
 def tune_vllm(
-    models: TuneModels, params: SamplingParams, texts: PromptOptions, batch: int, rounds: int, seconds: float,
+    models: TuneModels, load: LoadOptions, params: SamplingParams, texts: PromptOptions, rounds: int, seconds: float,
     write: Path | None, engine: EngineOptions, files: OutputOptions,
 ) -> None:  # fmt: skip
-    """Measure, print, and write the choice."""
+    """Measure settings of vLLM's server beside plain decoding, print, and write the choice."""
     writable(write=write)
     files.check()
-    entries = texts.check()
+    loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
     from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import Load, LoadArm, LoadConfig, load_test, requests_of
-    from slipstream.bench.load_prompts import LoadPrompts
+    from slipstream.bench.load import LoadConfig, load_test, requests_of
     from slipstream.bench.results import write as save, write_text
 
     servers = compared(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)
-    sampling = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
-    asked = LoadPrompts(entries, min(params.max_tokens, 64), sampling, params.seed or 0, texts.template)
-    config, load = LoadConfig(rounds=rounds, seconds=seconds, seed=params.seed or 0), Load.of(concurrency=batch)
-    found: list[Result] = []
-    render.line(f"tune: {', '.join(tried)} in vLLM; {render.counted(len(entries), 'prompt')} of {texts.prompts}")
+    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    done: list[Result] = []
+    prompts = render.counted(len(asked.entries), "prompt")
+    render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")
 
     def compare(name: str, base: Mapping[str, str]) -> None:
         with started({name: tried[name]}, engine) as place:
-            arms: list[LoadArm] = []
-            for each, url in {**base, **place}.items():
-                arms.append(LoadArm(each, Endpoint(url), load, asked.request, arms[0] if arms else None))
+            arms = arms_of({each: Endpoint(url) for each, url in {**base, **place}.items()}, loads, asked)
             with render.progress(name, requests_of(arms, config)) as advance:
-                found.append(load_test(arms, config, asked.settings, None, advance))
+                done.append(load_test(arms, config, asked.settings, None, advance))
             if files.out is not None:
-                save(joined(found), files.out)
+                save(joined(done), files.out)
 
     def measure() -> Result:
         with started(plain, engine) as base:
@@ -63,19 +106,19 @@ def tune_vllm(
                     try:
                         compare(name, base)
                     except ServedError as fault:  # this setting does not start, or fails; others may do
-                        if not found and i == len(tried) - 1:
+                        if not done and i == len(tried) - 1:
                             raise
                         render.message("warning", f"{name} was not measured: {fault}")
             except KeyboardInterrupt as stop:
-                if found:
-                    stop.result = replace(joined(found), complete=False)  # type: ignore[attr-defined]
+                if done:
+                    stop.result = replace(joined(done), complete=False)  # type: ignore[attr-defined]
                 raise
-        return joined(found)
+        return joined(done)
 
     result, code = unfinished(measure)
     best = choice(result.data["arms"])
     finish(result, files)
-    settings = configuration(models, tried[best], best, engine) if best else {"engine": "vllm", "drafter": "none"}
+    settings = configuration(models, tried[best], engine) if best else {"engine": "vllm", "drafter": "none"}
     render.line(f"choice: {best or 'none: no setting is faster than plain decoding beyond doubt'}")
     if write is not None:
         write_text(write, json.dumps(settings, indent=1) + "\n", "--write")
@@ -86,14 +129,14 @@ def tune_vllm(
 def candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
     """The settings to measure, by name: of each server whose length is not learned several lengths, unless the user has
     fixed one."""
-    found = {}
+    tried = {}
     for name, server in servers.items():
         if fixed or "additional_config" in server.values or "draft_tokens=" in name:
-            found[name] = server
+            tried[name] = server
             continue
         for length in LENGTHS:
-            found[f"{name}:draft_tokens={length}"] = replace(server, choice=replace(server.choice, draft_tokens=length))
-    return found
+            tried[f"{name}:draft_tokens={length}"] = replace(server, choice=replace(server.choice, draft_tokens=length))
+    return tried
 
 
 def joined(results: list[Result]) -> Result:
@@ -116,7 +159,7 @@ def choice(arms: list[dict[str, Any]]) -> str | None:
     return None if best is None else str(best["name"])
 
 
-def configuration(models: TuneModels, server: VllmServer, name: str, engine: EngineOptions) -> dict[str, Any]:
+def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
     """What `--config` reads to start this server again."""
     used = server.choice
     made: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter.replace("+", ",")}

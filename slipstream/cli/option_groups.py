@@ -1,0 +1,129 @@
+"""Options of commands, declared as values, in groups that several commands share.
+
+    @dataclass(frozen=True)
+    class ServedOptions:
+        PANEL: ClassVar[str] = "Servers"
+        rate: float | None = option(None, "Requests a second.")
+
+    @grouped
+    def bench(served: ServedOptions, *, seed: int = option(0, "Sampling seed.")) -> None: ...
+
+`grouped` makes typer options of them; the command receives the filled-in dataclasses. A subclass changes the default of
+an option by a plain value: `rate: float | None = 8.0`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+METAVARS = ((bool, None), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
+"""What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
+_DECLARED = "typer"
+"""Key of the metadata of a field."""
+
+
+def option(
+    default: Any, help: str, *names: str, shown: str | bool = True, panel: str | None = None, **more: Any
+) -> Any:
+    """An option. names: as typed, if they do not follow from the name; shown: what `--help` shows as the default;
+    panel: in `--help`, if not the group's `PANEL`; more: `metavar`, `min`, `max` and others of `typer.Option`."""
+    declared = typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, **more)
+    return field(default=default, metadata={_DECLARED: declared})
+
+
+def argument(help: str, default: Any = MISSING, shown: str | bool = True) -> Any:
+    """An argument; one without a default must be given. shown: as for `option`."""
+    return field(default=default, metadata={_DECLARED: typer.Argument(help=help, show_default=shown)})
+
+
+def unwrapped(text: str | None) -> str:
+    """A docstring with one line for each paragraph: typer keeps the line breaks of all but the first, and the terminal
+    breaks these lines again."""
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of `command` that is annotated with a dataclass by the fields of that dataclass."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters, annotations = [], {}
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            members = _members(groups[parameter.name])
+        else:
+            default, declared = parameter.default, None
+            if isinstance(default, Field):
+                declared, default = default.metadata[_DECLARED], default.default
+            members = [(parameter.name, _annotated(parameter.name, hints[parameter.name], declared, default), default)]
+        for name, hint, default in members:
+            annotations[name] = hint
+            empty = inspect.Parameter.empty if default is MISSING else default
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
+
+    def run(**values: Any) -> None:
+        made: Mapping[str, Any] = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+_FIRST = ("target", "draft")
+"""Options that help lists before those of loading."""
+
+
+def _members(group: Any) -> list[tuple[str, Any, Any]]:
+    """(name, annotation for typer, default) of each field of a group that is an option."""
+    types, members = get_type_hints(group, include_extras=True), []
+    for each in fields(group):
+        declared, panel = _declaration(group, each.name)
+        if declared is not None or get_args(types[each.name])[1:]:
+            hint = _annotated(each.name, types[each.name], declared, each.default, panel)
+            members.append((each.name, hint, each.default))
+    return sorted(members, key=lambda member: member[0] not in _FIRST)
+
+
+def _declaration(group: Any, name: str) -> tuple[Any, str | None]:
+    """What declares a field, `option`, `argument` or `load_settings.setting`, and its panel: that of the class, or of
+    the first one that is derived from it and has one. None for a field that is no option."""
+    for at, kind in enumerate(group.__mro__):
+        known = kind.__dict__.get("__dataclass_fields__", {}).get(name)
+        if known is None or name not in inspect.get_annotations(kind) or not known.metadata:
+            continue
+        panels = [owner.__dict__["PANEL"] for owner in group.__mro__[at::-1] if "PANEL" in owner.__dict__]
+        declared = known.metadata.get(_DECLARED)
+        if declared is None and known.metadata.get("help"):  # a setting of loading
+            metavar, shown = known.metadata["metavar"], known.metadata["shown"]
+            declared = typer.Option(help=known.metadata["help"], metavar=metavar, show_default=shown or True)
+        return declared, panels[0] if panels else None
+    return None, None
+
+
+def _annotated(name: str, hint: Any, declared: Any, default: Any, panel: str | None = None) -> Any:
+    """The annotation of an option: its type, and what `option` declared, with what follows from name and type."""
+    if hint is Any:  # a setting of loading, which takes more than text in Python
+        hint = str if default is not None else str | None
+    kind, *more = get_args(hint) if declared is None else (hint, declared)
+    for each in more:
+        if isinstance(each, typer.models.ParameterInfo):
+            made = copy(each)
+            if isinstance(each, typer.models.OptionInfo):
+                if each.metavar is None:
+                    kinds = {kind, *get_args(kind), *(inner for part in get_args(kind) for inner in get_args(part))}
+                    made.metavar = next((text for known, text in METAVARS if known in kinds), None)
+                if kind is bool and default is False and each.default is ...:  # no --no-... that says nothing
+                    made.param_decls = (f"--{name.replace('_', '-')}",)
+                made.rich_help_panel = each.rich_help_panel or panel
+            return Annotated[kind, made]
+    return hint
