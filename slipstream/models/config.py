@@ -184,6 +184,8 @@ class DecoderConfig:
             inv_freq = inv_freq / _positive(p, "factor")
         elif kind == "llama3":
             inv_freq = _llama3(inv_freq, p)
+        elif kind == "divided":  # GGUF files hold what divides each frequency
+            inv_freq = inv_freq / torch.tensor(p["divisors"])
         elif kind == "yarn":
             inv_freq, scale = _yarn(powers, theta, dim, p, self.context)
         elif kind != "default":

@@ -206,7 +206,7 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """The tensors of the file, in their order; shapes as in a checkpoint."""
     shapes = config.shapes()
     found = {}
-    for name, parts in _names(config).items():
+    for name, parts in names_in_file(config).items():
         first = shapes[parts[0]]
         found[name] = (sum(shapes[part][0] for part in parts), *first[1:])
     if _slowed(config) is not None:
@@ -214,7 +214,7 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _names(config: DecoderConfig) -> dict[str, list[str]]:
+def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
     """Name in the file -> canonical names of the tensors in it, one after another."""
     found: dict[str, list[str]] = {}
     for name in config.shapes():
@@ -232,15 +232,15 @@ def _names(config: DecoderConfig) -> dict[str, list[str]]:
 
 def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of `_shapes`, in float32."""
-    for name, parts in _names(config).items():
-        each = [_rotated(config, part, weights[part].numpy()) for part in parts]
+    for name, parts in names_in_file(config).items():
+        each = [rotated(config, part, weights[part].numpy()) for part in parts]
         yield name, np.ascontiguousarray(each[0] if len(each) == 1 else np.concatenate(each))
     slowed = _slowed(config)
     if slowed is not None:
         yield "rope_freqs.weight", slowed
 
 
-def _rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
+def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
     of a head with 2i + 1, the checkpoint has i and i + D/2."""
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0

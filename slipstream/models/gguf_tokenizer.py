@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file.
 
 A file that holds the tokenizer.json of its checkpoint (key `tokenizer.huggingface.json` of the format) has exactly that
-tokenizer. With others, llama.cpp encodes and decodes: it reads the tokens and merges of the file, and has rules of its
-own for how texts are split into words.
+tokenizer. One of byte-level BPE (`tokenizer.ggml.model` is "gpt2") is built from its tokens and merges, if it is known
+how its texts are split into words (`SPLITS`). With others, llama.cpp encodes and decodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+import tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from slipstream.errors import LoadError
 from slipstream.models.folder_tokenizer import FolderTokenizer
@@ -30,6 +31,19 @@ ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": 
 """Special tokens: our name -> that of GGUF."""
 
 
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS: Mapping[str, Seq[str]] = {
+    "gpt-2": [_GPT2],
+    "smollm": [r"\p{N}", _GPT2],
+    "starcoder": [r"\p{N}", _GPT2],
+    "llama-bpe": [_WORDS % r"\p{N}{1,3}"],
+    "qwen2": [_WORDS % r"\p{N}"],
+}
+"""`tokenizer.ggml.pre` -> expressions whose matches are words, applied one after another: what a text is split into
+before its bytes are joined by merges (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
+
+
 class AddedToken(NamedTuple):
     """A token that was added to the vocabulary; special: it is not text."""
 
@@ -44,7 +58,36 @@ def gguf_tokenizer(source: str | Path) -> FolderTokenizer | GgufTokenizer | None
         return None
     if WHOLE in header.metadata:
         return _whole(header)
+    if header.metadata.get("tokenizer.ggml.model") == "gpt2" and header.metadata.get("tokenizer.ggml.pre") in SPLITS:
+        return _folder_tokenizer(header, _byte_level(header))
     return GgufTokenizer(LlamaModel(source, vocab_only=True))
+
+
+def _byte_level(header: GgufHeader) -> Tokenizer:
+    """Byte-level BPE from the tokens and merges of a file."""
+    texts, metadata = token_texts(header), header.metadata
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
+    try:
+        backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges))
+    except Exception as fault:  # the library raises bare Exception
+        raise LoadError(
+            f"the tokenizer of {header.path.name} cannot be built: {fault}", fix="convert the model again"
+        ) from fault
+    words = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[str(metadata["tokenizer.ggml.pre"])]]
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of])
+    backend.decoder = decoders.ByteLevel()
+    for kind in (CONTROL, USER_DEFINED):
+        ids = sorted(tokens_of_type(header, kind))
+        backend.add_tokens([tokenizers.AddedToken(texts[i], normalized=False, special=kind == CONTROL) for i in ids])
+    first = token_id(header, "bos")
+    if metadata.get("tokenizer.ggml.add_bos_token") and first is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{texts[first]} $A",
+            pair=f"{texts[first]} $A {texts[first]} $B",
+            special_tokens=[(texts[first], first)],
+        )
+    return backend
 
 
 def _whole(header: GgufHeader) -> FolderTokenizer:
@@ -55,6 +98,10 @@ def _whole(header: GgufHeader) -> FolderTokenizer:
         raise LoadError(
             f"the tokenizer in {header.path.name} cannot be read: {fault}", fix="convert the model again"
         ) from fault
+    return _folder_tokenizer(header, backend)
+
+
+def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer:
     backend.no_truncation()
     backend.no_padding()
     special, template = special_tokens(header), header.metadata.get(TEMPLATE)
@@ -62,6 +109,7 @@ def _whole(header: GgufHeader) -> FolderTokenizer:
     def load() -> Any:
         from transformers import PreTrainedTokenizerFast
 
+        text = backend.to_str()
         return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), chat_template=template, **special)
 
     return FolderTokenizer(backend, special, template, load)

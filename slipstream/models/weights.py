@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
+from slipstream.models.blocks import Blocks
 from slipstream.models.checkpoint import few, resolve, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.lora import Adapter
@@ -92,6 +93,10 @@ class Weights(Mapping[str, Tensor]):
         """The dtype of a tensor in the checkpoint."""
         return self._sources[name][1]().dtype
 
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix as it is stored, if that is in blocks of integers (see `gguf_weights`)."""
+        return None
+
     def unmap(self) -> None:
         """Unmap the files, because mapped pages count as memory. The next access maps them again."""
         for file in self._files:
@@ -116,6 +121,10 @@ class _Shard:
         if self._handle is None:
             self._handle = safe_open(self.path, framework="pt")
         return self._handle
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix as it is stored, if that is in blocks of integers (see `gguf_weights`)."""
+        return None
 
     def unmap(self) -> None:
         self._handle, self.mapped = None, 0

@@ -8,26 +8,32 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.models.gguf_header import TYPES
+
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32 = 8, 9, 4, 6, 7, 5
 
 
 def gguf_bytes(
-    metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], version: int = 3, alignment: int = 32
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    version: int = 3,
+    alignment: int = 32,
+    kinds: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A file with tensors of float32."""
+    """A file with tensors of float32, or in blocks: uint8 [outs, blocks, bytes of a block], whose kind is `kinds`."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         out += _text(key) + _value(value)
-    offset = 0
+    offset, numbers = 0, {name: (number, count) for number, (name, count, _) in TYPES.items()}
+    stored = []
     for name, tensor in tensors.items():
-        shape = tensor.shape[::-1]
-        out += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
-        offset += -(-4 * tensor.size // alignment) * alignment
-    out += bytes(-len(out) % alignment)
-    for tensor in tensors.values():
-        data = tensor.astype("<f4").tobytes()
-        out += data + bytes(-len(data) % alignment)
-    return out
+        kind, count = numbers[(kinds or {}).get(name, "F32")]
+        data = tensor.tobytes() if count > 1 else tensor.astype("<f4").tobytes()
+        shape = (tensor.shape[1] * count, tensor.shape[0]) if count > 1 else tensor.shape[::-1]
+        out += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+        stored.append(data + bytes(-len(data) % alignment))
+        offset += len(stored[-1])
+    return out + bytes(-len(out) % alignment) + b"".join(stored)
 
 
 def tiny_model(**changes: Any) -> bytes:

@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,13 @@ from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.table import unsupported
+from slipstream.models.blocks import Blocks, stacked
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import Weights
 from slipstream.settings import WeightFormat
+
+if TYPE_CHECKING:
+    from slipstream.backends.native.kernels.formats import Format
 
 GROUP = 64
 """Number of columns of 8-bit activations that share a scale."""
@@ -171,11 +175,59 @@ class Layout:
         made["row_bytes"] = kind.row_bytes(columns, unit)
         return made[()]
 
+    def blocks(self, weight: Blocks, bias: Tensor | None = None) -> Any:
+        """A MATRIX record of weights in blocks, as they are stored."""
+        from slipstream.backends.native.kernels import addresses, formats
+        from slipstream.backends.native.kernels.processor import PANEL, byte_offset
+        from slipstream.backends.native.kernels.products import ALIGN
+        from slipstream.backends.native.kernels.records import MATRIX
+
+        kind = format_of_blocks(weight)
+        assert kind is not None
+        outs, columns = weight.shape
+        groups, padded = columns // kind.group, -(-outs // ALIGN) * ALIGN
+        more = ((0, padded - outs), (0, 0))
+
+        def panels(values: np.ndarray) -> np.ndarray:
+            """[outs, n] -> bytes [panels, groups, bytes of a group]."""
+            each = np.pad(values, more).reshape(padded // PANEL, PANEL, groups, -1)
+            if values.dtype.kind == "f":
+                whole = np.ascontiguousarray(each.transpose(0, 2, 3, 1)).view(np.uint8)
+                return whole.reshape(padded // PANEL, groups, -1)
+            quads = each.reshape(padded // PANEL, PANEL, groups, -1, 4).transpose(0, 2, 3, 1, 4)
+            if kind.bits == 4:
+                quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
+            return np.ascontiguousarray(quads).reshape(padded // PANEL, groups, -1)
+
+        integers = weight.integers
+        if kind.bits == 8:
+            integers = integers.view(np.uint8) ^ np.uint8(byte_offset())
+        parts = [weight.scales, *([] if weight.minima is None else [weight.minima]), integers]
+        made = np.zeros((), MATRIX)
+        made["weights"] = self.keep(np.concatenate([panels(part) for part in parts], axis=2))
+        made["bias"] = (
+            self._no_bias(padded) if bias is None else self.keep(np.pad(bias.float().numpy(), (0, padded - outs)))
+        )
+        made["tile"], made["form"] = addresses.matrix_tile_address(kind), formats.FORMATS.index(kind)
+        made["most_rows"], made["group"] = kind.most_rows, kind.group
+        made["outs"], made["width"], made["columns"] = padded, columns, columns
+        made["out_bytes"] = groups * kind.group_bytes // PANEL
+        made["row_bytes"] = kind.row_bytes(columns, kind.group)
+        return made[()]
+
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
         rows = [weights[f"{n}.weight"] for n in names]
-        bias = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
-        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, torch.cat(bias) if bias else None)
+        each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
+        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, torch.cat(each) if each else None)
+
+    def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
+        """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
+        parts = [blocks for n in names if (blocks := weights.blocks(f"{n}.weight")) is not None]
+        if len(parts) < len(names) or format_of_blocks(both := stacked(parts)) is None:
+            return None
+        each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
+        return self.blocks(both, torch.cat(each) if each else None)
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
@@ -204,13 +256,25 @@ class SharedEmbedding:
     owner: Layout
 
 
+def format_of_blocks(weight: Blocks) -> Format | None:
+    """The format that holds these blocks as they are; None if none does."""
+    from slipstream.backends.native.kernels import formats
+
+    wanted = weight.bits, weight.group, weight.minima is not None, 8 * weight.scales.itemsize
+    kinds = (kind for kind in formats.BLOCKS if (kind.bits, kind.group, kind.minima, kind.scales) == wanted)
+    return next(kinds, None)
+
+
 def panelled(matrix: Any, count: int) -> Any:
-    """An EMBEDDING record that reads the first `count` outputs of a matrix of floats: tied embeddings."""
+    """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
+    from slipstream.backends.native.kernels import formats
     from slipstream.backends.native.kernels.records import EMBEDDING
 
     made = np.zeros((), EMBEDDING)
     made["values"], made["form"], made["width"] = matrix["weights"], matrix["form"], matrix["width"]
     made["panelled"], made["count"] = 1, count
+    kind = formats.FORMATS[int(matrix["form"])]
+    made["group"], made["bits"], made["scales"], made["minima"] = kind.group, kind.bits, kind.scales, kind.minima
     return made[()]
 
 
@@ -237,8 +301,11 @@ def decoder_weights(
     def vector(name: str) -> int:
         return layout.named(weights, name)
 
+    as_stored = quantised is None and dtype == torch.float32
+
     def joined(names: Seq[str], chosen: str = form) -> Any:
-        return layout.joined(weights, names, chosen)
+        blocks = layout.joined_blocks(weights, names) if as_stored else None
+        return layout.joined(weights, names, chosen) if blocks is None else blocks
 
     up = [n for n in INPUTS["up"] if config.gated or "gate" not in n]
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()
@@ -271,7 +338,10 @@ def decoder_weights(
     if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
         own["embed"] = panelled(own["head"], config.vocab_size)
     else:
-        own["embed"] = layout.embedding(weights["embed_tokens.weight"])
+        blocks = layout.joined_blocks(weights, ["embed_tokens"]) if as_stored else None
+        own["embed"] = (
+            layout.embedding(weights["embed_tokens.weight"]) if blocks is None else panelled(blocks, config.vocab_size)
+        )
     if "embed_positions.weight" in weights:
         own["positions"] = layout.embedding(weights["embed_positions.weight"])
     if config.experts is not None:

@@ -13,6 +13,7 @@ from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
 from slipstream.backends.native.packed_weights import GROUP, Layout
 from slipstream.backends.native.threads import pool
+from slipstream.models.blocks import Blocks
 
 ADD = np.int64(1)
 
@@ -33,10 +34,13 @@ def _scratch(columns):  # type: ignore[no-untyped-def]
 class Product:
     """x -> x @ weight.T + bias in one format."""
 
-    def __init__(self, weight: torch.Tensor, form: str, bias: torch.Tensor | None = None):
-        self.outs, self.layout = len(weight), Layout()
+    def __init__(self, weight: torch.Tensor | Blocks, form: str = "", bias: torch.Tensor | None = None):
+        self.outs = len(weight.integers) if isinstance(weight, Blocks) else len(weight)
+        self.layout = Layout()
         self.matrix = np.zeros(1, records.MATRIX)
-        self.matrix[0] = self.layout.matrix(weight, form, bias)
+        self.matrix[0] = (
+            self.layout.blocks(weight, bias) if isinstance(weight, Blocks) else self.layout.matrix(weight, form, bias)
+        )
 
     def __call__(self, x: np.ndarray, threads: int = 1, onto: np.ndarray | None = None) -> np.ndarray:
         """[R, in] -> [R, out]; added to `onto` if given."""
@@ -111,6 +115,20 @@ def model(name: str, weight: torch.Tensor, x: np.ndarray, bias: np.ndarray) -> n
     sums = integers @ w.T
     assert np.abs(sums).max() < 2**31
     return _scaled((sums.astype(np.float32) * unit).astype(np.float32), scale, bias)
+
+
+def model_of_blocks(weight: Blocks, x: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """As `model`, for weights in blocks."""
+    group, total = weight.group, np.zeros((len(x), len(weight.integers)), np.float32)
+    for g, low in enumerate(range(0, x.shape[1], group)):
+        integers, unit = rounded(x[:, low : low + group].astype(np.float32), 127)
+        sums = integers @ weight.integers[:, low : low + group].astype(np.int64).T
+        part = (sums.astype(np.float32) * weight.scales[:, g].astype(np.float32)).astype(np.float32)
+        total = fused(part, unit, total)
+        if weight.minima is not None:
+            whole = (unit * integers.sum(1, keepdims=True).astype(np.float32)).astype(np.float32)
+            total = fused(whole, weight.minima[None, :, g].astype(np.float32), total)
+    return total + bias
 
 
 def as_bfloat16(x: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from slipstream.backends.native.kernels import formats
+from slipstream.backends.native.kernels.block_tiles import block_tile
 from slipstream.backends.native.kernels.compiled import entry
 from slipstream.backends.native.kernels.formats import Format
 from slipstream.backends.native.kernels.tiles import attention_tile, matrix_tile
@@ -16,6 +17,15 @@ _bfloat16_pairs = matrix_tile(formats.BFLOAT16_PAIRS)
 _int8_pairs = matrix_tile(formats.INT8_PAIRS)
 _int8_quads = matrix_tile(formats.INT8_QUADS)
 _int8_quads_twice = matrix_tile(formats.INT8_QUADS_TWICE)
+(
+    _blocks4,
+    _blocks4_float32,
+    _blocks8,
+    _blocks8_minima,
+    _blocks8_float32,
+    _blocks8_by_16,
+    _blocks8_by_16_minima,
+) = map(block_tile, formats.BLOCKS)
 _scores_float32, _mix_float32 = attention_tile(formats.FLOAT32, True), attention_tile(formats.FLOAT32, False)
 _scores_float16, _mix_float16 = attention_tile(formats.FLOAT16, True), attention_tile(formats.FLOAT16, False)
 
@@ -53,6 +63,41 @@ def int8_quads():
 @entry
 def int8_quads_twice():
     return _int8_quads_twice()
+
+
+@entry
+def blocks4():
+    return _blocks4()
+
+
+@entry
+def blocks4_float32():
+    return _blocks4_float32()
+
+
+@entry
+def blocks8():
+    return _blocks8()
+
+
+@entry
+def blocks8_minima():
+    return _blocks8_minima()
+
+
+@entry
+def blocks8_float32():
+    return _blocks8_float32()
+
+
+@entry
+def blocks8_by_16():
+    return _blocks8_by_16()
+
+
+@entry
+def blocks8_by_16_minima():
+    return _blocks8_by_16_minima()
 
 
 @entry

@@ -14,22 +14,42 @@ class Format:
 
     name     as in function names
     step     columns per step of the inner loop
-    bytes    per weight
+    bits     per weight
     passes   number of parts that an activation is split into
     grouped  whether activations have a scale per group of columns instead of one per row
     row      bytes of a packed row of activations: per column, and per group or row (see `tiles._matrix_tile`)
+    group    columns that share a scale of weights, see `block_tiles`; 0: all
+    minima   whether each group of weights has a minimum besides
+    scales   bits of a scale and of a minimum
     """
 
     name: str
     step: int
-    bytes: int
+    bits: int
     passes: int = 1
     grouped: bool = False
     row: tuple[int, int] = (4, 0)
+    group: int = 0
+    minima: bool = False
+    scales: int = 16
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
 
     @property
     def integer(self) -> bool:
-        return self.bytes == 1
+        return self.bits <= 8
+
+    @property
+    def group_bytes(self) -> int:
+        """Of the weights of PANEL outputs and a group of columns, with their scales."""
+        return self.heading + PANEL * self.group * self.bits // 8
+
+    @property
+    def heading(self) -> int:
+        """Bytes of the scales and minima of PANEL outputs."""
+        return PANEL * self.scales // 8 * (1 + self.minima)
 
     def row_bytes(self, columns: int, unit: int) -> int:
         """Bytes of a packed row of activations. unit: columns of a group."""
@@ -49,12 +69,24 @@ class Format:
         return max(1, *(rows for rows in range(1, 13) if self.panels(rows) >= least))
 
 
-FLOAT32, FLOAT16, BFLOAT16 = Format("float32", 1, 4), Format("float16", 1, 2), Format("bfloat16", 1, 2)
-BFLOAT16_PAIRS = Format("bfloat16_pairs", 2, 2, row=(2, 0))
-INT8_PAIRS = Format("int8_pairs", 2, 1, row=(2, 4))
-INT8_QUADS = Format("int8_quads", 4, 1, grouped=True, row=(1, 8))
-INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 1, passes=2, row=(2, 12))
-FORMATS = (FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE)
+FLOAT32, FLOAT16, BFLOAT16 = Format("float32", 1, 32), Format("float16", 1, 16), Format("bfloat16", 1, 16)
+BFLOAT16_PAIRS = Format("bfloat16_pairs", 2, 16, row=(2, 0))
+INT8_PAIRS = Format("int8_pairs", 2, 8, row=(2, 4))
+INT8_QUADS = Format("int8_quads", 4, 8, grouped=True, row=(1, 8))
+INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 8, passes=2, row=(2, 12))
+BLOCKS = tuple(
+    Format(name, 4, bits, grouped=True, row=(1, 12), group=group, minima=minima, scales=scales)
+    for name, bits, group, minima, scales in (
+        ("blocks4", 4, 32, True, 16),  # Q4_0, Q4_1
+        ("blocks4_float32", 4, 32, True, 32),  # Q4_K
+        ("blocks8", 8, 32, False, 16),  # Q5_0, Q8_0
+        ("blocks8_minima", 8, 32, True, 16),  # Q5_1
+        ("blocks8_float32", 8, 32, True, 32),  # Q5_K
+        ("blocks8_by_16", 8, 16, False, 32),  # Q6_K
+        ("blocks8_by_16_minima", 8, 16, True, 32),  # Q6_K beside a kind with minima
+    )
+)
+FORMATS = (FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE, *BLOCKS)
 
 
 def named(name: str) -> Format:

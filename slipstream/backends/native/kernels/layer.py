@@ -30,13 +30,16 @@ from slipstream.backends.native.kernels.memory import (
     integers,
     pointer,
     shorts,
+    small,
     where,
 )  # fmt: skip
-from slipstream.backends.native.kernels.processor import PANEL
+from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ALIGN
 from slipstream.backends.native.kernels.records import BOARD, CACHE, LAYER, MATRIX, MODEL, NOTHING, ROWS
 from slipstream.backends.native.kernels.rows import ACTIVATE, GATE, NORM
 
+_FLIPPED = np.int64(-128 if byte_offset() else 0)
+"""Turns a stored byte into the int8 that it stands for."""
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
 FINE, NOT_FINITE, NO_SUCH_TOKEN, NO_SUCH_POSITION = range(4)
@@ -133,6 +136,30 @@ def room(board, model, rows, arena, columns, bytes):
 
 
 @kernel()
+def _add_block_row(table, token, out):
+    """out += the row of one token, of weights in blocks; see `block_tiles`."""
+    size = table.scales // 8
+    heading = PANEL * size * (1 + table.minima)
+    block = heading + PANEL * table.group * table.bits // 8
+    panel, lane = table.values + token // PANEL * (table.width // table.group * block), token % PANEL
+    for i in range(table.width):
+        here, column = panel + i // table.group * block, i % table.group
+        at = here + heading + column // 4 * 4 * PANEL + 4 * lane + column % 4
+        number = np.int32(0)
+        if table.bits == 4:
+            at = here + heading + column // 8 * 4 * PANEL + 4 * lane + column % 4
+            number = np.int32(small(at, 1)[0] >> (column % 8 // 4 * 4) & 15)
+        else:
+            number = np.int32(small(at, 1)[0] ^ _FLIPPED)
+        scale = half(here + 2 * lane) if size == 2 else floats(here + 4 * lane, 1)[0]
+        value = np.float32(number) * scale
+        if table.minima:
+            at = here + PANEL * size + size * lane
+            value += half(at) if size == 2 else floats(at, 1)[0]
+        out[i] += value
+
+
+@kernel()
 def embed(table, tokens, x, stride, add):
     """Row r of x (an address) = (add ? row r : 0) + embedding of tokens[r]; returns whether all are in the table."""
     width = table.width
@@ -147,7 +174,9 @@ def embed(table, tokens, x, stride, add):
         if not add:
             for i in range(width):
                 out[i] = 0
-        if table.form == _FLOAT32:
+        if table.group:
+            _add_block_row(table, tokens[r], out)
+        elif table.form == _FLOAT32:
             values = floats(table.values + 4 * first, apart * width)
             for i in range(width):
                 out[i] += values[i * apart]

@@ -101,6 +101,27 @@ def _pack_quads(x, base, r, count, group, narrow, bytes):
 
 
 @kernel()
+def _pack_blocks(x, base, r, count, group, narrow, bytes):
+    """See `block_tiles`."""
+    n = x.shape[0]
+    groups = n // group
+    units, firsts = floats(base, groups * count), words(base + 4 * groups * count, groups * count)
+    sums = floats(base + 8 * groups * count, groups * count)
+    for g in range(groups):
+        part = narrow[g * group : (g + 1) * group]
+        unit = _round(x[g * group : (g + 1) * group], 127, part)
+        total = np.int32(0)
+        for i in range(group):
+            bytes[g * group + i] = np.int8(part[i])
+            total += part[i]
+        units[g * count + r], firsts[g * count + r] = unit, np.int32(-_OFFSET * total)
+        sums[g * count + r] = unit * np.float32(total)
+    out, whole = words(base + 12 * groups * count, n // 4 * count), bytes[:n].view(np.int32)
+    for i in range(n // 4):
+        out[i * count + r] = whole[i]
+
+
+@kernel()
 def _pack_quads_twice(x, base, r, count, narrow, bytes):
     n = x.shape[0]
     floats(base, count)[r] = _round(x, _MOST, narrow[:n])
@@ -181,5 +202,7 @@ def prepare(job, tile, thread):
             _pack_int8_pairs(row, base, r, count, narrow)
         elif job.form == _QUADS:
             _pack_quads(row, base, r, count, job.group, narrow, bytes)
-        else:
+        elif job.form == _TWICE:
             _pack_quads_twice(row, base, r, count, narrow, bytes)
+        else:
+            _pack_blocks(row, base, r, count, job.group, narrow, bytes)

@@ -73,24 +73,26 @@ def _add(b: ir.IRBuilder, form: Format, total: Any, weights: Any, number: Any) -
     if form.step == 1:
         return b.fadd(total, b.fmul(number, weights, flags=CONTRACT), flags=CONTRACT)
     if form is INT8_PAIRS:
-        return b.add(total, _pair_products(b, weights, b.bitcast(number, ir.VectorType(SHORT, 2 * PANEL))))
+        return b.add(total, pair_products(b, weights, b.bitcast(number, ir.VectorType(SHORT, 2 * PANEL))))
     if form is BFLOAT16_PAIRS:
         pairs = ir.VectorType(BFloat(), 2 * PANEL)
         kind = ir.FunctionType(_FLOATS, [_FLOATS, pairs, pairs])
         dot = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
         return b.call(dot, [total, b.bitcast(weights, pairs), b.bitcast(number, pairs)])
-    return _add_quads(b, total, weights, number)
+    return add_quads(b, total, weights, number)
 
 
-def _pair_products(b: ir.IRBuilder, x: Any, y: Any) -> Any:
+def pair_products(b: ir.IRBuilder, x: Any, y: Any) -> Any:
     """Products of 16-bit integers, added in pairs; LLVM compiles this to one instruction (pmaddwd)."""
     wide = ir.VectorType(INT, 2 * PANEL)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
     return b.add(take(b, product, range(0, 2 * PANEL, 2)), take(b, product, range(1, 2 * PANEL, 2)))
 
 
-def _add_quads(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
+def add_quads(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
     """Four products of 8-bit integers added to each sum: weights unsigned on x86, signed on Arm, activations signed."""
+    if not processor.has_byte_dots():
+        return _add_quads_as_pairs(b, total, weights, number)
     if processor.is_arm():
         lanes, name, form = 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(BYTE, 16)
     else:
@@ -102,10 +104,21 @@ def _add_quads(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
     return join(b, [b.call(dot, [t, b.bitcast(w, form), b.bitcast(n, form)]) for t, w, n in parts])
 
 
+def _add_quads_as_pairs(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
+    """The same without byte dot products: columns 0 and 2 of each four as one pair of 16-bit integers, 1 and 3 as
+    another."""
+    shorts = ir.VectorType(SHORT, 2 * PANEL)
+    eight = ir.Constant(shorts, [8] * 2 * PANEL)
+    weights, number = b.bitcast(weights, shorts), b.bitcast(number, shorts)
+    widen = b.ashr if processor.is_arm() else b.lshr  # weights are unsigned on x86
+    low = pair_products(b, widen(b.shl(weights, eight), eight), b.ashr(b.shl(number, eight), eight))
+    return b.add(b.add(total, low), pair_products(b, widen(weights, eight), b.ashr(number, eight)))
+
+
 # --- tiles of a matrix -----------------------------------------------------------------------------------------------
 
 
-def _by_rows(
+def by_rows(
     b: ir.IRBuilder, form: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool
 ) -> None:
     """Generate code that calls `group(count, panels, o)` for the number of rows at run time and for all outputs o. odd:
@@ -126,6 +139,28 @@ def _by_rows(
         b.branch(end)
     b.position_at_end(end)
     b.ret_void()
+
+
+def store_sums(
+    b: ir.IRBuilder, sums: dict[tuple[int, int], Any], places: list[Any], y: Any, bias: Any, stride: Any, add: Any
+) -> None:
+    """y[row, place] = (add ? y[row, place] : 0) + bias[place] + sums[row, panel], for a tile's panels at `places`."""
+    kept = b.icmp_signed("!=", add, WORD(0))
+    for (r, p), value in sums.items():
+        at = places[p]
+        more = load_vector(b, b.gep(bias, [b.mul(at, WORD(4))]), FLOAT, PANEL, 4)
+        out = b.gep(y, [b.mul(b.add(b.mul(stride, WORD(r)), at), WORD(4))])
+        value = b.fadd(value, more)
+        with b.if_else(kept) as (then, otherwise):
+            with then:
+                added = b.fadd(load_vector(b, out, FLOAT, PANEL, 4), value)
+                came = b.block
+            with otherwise:
+                instead = b.block
+        result = b.phi(_FLOATS)
+        result.add_incoming(added, came)
+        result.add_incoming(value, instead)
+        b.store(result, b.bitcast(out, _FLOATS.as_pointer()), align=4)
 
 
 def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
@@ -150,7 +185,6 @@ def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
     b = ir.IRBuilder(made.append_basic_block())
     w, scales, bias, x, y = (bytes_at(b, each) for each in made.args[:5])
     columns, length, outs, rows, stride, add = made.args[5:]
-    kept = b.sitofp(add, FLOAT)
     steps = b.udiv(columns, WORD(form.step))
     panel_bytes = b.mul(columns, WORD(PANEL * form.bytes))
     step_bytes = PANEL * form.bytes * form.step
@@ -225,27 +259,13 @@ def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
                 made_of[r, p] = found
 
         for p, at in enumerate(places):
-            byte = b.mul(at, WORD(4))
-            more = load_vector(b, b.gep(bias, [byte]), FLOAT, PANEL, 4)
-            scale = load_vector(b, b.gep(scales, [byte]), FLOAT, PANEL, 4) if form.integer else None
-            for r in range(count):
-                out = b.gep(y, [b.mul(b.add(b.mul(stride, WORD(r)), at), WORD(4))])
-                value = made_of[r, p]
-                if scale is not None:
-                    value = b.fmul(value, scale)
-                value = b.fadd(value, more)
-                with b.if_else(b.fcmp_ordered("!=", kept, ir.Constant(FLOAT, 0.0))) as (then, otherwise):
-                    with then:
-                        added = b.fadd(load_vector(b, out, FLOAT, PANEL, 4), value)
-                        came = b.block
-                    with otherwise:
-                        instead = b.block
-                result = b.phi(_FLOATS)
-                result.add_incoming(added, came)
-                result.add_incoming(value, instead)
-                b.store(result, b.bitcast(out, _FLOATS.as_pointer()), align=4)
+            if form.integer:
+                scale = load_vector(b, b.gep(scales, [b.mul(at, WORD(4))]), FLOAT, PANEL, 4)
+                for r in range(count):
+                    made_of[r, p] = b.fmul(made_of[r, p], scale)
+        store_sums(b, made_of, places, y, bias, stride, add)
 
-    _by_rows(b, form, rows, outs, group, odd=False)
+    by_rows(b, form, rows, outs, group, odd=False)
     return made
 
 
@@ -299,7 +319,7 @@ def _attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Functio
         for rp, out in outs_at.items():
             b.store(b.load(sums[rp]), b.bitcast(out, _FLOATS.as_pointer()), align=4)
 
-    _by_rows(b, FLOAT32, rows, outs, group, odd=True)
+    by_rows(b, FLOAT32, rows, outs, group, odd=True)
     return made
 
 

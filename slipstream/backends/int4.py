@@ -1,0 +1,55 @@
+"""Weights in 4 bits: groups of 32 columns with a scale and a minimum each, as `Blocks`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.models.blocks import Blocks
+
+GROUP, LEVELS = 32, 15
+CHUNK = 1 << 21
+"""Values quantised at a time."""
+RANGES = torch.linspace(0.8, 1.05, 11)
+"""Shares of the range of a group that are tried: values beyond a shorter one are rounded to its ends."""
+
+
+def quantise_blocks(weight: Tensor) -> Blocks:
+    """weight [out, in], in a multiple of GROUP, in 4 bits with little squared error.
+
+    For each group, several ranges are tried. The integers of a range fix the scale and the minimum of least squared
+    error (linear regression of the weights on the integers); the best range is kept. Scale and minimum are rounded to
+    float16 before the integers are chosen for good.
+    """
+    outs, columns = weight.shape
+    integers = np.empty((outs, columns), np.uint8)
+    scales, minima = np.empty((2, outs, columns // GROUP), np.float16)
+    step = max(1, CHUNK // columns)
+    for i in range(0, outs, step):
+        groups = weight[i : i + step].float().reshape(-1, columns // GROUP, GROUP)
+        whole, scale, minimum = _quantised(groups)
+        integers[i : i + step] = whole.reshape(-1, columns).numpy()
+        scales[i : i + step], minima[i : i + step] = scale.numpy(), minimum.numpy()
+    return Blocks(4, GROUP, integers, scales, minima)
+
+
+def _quantised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers [..., GROUP], scales and minima in float16 [...]."""
+    low, high = x.aminmax(dim=-1, keepdim=True)
+    middle, half = (high + low) / 2, (high - low) / 2
+    best = torch.full(low.shape, torch.inf)
+    scale, minimum = torch.zeros_like(low), low
+    for share in RANGES.tolist():
+        each = (2 * share / LEVELS) * half.clamp(min=1e-12)
+        whole = ((x - (middle - share * half)) / each).round_().clamp_(0, LEVELS)
+        spread = whole - whole.mean(-1, keepdim=True)
+        slope = (spread * x).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True).clamp(min=1e-12)
+        start = x.mean(-1, keepdim=True) - slope * whole.mean(-1, keepdim=True)
+        error = (x - whole * slope - start).square().sum(-1, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        scale, minimum = torch.where(better, slope, scale), torch.where(better, start, minimum)
+    stored, least = scale.half(), minimum.half()
+    whole = ((x - least.float()) / stored.float().clamp(min=1e-12)).round_().clamp_(0, LEVELS)
+    return whole.to(torch.uint8), stored[..., 0], least[..., 0]

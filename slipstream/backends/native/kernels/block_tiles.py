@@ -1,0 +1,154 @@
+"""The inner loop of products with weights in blocks: a scale, and a minimum, for each output and group of columns.
+
+Weights are stored in panels of PANEL outputs, and in groups of `columns` columns within a panel:
+
+    scales   float16 or float32 [PANEL]       value of the integer 1
+    minima   the same                         added to each weight; absent in formats without
+    weights  8 bits: [columns / 4, PANEL, 4]
+             4 bits: [columns / 8, PANEL, 4]  a byte holds two columns, i in its lower half and i + 4 in its upper half
+
+so a weight is scale * integer + minimum, as in the blocks of GGUF files: nothing is rounded again. Activations have 8
+bits and a scale for each group. The products of a group are summed as integers, exactly; groups are added in order, so
+a row of the result is bitwise the same alone and among other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels.formats import Format
+from slipstream.backends.native.kernels.processor import PANEL
+from slipstream.backends.native.kernels.tiles import add_quads, by_rows, pair_products, store_sums
+from slipstream.backends.native.kernels.vectors import (
+    BYTE,
+    CONTRACT,
+    FLOAT,
+    HALF,
+    INT,
+    SHORT,
+    WORD,
+    bytes_at,
+    join,
+    load_vector,
+    locator,
+    new_function,
+    place_at,
+    split,
+    spread,
+)
+
+_FLOATS, _INTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL)
+
+
+def block_tile(form: Format) -> Any:
+    """An intrinsic: the address of the tile for weights of this format."""
+    return locator(lambda module: _block_tile(module, form))
+
+
+def _scales(b: ir.IRBuilder, pointer: Any, form: Format) -> Any:
+    """PANEL scales or minima as float32."""
+    if form.scales == 32:
+        return load_vector(b, pointer, FLOAT, PANEL, 4)
+    return b.fpext(load_vector(b, pointer, HALF, PANEL, 2), _FLOATS)
+
+
+def _quads(b: ir.IRBuilder, pointer: Any, form: Format) -> list[Any]:
+    """The weights at `pointer`, four columns of PANEL outputs in each vector."""
+    whole = load_vector(b, pointer, INT, PANEL, 4)
+    if form.bits == 8:
+        return [whole]
+    low = ir.Constant(_INTS, [0x0F0F0F0F] * PANEL)
+    return [b.and_(whole, low), b.and_(b.lshr(whole, ir.Constant(_INTS, [4] * PANEL)), low)]
+
+
+def _narrow(form: Format) -> bool:
+    """Whether the products of a group are summed in 16 bits: 4-bit weights by pmaddubsw, where x86 has no byte dot
+    products. At most 8 sums of two products of 15 and 127 are below 2^15."""
+    return form.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
+
+
+def _add_narrow(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
+    """Two products of 8-bit integers added to each sum of 16 bits."""
+    lanes = min(processor.lanes(), 8)  # AVX-512 without VNNI may lack the wide one, too
+    name = "llvm.x86.ssse3.pmadd.ub.sw.128" if lanes == 4 else "llvm.x86.avx2.pmadd.ub.sw"
+    small, shorts = ir.VectorType(BYTE, 4 * lanes), ir.VectorType(SHORT, 2 * lanes)
+    multiply = cgutils.get_or_insert_function(b.module, ir.FunctionType(shorts, [small, small]), name)
+    parts = zip(split(b, weights, lanes), split(b, number, lanes), strict=True)
+    return b.add(total, join(b, [b.call(multiply, [b.bitcast(w, small), b.bitcast(n, small)]) for w, n in parts]))
+
+
+def _block_tile(module: ir.Module, form: Format) -> ir.Function:
+    """See `tiles._matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
+    float32 [groups, rows], quads [columns / 4, rows]. A unit is the value of the integer 1; first sums compensate the
+    offset of unsigned weights; the sum of a group's activations is what its minimum is multiplied with."""
+    name = f"slipstream_tile_{form.name}"
+    tile = new_function(module, name, 11)
+    if tile is None:
+        return module.get_global(name)
+    b = ir.IRBuilder(tile.append_basic_block())
+    w, _, bias, x, y = (bytes_at(b, each) for each in tile.args[:5])
+    columns, _, outs, rows, stride, onto = tile.args[5:]
+    groups = b.udiv(columns, WORD(form.group))
+    narrow = _narrow(form)
+    kind = ir.VectorType(SHORT, 2 * PANEL) if narrow else _INTS
+    add = _add_narrow if narrow else add_quads
+    panel_bytes = b.mul(groups, WORD(form.group_bytes))
+
+    def group(count: int, panels: int, o: Any) -> None:
+        each = [(r, p) for r in range(count) for p in range(panels)]
+        places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
+        starts = [b.gep(w, [b.mul(b.udiv(at, WORD(PANEL)), panel_bytes)]) for at in places]
+        per_row = b.mul(groups, WORD(4 * count))  # bytes of one number a group and row
+        units = b.bitcast(x, FLOAT.as_pointer())
+        first = place_at(b, x, per_row, INT)
+        wholes = place_at(b, x, b.mul(per_row, WORD(2)), FLOAT)
+        numbers = place_at(b, x, b.mul(per_row, WORD(3)), INT)
+        totals = {rp: cgutils.alloca_once(b, _FLOATS) for rp in each}
+        sums = {rp: cgutils.alloca_once(b, kind) for rp in each}
+        for rp in each:
+            b.store(ir.Constant(_FLOATS, [0.0] * PANEL), totals[rp])
+        with cgutils.for_range_slice(b, WORD(0), groups, WORD(1), inc=True) as (g, _):
+            at = b.mul(g, WORD(count))
+            blocks = [b.gep(start, [b.mul(g, WORD(form.group_bytes))]) for start in starts]
+            for r in range(count):
+                if form.bits == 8:
+                    begin = spread(b, b.load(b.gep(first, [b.add(at, WORD(r))]), align=4))
+                else:
+                    begin = ir.Constant(kind, [0] * kind.count)
+                for p in range(panels):
+                    b.store(begin, sums[r, p])
+            steps = form.group // 4
+            for step in range(0, steps, 8 // form.bits):
+                near = [
+                    _quads(b, b.gep(block, [WORD(form.heading + step * PANEL * form.bits // 2)]), form)
+                    for block in blocks
+                ]
+                for k in range(8 // form.bits):
+                    for r in range(count):
+                        place = b.add(b.mul(b.add(b.mul(g, WORD(steps)), WORD(step + k)), WORD(count)), WORD(r))
+                        number = spread(b, b.load(b.gep(numbers, [place]), align=4))
+                        for p in range(panels):
+                            b.store(add(b, b.load(sums[r, p]), near[p][k], number), sums[r, p])
+            for p, block in enumerate(blocks):
+                scale = _scales(b, block, form)
+                minimum = _scales(b, b.gep(block, [WORD(form.heading // 2)]), form) if form.minima else None
+                for r in range(count):
+                    place = b.add(at, WORD(r))
+                    whole = b.load(sums[r, p])
+                    if narrow:
+                        whole = pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
+                    part = b.fmul(b.sitofp(whole, _FLOATS), scale)
+                    unit = spread(b, b.load(b.gep(units, [place]), align=4))
+                    total = b.fadd(b.load(totals[r, p]), b.fmul(part, unit, flags=CONTRACT), flags=CONTRACT)
+                    if minimum is not None:
+                        sum_of = spread(b, b.load(b.gep(wholes, [place]), align=4))
+                        total = b.fadd(total, b.fmul(minimum, sum_of, flags=CONTRACT), flags=CONTRACT)
+                    b.store(total, totals[r, p])
+        store_sums(b, {rp: b.load(totals[rp]) for rp in each}, places, y, bias, stride, onto)
+
+    by_rows(b, form, rows, outs, group, odd=False)
+    return tile

@@ -1,0 +1,200 @@
+"""GGUF files for our own decoder: `gguf_config` reads the architecture from the header, `GgufWeights` the weights.
+
+Blocks of integers stay what they are in the file (`Blocks`); everything else is read as float32 or as its dtype. The
+file is mapped, and each tensor is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.errors import CheckpointError
+from slipstream.models.blocks import READERS, Blocks
+from slipstream.models.checkpoint import few
+from slipstream.models.config import DecoderConfig
+from slipstream.models.gguf_convert import names_in_file
+from slipstream.models.gguf_header import TYPES, GgufHeader, GgufTensor
+from slipstream.models.gguf_shape import gguf_shape
+from slipstream.models.weights import Progress, Weights
+
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
+"""`general.architecture` -> the family of our decoder. Mistral and Mixtral are "llama"."""
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types of tensors that are not blocks of integers."""
+
+_SIZES = {name: (count, size) for name, count, size in TYPES.values()}
+
+
+def refusal(header: GgufHeader) -> str | None:
+    """Why our own decoder does not run a GGUF file; None if it does."""
+    if header.architecture not in FAMILIES:
+        return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
+    for tensor in header.tensors:
+        if tensor.type not in READERS and tensor.type not in FLOATS:
+            return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
+    scaling = header.own("rope.scaling.type", "none")
+    if scaling not in ("none", "linear", "yarn"):
+        return f"its rotary scaling is {scaling!r}"
+    return None
+
+
+def gguf_config(header: GgufHeader) -> DecoderConfig:
+    """The architecture of a GGUF file that `refusal` does not refuse. Raises what `gguf_shape` and
+    `DecoderConfig.from_dict` raise."""
+    shape, tensors = gguf_shape(header), {tensor.name: tensor.shape for tensor in header.tensors}
+    family = FAMILIES[header.architecture]
+    if family == "llama" and shape.experts:
+        family = "mixtral"
+    bias = "blk.0.attn_q.bias" in tensors
+    common: dict[str, Any] = {"model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids]}
+    common["tie_word_embeddings"] = shape.tie_embeddings
+    if family == "gpt2":
+        return DecoderConfig.from_dict(
+            common
+            | {
+                "n_embd": shape.hidden_size,
+                "n_head": shape.heads,
+                "n_layer": shape.layers,
+                "n_positions": shape.context,
+                "n_inner": header.own("feed_forward_length"),
+                "layer_norm_epsilon": header.own("attention.layer_norm_epsilon", 1e-5),
+            }
+        )
+    return DecoderConfig.from_dict(
+        common
+        | {
+            "hidden_size": shape.hidden_size,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "num_hidden_layers": shape.layers,
+            "head_dim": shape.head_dim,
+            "intermediate_size": header.own("feed_forward_length"),
+            "max_position_embeddings": shape.context,
+            "rms_norm_eps": header.own("attention.layer_norm_rms_epsilon", 1e-5),
+            "attention_bias": bias,
+            "rope_parameters": _rope(header, tensors),
+            "num_local_experts": header.own("expert_count"),
+            "num_experts_per_tok": header.own("expert_used_count"),
+            "moe_intermediate_size": header.own("expert_feed_forward_length"),
+            "norm_topk_prob": True,
+            "sliding_window": None,
+        }
+    )
+
+
+def _rope(header: GgufHeader, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """`rope_parameters` as in a config.json. rope_freqs.weight holds what divides each frequency (Llama 3.1)."""
+    kind = header.own("rope.scaling.type", "none")
+    rope: dict[str, Any] = {"rope_theta": float(header.own("rope.freq_base", 1e4))}
+    rope["rope_type"] = "default" if kind == "none" else kind
+    if kind != "none":
+        rope["factor"] = header.own("rope.scaling.factor")
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = header.own("rope.scaling.original_context_length")
+        for name in ("beta_fast", "beta_slow"):
+            rope[name] = header.own(f"rope.scaling.yarn_{name}")
+    if "rope_freqs.weight" in tensors:
+        divisors = _read(header, next(each for each in header.tensors if each.name == "rope_freqs.weight"))
+        rope |= {"rope_type": "divided", "divisors": divisors.view(np.float32).ravel().tolist()}
+    return rope
+
+
+def _read(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
+    """The bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
+    count, size = _SIZES[tensor.type]
+    outs, columns = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape[-2:]
+    lead = tensor.shape[:-2] if len(tensor.shape) > 2 else ()
+    if columns % count:
+        raise CheckpointError(
+            f"tensor {tensor.name!r} has rows of {columns} numbers, which do not divide into blocks of {count}",
+            why=f"{tensor.type} stores {count} numbers in a block",
+            fix="convert the model again",
+        )
+    shape = (*lead, outs, columns // count, size)
+    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, shape)
+
+
+class GgufWeights(Weights):
+    """The weights of a GGUF file under canonical names. Raises CheckpointError for tensors that are missing, unknown or
+    of the wrong shape."""
+
+    def __init__(
+        self,
+        header: GgufHeader,
+        config: DecoderConfig,
+        dtype: torch.dtype = torch.float32,
+        progress: Progress | None = None,
+    ):
+        self._header = header
+        self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
+        by_name = {tensor.name: tensor for tensor in header.tensors if tensor.name != "rope_freqs.weight"}
+        wanted, lost = names_in_file(config), []
+        for name, parts in wanted.items():
+            tensor = by_name.pop(name, None)
+            if tensor is None:
+                lost.append(name)
+                continue
+            first = 0
+            for part in parts:
+                rows = config.shapes()[part][0]
+                self._stored[part] = tensor, _rows(config, part, first, rows)
+                first += rows
+            expected = (first, *config.shapes()[parts[0]][1:])
+            if tensor.shape != expected:
+                raise CheckpointError(
+                    f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
+                    why="weights and metadata belong to different models",
+                    fix="convert the model again",
+                )
+        if lost or by_name:
+            which = (
+                f"lacks {few(lost)}" if lost else f"holds {few(sorted(by_name))}, which its metadata do not account for"
+            )
+            raise CheckpointError(
+                f"{header.path.name} {which}",
+                why="another model would run than the one that was converted",
+                fix="convert the model again, or use executor='llamacpp'",
+            )
+        sources = {
+            name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._floats(name), lambda t: t)
+            for name, (tensor, _) in self._stored.items()
+        }
+        super().__init__(sources, config, dtype, progress)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix as it is stored; None if it is stored as floating-point numbers."""
+        tensor, rows = self._stored[name]
+        if tensor.type not in READERS:
+            return None
+        return READERS[tensor.type](rows(_read(self._header, tensor)))
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return FLOATS.get(self._stored[name][0].type, torch.float32)
+
+    def _floats(self, name: str) -> Tensor:
+        blocks = self.blocks(name)
+        if blocks is not None:
+            return torch.from_numpy(blocks.floats())
+        tensor, rows = self._stored[name]
+        raw = rows(_read(self._header, tensor))
+        kind = np.float32 if tensor.type == "F32" else np.int16
+        values = torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
+        return values.reshape(self.config.shapes()[name])
+
+
+def _rows(config: DecoderConfig, name: str, first: int, count: int) -> Callable[[np.ndarray], np.ndarray]:
+    """How the rows of a canonical tensor are taken from one of the file. llama.cpp's rotary embedding for Llama rotates
+    element 2i of a head with 2i + 1, ours i with i + D/2, so rows of queries and keys are in another order there."""
+    heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
+    chosen: slice | np.ndarray = slice(first, first + count)
+    if heads and config.model_type in ("llama", "mistral", "mixtral"):
+        chosen = np.arange(count).reshape(heads, config.head_dim // 2, 2).swapaxes(1, 2).ravel() + first
+    if len(config.shapes()[name]) == 1:
+        return lambda raw: raw[:, chosen]
+    return lambda raw: raw[chosen]

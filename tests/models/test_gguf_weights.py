@@ -1,0 +1,109 @@
+"""GGUF files for our own decoder: the architecture is that of the checkpoint, and so are the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.errors import CheckpointError
+from slipstream.models.blocks import READERS
+from slipstream.models.executor import Batch, Executor
+from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
+from tests.models.gguf_models import VOCAB, family_config, gguf_model
+
+KINDS = [(name,) for name in READERS] + [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
+
+
+def logits(executor: Executor, tokens: list[int]) -> torch.Tensor:
+    """[n, V] of a text."""
+    n = len(tokens)
+    batch = Batch((0,), torch.tensor(tokens), tuple(range(n)), (0, n), (0,), (None,), tuple(range(n)))
+    return executor.forward(batch).logits[:, :VOCAB].double()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
+def test_the_configuration_and_the_weights_are_those_of_the_checkpoint(family: str, tied: bool, tmp_path: Path) -> None:
+    config = family_config(family, tied)
+    file, floats = gguf_model(tmp_path, config)
+    header = read_header(file)
+    assert refusal(header) is None
+    found = gguf_config(header)
+    assert replace(found, norm_eps=0.0, rope_parameters={}, windows=()) == replace(
+        config, norm_eps=0.0, rope_parameters={}, windows=()
+    )
+    assert found.norm_eps == pytest.approx(config.norm_eps)
+    assert [window or config.context for window in found.windows] == [config.context] * config.layers
+    if config.position == "rope":
+        assert torch.equal(found.rope()[0], config.rope()[0])
+    weights = GgufWeights(header, found)
+    assert set(weights) == set(floats)
+    for name, values in floats.items():
+        assert np.array_equal(weights[name].numpy(), values), name
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="+".join)
+def test_the_native_backend_computes_with_the_weights_of_the_file(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """Rounding of activations to 8 bits is all that differs from the reference in float64."""
+    file, _ = gguf_model(tmp_path, family_config("llama", tied=True), kinds)
+    header = read_header(file)
+    config, tokens = gguf_config(header), [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
+    native = logits(NativeExecutor(config, GgufWeights(header, config)), tokens)
+    reference = logits(TorchExecutor(config, GgufWeights(header, config, torch.float64)), tokens)
+    error = (native - reference).square().mean().sqrt() / reference.std()
+    assert error < 0.05
+
+
+def test_a_row_is_bitwise_the_same_alone_and_among_others(tmp_path: Path) -> None:
+    file, _ = gguf_model(tmp_path, family_config("qwen2"), ("Q4_1", "Q8_0"))
+    header = read_header(file)
+    config, tokens = gguf_config(header), list(range(3, 20))
+    executor = NativeExecutor(config, GgufWeights(header, config))
+    together = logits(executor, tokens)
+    for i, token in enumerate(tokens):
+        batch = Batch((0,), torch.tensor([token]), (i,), (0, 1), (i,), (None,), (0,))
+        assert torch.equal(executor.forward(batch).logits[0, :VOCAB].double(), together[i])
+
+
+def test_what_our_decoder_does_not_run_is_refused_with_the_reason(tmp_path: Path) -> None:
+    file, _ = gguf_model(tmp_path, family_config("llama"))
+    header = read_header(file)
+    metadata = dict(header.metadata)
+    assert "'gemma3'" in str(refusal(replace(header, metadata=metadata | {"general.architecture": "gemma3"})))
+    odd = replace(header.tensors[1], type="IQ2_XS")
+    assert "IQ2_XS" in str(refusal(replace(header, tensors=(header.tensors[0], odd))))
+    assert "longrope" in str(refusal(replace(header, metadata=metadata | {"llama.rope.scaling.type": "longrope"})))
+
+
+def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    file, _ = gguf_model(tmp_path, family_config("llama"))
+    header = read_header(file)
+    config = gguf_config(header)
+    first, *others = header.tensors
+    for tensors, name in (
+        (others, first.name),
+        ([*header.tensors, replace(first, name="blk.0.extra.weight")], "blk.0.extra.weight"),
+        ([replace(first, shape=(VOCAB, 128)), *others], first.name),
+    ):
+        with pytest.raises(CheckpointError, match=name):
+            GgufWeights(replace(header, tensors=tuple(tensors)), config)
+
+
+def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path) -> None:
+    file, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
+    header = read_header(file)
+    config = replace(gguf_config(header), hidden_size=240)
+    tensors = tuple(
+        replace(each, shape=(*each.shape[:-1], 240)) if "attn_q" in each.name else each for each in header.tensors
+    )
+    with pytest.raises(CheckpointError, match=r"attn_q.*240"):
+        GgufWeights(replace(header, tensors=tensors), replace(config, hidden_size=256))[
+            "layers.0.self_attn.q_proj.weight"
+        ]
