@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.models.blocks import Blocks
+from slipstream.models.weight_blocks import Blocks
 
 GROUP, LEVELS = 32, 15
 CHUNK = 1 << 21

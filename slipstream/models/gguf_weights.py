@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import CheckpointError
-from slipstream.models.blocks import READERS, Blocks
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import names_in_file
 from slipstream.models.gguf_header import TYPES, GgufHeader, GgufTensor
 from slipstream.models.gguf_shape import gguf_shape
+from slipstream.models.weight_blocks import READERS, Blocks
 from slipstream.models.weights import Progress, Weights
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}

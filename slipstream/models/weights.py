@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
-from slipstream.models.blocks import Blocks
 from slipstream.models.checkpoint import few, resolve, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.lora import Adapter
+from slipstream.models.weight_blocks import Blocks
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes) after each tensor."""

@@ -12,10 +12,10 @@ import torch
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.errors import CheckpointError
-from slipstream.models.blocks import READERS
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
+from slipstream.models.weight_blocks import READERS
 from tests.models.gguf_models import VOCAB, family_config, gguf_model
 
 KINDS = [(name,) for name in READERS] + [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]

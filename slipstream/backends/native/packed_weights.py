@@ -14,8 +14,8 @@ from torch import Tensor
 
 from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.table import unsupported
-from slipstream.models.blocks import Blocks, stacked
 from slipstream.models.config import DecoderConfig
+from slipstream.models.weight_blocks import Blocks, stacked
 from slipstream.models.weights import Weights
 from slipstream.settings import WeightFormat
 

@@ -13,7 +13,7 @@ from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
 from slipstream.backends.native.packed_weights import GROUP, Layout
 from slipstream.backends.native.threads import pool
-from slipstream.models.blocks import Blocks
+from slipstream.models.weight_blocks import Blocks
 
 ADD = np.int64(1)
 

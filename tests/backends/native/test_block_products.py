@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.backends.native.kernels.formats import BLOCKS, Format
-from slipstream.models.blocks import Blocks
+from slipstream.models.weight_blocks import Blocks
 from tests.backends.native.products import Product, model_of_blocks
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.models.blocks import READERS, stacked
+from slipstream.models.weight_blocks import READERS, stacked
 from tests.models.random_blocks import SIZES, random_bytes
 
 
