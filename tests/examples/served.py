@@ -34,7 +34,8 @@ def vllm_of(config: Path) -> VllmServer:
     """The server of `slipstream serve --config`, whose engine is vLLM."""
     found = options(["serve", "--config", str(config)])
     models, engine = (
-        kind(**{each.name: found[each.name] for each in fields(kind)}) for kind in (ModelOptions, EngineOptions)
+        kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
+        for kind in (ModelOptions, EngineOptions)
     )
     assert engine.vllm
     return vllm_server(models, engine)
