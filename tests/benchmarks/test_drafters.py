@@ -39,7 +39,7 @@ def test_a_hybrid_is_compared_with_the_best_single_drafter_of_each_kind() -> Non
 
 
 def test_a_run_that_was_not_requested_has_no_figure() -> None:
-    text = "any drafter, chosen lengths, against plain decoding, random tokens"
+    text = "any drafter with chosen draft lengths against plain decoding, random tokens"
     assert text not in {row["figure"] for row in figures({"mix": MIX})}  # type: ignore[dict-item]
     row = next(row for row in figures({"mix": MIX, "random": RANDOM}) if row["figure"] == text)  # type: ignore[dict-item]
     assert (row["measured"], row["by"], row["verdict"]) == (0.9, "suffix", "missed")

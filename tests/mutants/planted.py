@@ -249,10 +249,10 @@ MUTANTS = (
     ),
     Mutant(
         "all draft tokens share a number",
-        "core.dice",
+        "drafters.chains",
         "len(seqs[b].tokens), depth + 1)[depth]",
         "len(seqs[b].tokens), depth + 1)[0]",
-        ("core/test_dice.py", *DRAFTERS),
+        DRAFTERS,
     ),
     Mutant(
         "shared noise does not move",

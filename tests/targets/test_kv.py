@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.errors import ParameterError, TargetError
+from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
 from slipstream.models.executor import Batch, Executor
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import FAMILY_VOCAB
 from tests.targets.conftest import EXECUTORS
@@ -118,7 +119,8 @@ def make(
         _, dtype, tolerance = EXECUTORS[name]
         loaded = decoder(family, name)
         assert loaded.weights is not None
-        own = type(loaded.executor)(loaded.config, loaded.weights, kv_blocks=kv_blocks)  # type: ignore[call-arg]
+        settings = LoadSettings(kv_tokens=None if kv_blocks is None else BLOCK * kv_blocks)
+        own = type(loaded.executor)(loaded.config, loaded.weights, settings)  # type: ignore[call-arg]
         return Texts(own, reference(family, dtype), tolerance)
 
     return made
@@ -282,8 +284,6 @@ def test_ids_lengths_and_slots_out_of_bounds_are_refused(make: Make) -> None:
             call()
     own.check()
     own.run({1: 3})
-    with pytest.raises(ParameterError, match="a KV cache of 0 blocks"):
-        make(kv_blocks=0)
 
 
 def test_out_of_memory_is_an_error_and_the_sequences_continue(make: Make) -> None:
