@@ -46,15 +46,7 @@ _NOT_OFFERED = {
 """Fields of the generation configuration, and their values with which they do nothing."""
 
 
-def custom_generate(
-    draft: Any = None,
-    *,
-    draft_tokens: int | str | DraftLengths = AUTO,
-    rule: str = "rejection",
-    draft_options: Mapping[str, Any] | None = None,
-    executor: str = TRANSFORMERS,
-    streamer: Any = None,
-) -> CustomGenerate:
+class custom_generate:
     """What `model.generate(..., custom_generate=...)` takes. Keep it: models are prepared once for each.
 
     draft, draft_tokens, rule, draft_options  as in `LLM`. What "auto" learns in a call is used in the next ones; with a
@@ -63,24 +55,22 @@ def custom_generate(
               of an architecture that our own decoder runs, which is faster on a CPU.
     streamer  of transformers (`put` and `end`), for one text at a time: transformers does not hand its own over.
 
+    stats     of each text of the last call.
+
     Raises ParameterError for unknown names and options.
     """
-    return CustomGenerate(draft, draft_tokens, rule, dict(draft_options or {}), executor, streamer)
-
-
-class CustomGenerate:
-    """See `custom_generate`. stats: of each text of the last call."""
 
     def __init__(
         self,
-        draft: Any,
-        draft_tokens: int | str | DraftLengths,
-        rule: str,
-        options: dict[str, Any],
-        executor: str,
-        streamer: Any,
+        draft: Any = None,
+        *,
+        draft_tokens: int | str | DraftLengths = AUTO,
+        rule: str = "rejection",
+        draft_options: Mapping[str, Any] | None = None,
+        executor: str = TRANSFORMERS,
+        streamer: Any = None,
     ):
-        self.draft, self.draft_tokens, self.rule, self.options = draft, draft_tokens, rule, options
+        self.draft, self.draft_tokens, self.rule, self.options = draft, draft_tokens, rule, dict(draft_options or {})
         self.executor, self.streamer = executor, streamer
         self.stats: list[SpecStats] = []
         self._prepared: tuple[Any, Any, Target] | None = None  # (model, where and how it is, target)
