@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from slipstream.training.corpus import SourceFile, build_corpus
-from slipstream.training.request_pairs import edit_pair, functions
+from recipes.embedded.corpus import SourceFile, build_corpus
+from recipes.embedded.request_pairs import edit_pair, functions
 from slipstream.zoo import HERE
 
 

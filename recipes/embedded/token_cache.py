@@ -21,10 +21,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from recipes.embedded.corpus import SourceFile
+from recipes.embedded.request_pairs import Pair, make_pairs
 from recipes.embedded.tokenizer import ASSISTANT, END, EOS, USER, special_id, train_tokenizer
-from slipstream.training.corpus import SourceFile
 from slipstream.training.packing import Orders, Stream, write_stream
-from slipstream.training.request_pairs import Pair, make_pairs
 
 KINDS = ("raw", "write", "edit")
 SPLITS = ("train", "heldout")

@@ -27,16 +27,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from recipes.embedded.card import command_of
+from recipes.embedded.corpus import Package, build_corpus, installed_packages
 from recipes.embedded.token_cache import Batches, HeldOut, Mix, prepare
 from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_id
 from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
-from slipstream.training.corpus import Package, build_corpus, installed_packages
 from slipstream.training.devices import has_bfloat16_products
 from slipstream.training.display import Display
-from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_objective import LayerSkip, dropout_rates, exit_weights, kept_layers
 from slipstream.training.loop import SIGNALS, STOPPING
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
@@ -147,6 +147,13 @@ def make_optimisers(model: CompactLlama, config: BaseConfig) -> dict[str, torch.
     return {"muon": muon, "adamw": adamw}
 
 
+def next_token_loss(norm: torch.nn.Module, weight: Tensor, x: Tensor, labels: Tensor) -> Tensor:
+    """Mean negative log-likelihood in nats; x `[B, T, H]`, labels `[B, T]` already shifted."""
+    logits = head_logits(norm, weight, x).flatten(0, 1).float()  # type: ignore[arg-type]  # [B*T, V]
+    picked = logits.gather(1, labels.flatten()[:, None]).squeeze(1)  # [B*T]
+    return (logits.logsumexp(-1) - picked).mean()
+
+
 def distillation_loss(
     norm: torch.nn.Module, weight: Tensor, x: Tensor, labels: Tensor, teacher: Tensor, kl_weight: float
 ) -> Tensor:
@@ -206,8 +213,10 @@ class Trainer:
         self.optimisers = make_optimisers(self.model, config)
         self.teacher = self._load_teacher()
         self.distil: Callable[..., Tensor] = distillation_loss
+        self.next_token_loss: Callable[..., Tensor] = next_token_loss
         if config.compile:
             self.distil = torch.compile(distillation_loss, dynamic=False)
+            self.next_token_loss = torch.compile(next_token_loss, dynamic=False)
         self.progress = Progress()
         if config.resume and self.checkpoint.exists():
             self.progress = Progress(**load_checkpoint(self.checkpoint, self.model, self.optimisers)["progress"])
@@ -242,26 +251,24 @@ class Trainer:
         """Loss of one micro-batch `[B, T+1]`: the loss to differentiate, and the last layer's next-token loss."""
         inputs, labels = tokens[:, :-1], tokens[:, 1:]
         layers = self.config.shape.num_hidden_layers
+        norm, weight = self.model.model.norm, self.model.table
         if self.config.role == "draft":
             x = self.model.hidden(inputs)[-1]
             if self.teacher is None:
-                loss = self.model.loss(x, labels)
+                loss = self.next_token_loss(norm, weight, x, labels)
                 return loss, float(loss.detach())
             with torch.no_grad():
-                teacher = head_logits(
-                    self.teacher.model.norm, self.teacher.model.embed_tokens.weight, self.teacher.hidden(inputs)[-1]
-                )
-            weight = self.model.model.embed_tokens.weight
-            loss = self.distil(self.model.model.norm, weight, x, labels, teacher, self.config.kl_weight)
+                teacher = head_logits(self.teacher.model.norm, self.teacher.table, self.teacher.hidden(inputs)[-1])
+            loss = self.distil(norm, weight, x, labels, teacher, self.config.kl_weight)
             return loss, float(loss.detach())
         skip = self.config.layerskip
         rates = dropout_rates(layers, skip.p_max, self.schedule.share)
-        weights = exit_weights(layers, skip, self.progress.step)
+        exits_of = exit_weights(layers, skip, self.progress.step)
         kept = kept_layers(rates, self.config.seed, self.progress.step)
-        exits = [level for level in weights if level < layers - 1]
+        exits = [level for level in exits_of if level < layers - 1]
         states = self.model.hidden(inputs, kept, exits)
-        losses = [self.model.loss(x, labels) for x in states]
-        total = sum(w * loss for w, loss in zip(weights.values(), losses, strict=True))
+        losses = [self.next_token_loss(norm, weight, x, labels) for x in states]
+        total = sum(w * loss for w, loss in zip(exits_of.values(), losses, strict=True))
         return total, float(losses[-1].detach())  # type: ignore[return-value]
 
     def step(self) -> tuple[float, float]:

@@ -30,9 +30,7 @@ class DataOptions:
     PANEL: ClassVar[str] = "Data"
     out: Path | None = option(None, "Output folder.", shown="runs/METHOD")
     target: str = option("embedded", "Target model: folder, hub id, or 'embedded'.", "--target", "-m")
-    data: list[str] | None = option(
-        None, "Data: text file, folder, .jsonl, .bin stream, or 'corpus' (Python source found here); repeatable."
-    )
+    data: list[str] | None = option(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
     share: list[float] | None = option(
         None, "Sampling weight of a --data; repeatable, one per --data.", shown="by size"
     )
@@ -92,7 +90,7 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
     if not data.data:
         raise ParameterError(
             "no training data was given",
-            fix="give --data: a file, a folder, or 'corpus' for the Python source found here",
+            fix="give --data: a file or a folder",
         )
     quieten()
     made = options()  # reports invalid options before the slow imports

@@ -36,6 +36,7 @@ from slipstream.core.warp import warp
 from slipstream.llm import LLM
 from slipstream.training.features import Teacher, Window
 from slipstream.training.packing import Stream
+from slipstream.training.regenerate import prompts_of
 from slipstream.training.resume_state import writing
 
 
@@ -67,28 +68,9 @@ class HeldOutText:
 def write_texts(
     llm: LLM, stream: Stream, temperature: float, prompts: int, prompt_tokens: int, new_tokens: int, seed: int
 ) -> HeldOutText:
-    """Cut prompts from a stream and let the target continue them.
-
-    A document with answers is cut where its first answer begins, any other after at most `prompt_tokens` tokens.
-    """
-    rng = np.random.default_rng([seed, 13])
-    count = len(stream.starts) - 1
-    picked = rng.permutation(count)[: 4 * prompts].tolist()
-    asked: list[list[int]] = []
-    for d in picked:
-        start, end = int(stream.starts[d]), int(stream.starts[d + 1])
-        cut = prompt_tokens
-        if stream.mask is not None and stream.mask[start:end].any():
-            cut = int(np.argmax(stream.mask[start:end]))
-        ids = stream.tokens[start : min(start + cut, end - 1)].tolist()[-(llm.target.context // 2) :]
-        if len(ids) >= 2:
-            asked.append(ids)
-    while (
-        len(asked) < prompts and len(stream.tokens) > prompt_tokens + 1
-    ):  # few documents: take prompts from inside them
-        at = int(rng.integers(0, len(stream.tokens) - prompt_tokens))
-        asked.append(stream.tokens[at : at + prompt_tokens].tolist())
-    asked = asked[:prompts]
+    """Let the target continue prefixes of a stream's documents (`prompts_of`)."""
+    lengths, longest = (prompt_tokens, prompt_tokens), llm.target.context // 2
+    asked = prompts_of(stream, np.random.default_rng([seed, 13]), prompts, lengths, longest)
     params = [SamplingParams(temperature=temperature, max_tokens=new_tokens, seed=seed + i) for i in range(len(asked))]
     done = llm.generate(asked, params)
     texts = [
@@ -166,14 +148,14 @@ MAX_WINDOW_PROBS = 2**25
 
 
 def held_windows(held: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Window]:
-    """The texts with the target's hidden states, computed once for all evaluations of a run."""
+    """The texts with the target's hidden states, computed once for all evaluations of a run; their output counts."""
     tokens = held.tokens
+    place = torch.arange(tokens.shape[1])
+    output = torch.stack([(t.prompt <= place) & (place < len(t.tokens)) for t in held.texts])  # bool [R, L]
     rows = max(1, min(16, MAX_WINDOW_PROBS // (tokens.shape[1] * teacher.config.vocab_size)))
-    parts = [tokens[i : i + rows] for i in range(0, len(tokens), rows)]
-    read = (teacher.read(part, taps) for part in parts)
     return [
-        Window(part.to(teacher.device), torch.ones_like(part, dtype=torch.bool), taps)
-        for part, taps in zip(parts, read, strict=True)
+        Window(part.to(teacher.device), output[i : i + rows].to(teacher.device), teacher.read(part, taps))
+        for i, part in zip(range(0, len(tokens), rows), tokens.split(rows), strict=True)
     ]
 
 

@@ -185,13 +185,6 @@ def head_logits(norm: RMSNorm, weight: Tensor, x: Tensor) -> Tensor:
     return F.linear(norm(x), weight)
 
 
-def next_token_loss(norm: RMSNorm, weight: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-likelihood in nats; x `[B, T, H]`, labels `[B, T]` already shifted."""
-    logits = head_logits(norm, weight, x).flatten(0, 1).float()  # [B*T, V]
-    picked = logits.gather(1, labels.flatten()[:, None]).squeeze(1)  # [B*T]
-    return (logits.logsumexp(-1) - picked).mean()
-
-
 class CompactLlama(nn.Module):
     """The training model. Weights are float32; run it under autocast for bfloat16 matrix products."""
 
@@ -200,10 +193,8 @@ class CompactLlama(nn.Module):
         self.shape = shape
         self.model = Stack(shape)
         self.run_layer: Callable[..., Tensor] = run_layer
-        self.next_token_loss: Callable[..., Tensor] = next_token_loss
         if compile:
             self.run_layer = torch.compile(run_layer, dynamic=False)
-            self.next_token_loss = torch.compile(next_token_loss, dynamic=False)
         self._tables: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -252,9 +243,6 @@ class CompactLlama(nn.Module):
     def normed(self, x: Tensor) -> Tensor:
         """The final norm of a state [..., d]."""
         return self.model.norm(x)  # type: ignore[no-any-return]
-
-    def loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return self.next_token_loss(self.model.norm, self.model.embed_tokens.weight, x, labels)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens `[B, T]` -> logits `[B, T, V]` in float32."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import DataError, TrainingError
-from slipstream.training.documents import CORPUS, Document, check_source, read_source
+from slipstream.training.documents import Document, check_source, place_of_text, read_source
 from slipstream.training.packing import Stream, write_masked
 from slipstream.training.resume_state import write_json
 
@@ -105,7 +105,7 @@ class Encoder:
 def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
     """Refuse sources that do not exist, are empty, or are not text, before any work is done. Raises DataError."""
     if not (names := list(sources)):
-        raise DataError("no training data was named", fix="give --data, e.g. --data corpus or a folder of text files")
+        raise DataError("no training data was named", fix="give --data, e.g. a folder of text files")
     for name in names:
         check_source(name)
     for name in names:
@@ -117,7 +117,7 @@ def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
                 fix="put tokenizer.json into the folder of its weights, or give a .bin stream of ids",
             )
         # Reads all documents, to check that they are text.
-        if name != CORPUS and not sum(bool(d.text or d.turns) for d in read_source(name)):
+        if not sum(bool(d.text or d.turns) for d in read_source(name)):
             raise DataError(f"training data {name!r} holds no text", fix="give a file that does")
 
 
@@ -158,7 +158,7 @@ def prepare_data(
         changed = [k for k in about if found.get(k) != about[k]]
         if changed:
             before, after = (
-                ", ".join(f"{s['name']} ({s.get('digest', 'installed packages')})" for s in each["sources"])
+                ", ".join(f"{s['name']} ({s.get('digest')})" for s in each["sources"])
                 if changed[0] == "sources"
                 else each.get(changed[0])
                 for each in (found, about)
@@ -170,15 +170,12 @@ def prepare_data(
             )
         about = found
     else:
-        about["details"] = {}
         for number, name in enumerate(names):
-            if not name.endswith(".bin"):
+            text = not name.endswith(".bin")  # documents of a stream end with their own EOS
+            if text:
                 say(f"tokenising {name}")
-                documents, details = _documents(name)
-                about["details"][name] = details
-                _write(folder, number, encoder.encode(documents), encoder.eos, vocab_size, heldout, length)
-            else:
-                _write_stream(folder, number, Path(name), vocab_size, heldout, length)
+            documents = _documents(name, encoder, vocab_size)
+            _write(folder, number, documents, encoder.eos if text else None, vocab_size, heldout, length)
         write_json(record, about)
     train: list[Stream] = []
     held: list[Stream] = []
@@ -204,8 +201,6 @@ def open_stream(path: Path, length: int) -> Stream:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    if name == CORPUS:
-        return {"name": name}
     path = Path(name).resolve()
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
@@ -219,102 +214,55 @@ def _describe(name: str) -> dict[str, Any]:
     return {"name": name, "bytes": sum(f.stat().st_size for f in files), "digest": digest.hexdigest()[:16]}
 
 
-def _documents(name: str) -> tuple[Iterable[Document], dict[str, Any]]:
-    """The documents of a source, and details about them for the model card."""
-    if name != CORPUS:
-        return read_source(name), {}
-    from slipstream.training.corpus import build_corpus, installed_packages
-    from slipstream.training.request_pairs import make_pairs
-
-    packages = {p.name: p for p in installed_packages()}
-    files = build_corpus(packages.values())
-    used = {n: {"version": p.version, "licence": p.licence} for n, p in packages.items()}
-    details = {"packages": {n: used[n] for n in sorted({f.package for f in files})}}
-
-    def documents() -> Iterator[Document]:
-        # The corpus makes its own split, by package and near-duplicate; the key carries it.
-        for f in files:
-            yield Document(f"{f.split}:{f.package}/{f.path}", f.text)
-            for i, pair in enumerate(make_pairs(f)):
-                yield Document(f"{f.split}:{f.package}/{f.path}:{i}", pair.user, pair.assistant)
-
-    return documents(), details
-
-
-def _split_of(document: Document, heldout: float) -> str:
-    named = document.key.partition(":")[0]
-    if named in SPLITS:
-        return named
-    return "heldout" if document.place >= 1 - heldout else "train"
+def _documents(name: str, encoder: Encoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
+    """(place, ids and mask) of each document of a source; those with a place near 1 are held out."""
+    if not name.endswith(".bin"):
+        for document, marked in encoder.encode(read_source(name)):
+            yield document.place, marked
+        return
+    stream = Stream.open(Path(name), whole=False)
+    if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
+        raise DataError(
+            f"the stream {name!r} holds id {int(stream.tokens.max())}, the target's vocabulary is 0..{vocab_size - 1}",
+            why="it was made with another tokenizer",
+            fix="give the text itself",
+        )
+    for i, (ids, mask) in enumerate(stream.documents()):
+        yield place_of_text(f"{i}:{ids[:256]}"), (ids, mask)
 
 
 def _write(
     folder: Path,
     number: int,
-    encoded: Iterable[tuple[Document, Marked]],
+    documents: Iterable[tuple[float, Marked]],
     eos: int | None,
     vocab_size: int,
     heldout: float,
     length: int,
 ) -> None:
     splits: dict[str, list[Marked]] = {s: [] for s in SPLITS}
-    for document, (ids, mask) in encoded:
+    for place, (ids, mask) in documents:
         if ids:
-            splits[_split_of(document, heldout)].append((_packed(ids), mask))  # type: ignore[arg-type]
-    _write_splits(folder, number, splits, eos, vocab_size, heldout, length)
-
-
-def _write_stream(folder: Path, number: int, path: Path, vocab_size: int, heldout: float, length: int) -> None:
-    """Split a stream that is already tokenised."""
-    stream = Stream.open(path, whole=False)
-    if len(stream.tokens) and int(stream.tokens.max()) >= vocab_size:
-        raise DataError(
-            f"the stream {str(path)!r} holds id {int(stream.tokens.max())}, the target's vocabulary is "
-            f"0..{vocab_size - 1}",
-            why="it was made with another tokenizer",
-            fix="give the text itself",
-        )
-    splits: dict[str, list[Marked]] = {s: [] for s in SPLITS}
-    for i, (ids, mask) in enumerate(stream.documents()):
-        if ids:
-            digest = hashlib.sha256(f"{i}:{ids[:256]}".encode()).digest()
-            place = int.from_bytes(digest[:8], "big") / 2**64
-            splits["heldout" if place >= 1 - heldout else "train"].append((_packed(ids), mask))  # type: ignore[arg-type]
-    # Documents already end with their own EOS.
-    _write_splits(folder, number, splits, None, vocab_size, heldout, length)
-
-
-def _write_splits(
-    folder: Path,
-    number: int,
-    splits: dict[str, list[Marked]],
-    eos: int | None,
-    vocab_size: int,
-    heldout: float,
-    length: int,
-) -> None:
+            packed: Any = np.asarray(ids, dtype=np.int32)  # a list of ints takes nine times as much memory
+            splits["heldout" if place >= 1 - heldout else "train"].append((packed, mask))
     _hold_out(splits, heldout, length)
     folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
-    for split, made in splits.items():
-        plain = ((list(map(int, ids)), mask) for ids, mask in made)
+    for split, marked in splits.items():
+        plain = ((list(map(int, ids)), mask) for ids, mask in marked)
         write_masked(folder / f"{split}-{number}.bin", plain, eos, vocab_size)
-
-
-def _packed(ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.asarray(ids, dtype=np.int32)  # a list of ints takes nine times as much memory
 
 
 def _hold_out(splits: dict[str, list[Marked]], share: float, length: int) -> None:
     """If the hash held out less than one window, also hold out the end of the last training documents."""
     total = sum(len(ids) for made in splits.values() for ids, _ in made)
     held = sum(len(ids) for ids, _ in splits["heldout"])
-    if held > length or total <= 2 * length + 2:
-        if total <= 2 * length + 2:
-            raise DataError(
-                f"the training data is too short: {total} tokens",
-                why=f"a window of {length + 1} is needed for training and one for the held-out text",
-                fix="give more text, or a smaller --length",
-            )
+    if total <= 2 * length + 2:
+        raise DataError(
+            f"the training data is too short: {total} tokens",
+            why=f"a window of {length + 1} is needed for training and one for the held-out text",
+            fix="give more text, or a smaller --length",
+        )
+    if held > length:
         return
     need = max(length + 1 - held, int(share * total))
     while need > 0 and splits["train"]:

@@ -6,7 +6,6 @@
                     {"text": ...}
                     {"prompt": ..., "response" or "completion" or "answer": ...}
                     {"messages" or "conversations": [{"role" or "from": ..., "content" or "value": ...}, ...]}
-    "corpus"    the Python source of this environment that carries a permissive licence (`training.corpus`)
     .bin        an already tokenised stream, with its .starts.npy (`packing`)
 
 A source that cannot be read is an error that names the file and, if possible, the line. A file that is named must be
@@ -24,7 +23,6 @@ from typing import Any
 
 from slipstream.errors import DataError, did_you_mean
 
-CORPUS = "corpus"
 TEXT = frozenset(
     (
         ".txt", ".md", ".rst", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".mjs",
@@ -65,22 +63,24 @@ class Document:
 
     @property
     def place(self) -> float:
-        """A number in [0, 1) that is the same on every machine."""
-        digest = hashlib.sha256(f"{self.key}\0{self.text[:4096]}\0{self.answer}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") / 2**64
+        """See `place_of_text`."""
+        return place_of_text(f"{self.key}\0{self.text[:4096]}\0{self.answer}")
+
+
+def place_of_text(text: str) -> float:
+    """A number in [0, 1) that is the same on every machine: which documents are held out depends on it."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def check_source(name: str) -> None:
     """Check a source without reading its contents. Raises DataError if it cannot be used."""
-    if name == CORPUS:
-        return
     path = Path(name)
     if not path.exists():
-        near = did_you_mean(name, [CORPUS, *(p.name for p in _siblings(path))]) if "/" not in name else ""
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError(
             f"training data {name!r} does not exist",
             why=near if near.startswith("did you mean") else "",
-            fix="give a file, a folder, or 'corpus' for the Python source of this environment",
+            fix="give a file or a folder; `python -m recipes.embedded.corpus FILE.jsonl` writes one of Python source",
         )
     if path.is_file() and path.suffix.lower() in PACKED:
         raise DataError(
@@ -122,10 +122,6 @@ def _files(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if path.suffix.lower() in TEXT | {".jsonl"} and path.is_file() and not hidden and path.stat().st_size:
             yield path
-
-
-def _siblings(path: Path) -> list[Path]:
-    return list(path.parent.iterdir()) if path.parent.is_dir() else []
 
 
 def _decoded(path: Path) -> str:

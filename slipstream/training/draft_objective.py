@@ -7,21 +7,19 @@ generated works best (`--regenerate`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.core.params import Strict, check_integer
 from slipstream.errors import PairError
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss, distribution_losses
-from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
-from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
+from slipstream.training.losses import Aims, check_loss
+from slipstream.training.objective import Predictions
+from slipstream.training.trainable import ModelObjective, load_trainable
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -54,10 +52,8 @@ class DraftOptions(Strict):
         check_loss(self.loss)
 
 
-class DraftObjective(Objective):
+class DraftObjective(ModelObjective):
     name = "draft"
-    taps = (FINAL,)
-    module: CompactLlama | HuggingFaceModel
 
     def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
         super().__init__()
@@ -83,30 +79,14 @@ class DraftObjective(Objective):
                 )
         self.module.to(teacher.device, teacher.dtype)
 
-    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
-        final, tokens = window.taps[FINAL], window.tokens
-        rows = tokens.shape[1] - 1
-        states = self.module.normed(self.module.hidden(tokens[:, :rows])[-1])  # [B, N, d]
-        aims = Aims(final, self.teacher.head, tokens, window.counts, 0)
-        loss, _ = distribution_losses(self.options.loss, states[None], self.module.table[None], aims, [1.0])
-        shown = {}
-        if not self.training:
-            target_ids = most_likely(final[:, :rows], self.teacher.head)
-            shown["agree"] = agreement(most_likely(states, self.module.table), target_ids, window.counts[:, 1:])
-        return loss, shown
+    def predictions(self, window: Window) -> Predictions:
+        states = self.module.normed(self.module.hidden(window.tokens[:, :-1])[-1])  # [B, N, d]
+        aims = Aims(window.taps[FINAL], self.teacher.head, window.tokens, window.counts, 0)
+        return Predictions(states[None], self.module.table[None], aims, [1.0])
 
-    def _logits(self, states: Tensor) -> Tensor:
-        return nn.functional.linear(states, self.module.table.to(states.dtype))
-
-    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
-        # Until a rejection the draft has read the text itself: draft token j after token n comes from position n + j.
-        logits = self._logits(self.module.normed(self.module.hidden(window.tokens)[-1]))  # [R, L, V]
-        draft_logits = [logits[:, 1 + j :] for j in range(self.depth)]
-        return chain_acceptance_probs(draft_logits, self.teacher.logits(window.taps[FINAL]), window.tokens, temperature)
-
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        eos = sorted(self.teacher.decoder.capabilities.eos_ids)
-        save_model(self.module, folder, self.teacher.decoder.source, eos)
+    def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
+        logits = self.logits(self.module.hidden(window.tokens)[-1])  # [R, L, V]
+        return self.shifted(logits), self.teacher.logits(window.taps[FINAL])
 
 
 def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> DraftObjective:

@@ -1,4 +1,12 @@
-"""Trains an EAGLE-3 head for any target: the chains of `eagle3` in the common loop.
+"""Trains an EAGLE-3 head for any target, by training-time test (Li et al. 2503.01840, section 3.2).
+
+When drafting, the head reads its own outputs from the second draft token on, so it is trained on them: step 0 runs
+every position on the target's features, step j runs every position on the output of step j - 1. All chains of a window
+are unrolled in parallel. Step j of the chain that starts at i is at position i + j and attends to
+
+    rows 0..i of step 0 (the target's features)   and   its own rows of steps 1..j
+
+which is exactly what the KV cache holds when the chain is drafted.
 
 The head predicts a reduced draft vocabulary, the most frequent ids of the data (2503.01840, section 4; `d2t` in the
 checkpoints). This makes a step of the head cheap if the target's vocabulary is large.
@@ -6,7 +14,7 @@ checkpoints). This makes a step of the head cheap if the target's vocabulary is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +26,75 @@ from torch import Tensor, nn
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError
-from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps, rotary_tables
+from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_taps, rotary_tables
 from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.config import DecoderConfig
-from slipstream.training.eagle3 import chain_states
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss, distribution_losses
-from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
+from slipstream.training.losses import Aims, check_loss
+from slipstream.training.objective import Objective, Predictions, decaying
 from slipstream.training.packing import Stream
 
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
     from slipstream.training.run import RunConfig
+
+
+BLOCK = 128
+"""Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
+
+
+class ChainAttention:
+    """Attention of all chains of a window at once; call j computes step j.
+
+    q [B, N, H, D], k and v [B, N, Hk, D], row i belongs to the chain that starts at i.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys.append(k)
+        self.values.append(v)
+        batch, length, heads, dim = q.shape
+        groups = k.shape[2]
+        q = q.view(batch, length, groups, heads // groups, dim).permute(0, 2, 3, 1, 4) * dim**-0.5  # [B, Hk, G, N, D]
+        true_k, true_v = self.keys[0].transpose(1, 2), self.values[0].transpose(1, 2)  # [B, Hk, N, D]
+        own_k = [x.transpose(1, 2)[:, :, None] for x in self.keys[1:]]  # [B, Hk, 1, N, D] each
+        own_v = [x.transpose(1, 2)[:, :, None] for x in self.values[1:]]
+        own = [(q * x).sum(-1, keepdim=True) for x in own_k]  # [B, Hk, G, N, 1] each
+        out = []
+        for start in range(0, length, BLOCK):
+            end = min(start + BLOCK, length)
+            size = end - start
+            part = q[:, :, :, start:end].reshape(batch, groups, -1, dim)  # [B, Hk, G size, D]
+            scores = (part @ true_k[:, :, :end].transpose(-1, -2)).view(batch, groups, -1, size, end)
+            mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(start)  # [size, end]
+            scores = scores.masked_fill(~mask, float("-inf"))
+            probs = torch.cat([scores, *(x[:, :, :, start:end] for x in own)], -1).float().softmax(-1).to(v.dtype)
+            seen = (probs[..., :end].reshape(batch, groups, -1, end) @ true_v[:, :, :end]).view(
+                batch, groups, -1, size, dim
+            )
+            for j, value in enumerate(own_v):
+                seen = seen + probs[..., end + j, None] * value[:, :, :, start:end]
+            out.append(seen)
+        return torch.cat(out, 3).permute(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
+
+
+def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int) -> list[Tensor]:
+    """The input of `head.logits` for every chain of a window.
+
+    tokens [B, T]; taps [B, T, target_hidden] each; rotary: tables of at least T positions.
+    Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j.
+    """
+    rows = tokens.shape[1] - steps
+    hidden = head.fuse([tap[:, :rows] for tap in taps])  # [B, N, d]
+    attend, out = ChainAttention(), []
+    for j in range(steps):
+        place = rotary[0][j : j + rows], rotary[1][j : j + rows]
+        hidden, x = head(tokens[:, 1 + j : 1 + j + rows], hidden, place, attend)
+        out.append(x)
+    return out
 
 
 @dataclass(frozen=True)
@@ -88,8 +153,7 @@ class EagleObjective(Objective):
         # Not parameters: fixed by the target and the vocabulary. Plain attributes, so that no wrapper broadcasts them.
         self.__dict__["own"] = own  # int64 [V]: draft vocabulary id of each target id, -1 if none
         self.__dict__["head"] = teacher.head[ids_here].clone()  # [V', d]
-        raw = [options.decay**j for j in range(options.steps)]
-        self.weights = [w / sum(raw) for w in raw]
+        self.weights = decaying(options.decay, options.steps)
 
     def _states(self, tokens: Tensor, taps: dict[int, Tensor]) -> list[Tensor]:
         device = tokens.device.type
@@ -100,32 +164,19 @@ class EagleObjective(Objective):
             rotary = rotary[0].double(), rotary[1].double()
         return chain_states(self.module, tokens, reads, rotary, self.options.steps)
 
-    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
-        final, tokens, steps = window.taps[FINAL], window.tokens, self.options.steps
-        states = torch.stack([x[:, :-1] for x in self._states(tokens, window.taps)])  # [K, B, N, d]
-        rows = states.shape[2]
-        aims = Aims(final, self.head, self.own[tokens], window.counts, 1)  # type: ignore[arg-type, index]
-        loss, each = distribution_losses(
-            self.options.loss, states, self.module.lm_head.weight[None], aims, self.weights
-        )
-        shown = {f"loss{j + 1}": each[j] for j in range(steps)}
-        if not self.training:
-            target_ids = self.own[most_likely(final, self.teacher.head)]  # type: ignore[index]  # [B, T], -1: not in it
-            for j in range(steps):
-                head_ids, counts = (
-                    most_likely(states[j], self.module.lm_head.weight),
-                    window.counts[:, 2 + j : 2 + j + rows],
-                )
-                shown[f"agree{j + 1}"] = agreement(head_ids, target_ids[:, 1 + j : 1 + j + rows], counts)
-        return loss, shown
+    def draft_ids(self, ids: Tensor) -> Tensor:
+        return self.own[ids]  # type: ignore[index]
 
-    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
-        steps, tokens = self.options.steps, window.tokens
-        padded = F.pad(tokens, (0, steps))  # a chain reads its own draft tokens: here, the text that follows
+    def predictions(self, window: Window) -> Predictions:
+        states = torch.stack([x[:, :-1] for x in self._states(window.tokens, window.taps)])  # [K, B, N, d]
+        aims = Aims(window.taps[FINAL], self.head, self.draft_ids(window.tokens), window.counts, 1)  # type: ignore[arg-type]
+        return Predictions(states, self.module.lm_head.weight[None], aims, self.weights)
+
+    def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
+        padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens: here the text
         # Row n - 1 predicts what follows token n.
-        draft_logits = [self.module.logits(x) for x in self._states(padded, window.taps)]
-        own = self.own[tokens]  # type: ignore[index]
-        return chain_acceptance_probs(draft_logits, self.teacher.logits(window.taps[FINAL]), tokens, temperature, own)
+        states = self._states(padded, window.taps)
+        return [self.module.logits(x) for x in states], self.teacher.logits(window.taps[FINAL])
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         save_eagle(self.module, folder, target=facts.get("target"))

@@ -19,9 +19,10 @@ FIRST = 64
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, bytes and counts of a run; see `lines`.
+    """Seconds, bytes and counts of a run.
 
     feature_rate, step_rate  tokens per second of the target's forward pass, and of a whole optimiser step.
+    seconds                  training time, without evaluations.
     """
 
     tokens: int
@@ -29,22 +30,14 @@ class Estimate:
     bf16: bool
     feature_rate: float
     step_rate: float
+    seconds: float
     memory: int
     checkpoint: int
     cache: int
     cache_seconds: float
-    budget_tokens: int | None
-    budget_minutes: float | None
-
-    @property
-    def seconds(self) -> float:
-        """Training time in seconds, without evaluations."""
-        if self.budget_minutes is not None:
-            return 60 * self.budget_minutes
-        return (self.budget_tokens or 0) / self.step_rate
 
     def lines(self) -> list[str]:
-        seen = self.budget_tokens or int(self.seconds * self.step_rate)
+        seen = int(self.seconds * self.step_rate)
         lines = [
             f"data       {self.tokens:,} training tokens; the budget sees {seen:,} "
             f"({seen / max(1, self.tokens):.2f} epochs)",
@@ -61,30 +54,24 @@ class Estimate:
 
 def estimate(loop: Loop) -> Estimate:
     """Run a few windows through target and objective, without an update; see `_measured`."""
-    config, objective = loop.config, loop.objective
+    config, objective, width = loop.config, loop.objective, loop.teacher.config.hidden_size
     count, reading, training = _measured(loop)
-    parameters = sum(p.numel() for p in loop.parameters)
     states = sum(3 * p.numel() * p.element_size() for p in loop.parameters)  # gradient and two moments
     stored = sum(p.numel() * p.element_size() for p in objective.module.state_dict().values())
-    width = loop.teacher.config.hidden_size
-    activations = (
-        4 * (config.micro_rows or config.rows) * config.length
-        * (len(objective.taps) * width + 3 * loop.teacher.config.vocab_size * max(1, objective.depth))
-    )  # fmt: skip
-    feature_rate = count / max(1e-9, reading) if objective.taps else float("inf")
+    each = len(objective.taps) * width + 3 * loop.teacher.config.vocab_size * max(1, objective.depth)  # activations
+    feature_rate, step_rate = count / max(1e-9, reading), count / (training if loop.caches else reading + training)
     missing = sum(len(c.missing()) * c.SHARD for c in loop.caches.values()) * config.length
     return Estimate(
         tokens=sum(len(s.tokens) for s in loop.orders.streams.values()),
-        parameters=parameters,
+        parameters=sum(p.numel() for p in loop.parameters),
         bf16=loop.devices.bf16,
         feature_rate=feature_rate,
-        step_rate=count / (training if loop.caches else reading + training),
-        memory=states + stored + activations,
+        step_rate=step_rate,
+        seconds=60 * config.budget_minutes if config.budget_minutes else (config.budget_tokens or 0) / step_rate,
+        memory=states + stored + 4 * (config.micro_rows or config.rows) * config.length * each,
         checkpoint=stored + 2 * states // 3,
         cache=sum(c.nbytes(width) for c in loop.caches.values()),
         cache_seconds=missing / feature_rate,
-        budget_tokens=config.budget_tokens,
-        budget_minutes=config.budget_minutes,
     )
 
 

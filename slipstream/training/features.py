@@ -84,8 +84,6 @@ class Teacher:
     @torch.no_grad()
     def read(self, tokens: Tensor, taps: Seq[int]) -> dict[int, Tensor]:
         """Hidden states of windows [B, T] at the taps: tap -> [B, T, d], on `device`."""
-        if not taps:
-            return {}
         seqs = [Sequence(row) for row in tokens.tolist()]
         batch = batch_of(seqs, Draft.empty(len(seqs)), [0] * len(seqs), self.decoder.device)
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))

@@ -2,31 +2,93 @@
 section 4.1), continued from its checkpoint.
 
 The result is a *new target*: its output differs from that of the original. To keep it close, every exit (the last
-included) learns the original's distribution ("kl"). The paper's loss is "ce", on the text alone.
+included) learns the original's distribution ("kl"). The paper's loss is "ce", on the text alone. A model trained this
+way can draft with its own first layers: they learned to predict through the shared final norm and head, and the model
+learned not to depend on every late layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.core.params import Strict, check_integer
 from slipstream.errors import ParameterError, TrainingError
-from slipstream.training.compact import CompactLlama
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
-from slipstream.training.losses import Aims, check_loss, distribution_losses
-from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
-from slipstream.training.trainable import HuggingFaceModel, load_trainable, save_model
+from slipstream.training.losses import Aims, check_loss
+from slipstream.training.objective import Predictions
+from slipstream.training.trainable import ModelObjective, load_trainable
 
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
     from slipstream.training.run import RunConfig
+
+
+@dataclass(frozen=True)
+class LayerSkip:
+    """Settings of the recipe. Defaults suit eight layers trained from scratch.
+
+    Attributes:
+        p_max: dropout rate of the last layer at the end of the time schedule (section 4.1.1).
+        exit_scale: `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
+        rotation: `R` of the rotational curriculum `C_rot,R`: exit `l` is trained at the steps `t` with
+            `t % R == l % R`, so a step computes about `L / R` exits. 0 turns the exits off.
+    """
+
+    p_max: float = 0.1
+    exit_scale: float = 0.3
+    rotation: int = 7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p_max < 1:
+            raise ParameterError(
+                f"p_max={self.p_max} is not in [0, 1)",
+                why="it is a probability of skipping a layer",
+                fix="use about 0.1",
+            )
+
+
+def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
+    """Rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
+
+    Args:
+        progress: training progress in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for
+            training from scratch. 1 gives the constant schedule of its fine-tuning runs.
+    """
+    time = math.exp(progress * math.log(2)) - 1
+    if layers == 1:
+        return [0.0]
+    return [time * (math.exp(level * math.log(2) / (layers - 1)) - 1) * p_max for level in range(layers)]
+
+
+def kept_layers(rates: list[float], seed: int, step: int) -> list[bool]:
+    """Which layers run at this step: one draw for the whole batch, so a skipped layer is not computed at all.
+
+    The draw is a function of (seed, step) alone, which keeps a resumed run equal to an uninterrupted one.
+    """
+    draws = np.random.default_rng([seed, 11, step]).random(len(rates))
+    return [bool(u >= p) for u, p in zip(draws, rates, strict=True)]
+
+
+def exit_weights(layers: int, settings: LayerSkip, step: int) -> dict[int, float]:
+    """Normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
+
+    `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the
+    curriculum `C(t, l)`, over their sum. The last layer is always on; weights of zero are left out.
+    """
+    last = layers - 1
+    weights = {last: last + settings.exit_scale * (last - 1) * last / 2 if last else 1.0}
+    if settings.rotation:
+        for level in range(last):
+            if step % settings.rotation == level % settings.rotation:
+                weights[level] = settings.exit_scale * level * (level + 1) / 2
+    total = sum(weights.values())
+    return {level: w / total for level, w in sorted(weights.items()) if w > 0}
 
 
 @dataclass(frozen=True)
@@ -55,10 +117,8 @@ class LayerSkipOptions(Strict):
         LayerSkip(self.p_max, self.exit_scale, self.rotation)  # raises ParameterError for bad values
 
 
-class LayerSkipObjective(Objective):
+class LayerSkipObjective(ModelObjective):
     name = "layerskip"
-    taps = (FINAL,)
-    module: CompactLlama | HuggingFaceModel
 
     def __init__(self, teacher: Teacher, options: LayerSkipOptions, seed: int = 0):
         super().__init__()
@@ -81,39 +141,22 @@ class LayerSkipObjective(Objective):
         self.kept = kept_layers(dropout_rates(layers, self.settings.p_max), self.seed, step)
         self.exits = exit_weights(layers, self.settings, step)
 
-    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens, layers = window.tokens, self.module.depth
-        inputs = tokens[:, :-1]
+    def predictions(self, window: Window) -> Predictions:
+        layers = self.module.depth
         if self.training:
             kept, weights = self.kept, self.exits
         else:  # independent of the step: the chosen exit and the last layer
             kept, weights = [True] * layers, {self.exit - 1: 0.5, layers - 1: 0.5}
         early = [level for level in weights if level < layers - 1]
-        states = torch.stack([self.module.normed(x) for x in self.module.hidden(inputs, kept, early)])  # [K, B, N, d]
-        aims = Aims(window.taps[FINAL], self.teacher.head, tokens, window.counts, 0, stride=0)
-        loss, each = distribution_losses(
-            self.options.loss, states, self.module.table[None], aims, list(weights.values())
-        )
-        shown = {}
-        if not self.training:
-            table, counts = self.module.table, window.counts[:, 1:]
-            early_best, last = most_likely(states[0], table), most_likely(states[-1], table)  # [B, N]
-            original = most_likely(window.taps[FINAL][:, :-1], self.teacher.head)
-            shown = {"loss_exit": each[0], "loss_last": each[-1]}
-            shown |= {"agree": agreement(early_best, last, counts), "agree_original": agreement(last, original, counts)}
-        return loss, shown
+        hidden = self.module.hidden(window.tokens[:, :-1], kept, early)
+        states = torch.stack([self.module.normed(x) for x in hidden])  # [K, B, N, d]
+        aims = Aims(window.taps[FINAL], self.teacher.head, window.tokens, window.counts, 0, stride=0)
+        return Predictions(states, self.module.table[None], aims, list(weights.values()))
 
-    def _logits(self, states: Tensor) -> Tensor:
-        return nn.functional.linear(states, self.module.table.to(states.dtype))
-
-    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
-        """Acceptance of the exit's tokens by the current model, on texts that the original wrote."""
+    def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
+        """Of the exit's tokens, and of the current model, on texts that the original wrote."""
         early, last = self.module.hidden(window.tokens, None, [self.exit - 1])
-        q, p = self._logits(self.module.normed(early)), self._logits(self.module.normed(last))
-        return chain_acceptance_probs([q[:, 1 + j :] for j in range(self.depth)], p, window.tokens, temperature)
-
-    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        save_model(self.module, folder, self.teacher.decoder.source, sorted(self.teacher.decoder.capabilities.eos_ids))
+        return self.shifted(self.logits(early)), self.logits(last)
 
 
 def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> LayerSkipObjective:

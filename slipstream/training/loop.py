@@ -10,12 +10,14 @@ import json
 import math
 import signal
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
@@ -112,15 +114,13 @@ class Loop:
 
     def window(self, chosen: list[tuple[str, int]]) -> Window:
         """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
-        length, device = self.config.length, self.devices.device
-        tokens = torch.cat([self.orders.streams[n].rows([i], length) for n, i in chosen])[:, :-1]
-        counts = torch.ones_like(tokens, dtype=torch.bool)
-        if self.config.answers_only:
-            counts = torch.cat([self.orders.streams[n].masks([i], length) for n, i in chosen])[:, :-1]
+        device = self.devices.device
+        rows = [_tokens_and_counts(self.orders.streams[n], [i], self.config) for n, i in chosen]
+        tokens, counts = (torch.cat(each) for each in zip(*rows, strict=True))
         if self.caches:
-            rows = [self.caches[n].read(i) for n, i in chosen]
+            stored = [self.caches[n].read(i) for n, i in chosen]
             taps = {
-                t: torch.stack([row[t] for row in rows]).to(device, self.teacher.dtype) for t in self.objective.taps
+                t: torch.stack([each[t] for each in stored]).to(device, self.teacher.dtype) for t in self.objective.taps
             }
         else:
             taps = self.teacher.read(tokens, self.objective.taps)
@@ -288,6 +288,14 @@ def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
     return made
 
 
+def _tokens_and_counts(stream: Stream, windows: Seq[int], config: LoopConfig) -> tuple[Tensor, Tensor]:
+    """`tokens` and `counts` of a `Window`."""
+    tokens = stream.rows(windows, config.length)[:, :-1]
+    if config.answers_only:
+        return tokens, stream.masks(windows, config.length)[:, :-1]
+    return tokens, torch.ones_like(tokens, dtype=torch.bool)
+
+
 def held_out(
     streams: list[Stream],
     config: LoopConfig,
@@ -303,11 +311,7 @@ def held_out(
         count = len(stream.windows(config.length))
         picked = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:each].tolist()
         for i in range(0, len(picked), size):
-            part = picked[i : i + size]
-            tokens = stream.rows(part, config.length)[:, :-1]
-            counts = torch.ones_like(tokens, dtype=torch.bool)
-            if config.answers_only:
-                counts = stream.masks(part, config.length)[:, :-1]
+            tokens, counts = _tokens_and_counts(stream, picked[i : i + size], config)
             device = teacher.device
             windows.append(Window(tokens.to(device), counts.to(device), teacher.read(tokens, taps)))
     return Held(windows, texts, [held_windows(t, teacher, taps) for t in texts])

@@ -21,8 +21,8 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss, distribution_losses
-from slipstream.training.objective import Objective, agreement, chain_acceptance_probs, most_likely
+from slipstream.training.losses import Aims, check_loss
+from slipstream.training.objective import Objective, Predictions, decaying
 
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
@@ -54,61 +54,48 @@ class MedusaOptions(Strict):
 
 class MedusaObjective(Objective):
     name = "medusa"
-    taps = (FINAL,)
+    module: MedusaHeads
 
     def __init__(self, teacher: Teacher, options: MedusaOptions):
         super().__init__()
         self.teacher, self.options, self.depth = teacher, options, options.heads
         c = teacher.config
-        self.module: MedusaHeads = MedusaHeads(
+        self.module = MedusaHeads(
             MedusaConfig(options.heads, options.layers, c.hidden_size, c.vocab_size, own_lm_head=options.own_head)
         )
         self.module.to(teacher.device, teacher.dtype).start_from(teacher.head)
-        raw = [options.decay**k for k in range(options.heads)]
-        self.weights = [w / sum(raw) for w in raw]
+        self.weights = decaying(options.decay, options.heads)
 
-    def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
-        final, tokens = window.taps[FINAL], window.tokens  # [B, T, d], [B, T]
-        heads = self.options.heads
-        rows = tokens.shape[1] - heads - 1
-        states = self.module.states(final[:, :rows])  # [B, N, K, d]
+    def predictions(self, window: Window) -> Predictions:
+        final = window.taps[FINAL]  # [B, T, d]
+        states = self.module.states(final[:, : final.shape[1] - self.depth - 1])  # [B, N, K, d]
         table = self.module.lm_head
-        weight = table if table.dim() == 3 else table[None]
-        aims = Aims(final, self.teacher.head, tokens, window.counts, 1)
-        loss, each = distribution_losses(self.options.loss, states.permute(2, 0, 1, 3), weight, aims, self.weights)
-        shown = {f"loss{k + 1}": each[k] for k in range(heads)}
-        if not self.training:
-            target_ids = most_likely(final, self.teacher.head)  # [B, T]
-            for k in range(heads):
-                head_ids = most_likely(states[:, :, k], weight[min(k, len(weight) - 1)])
-                counts = window.counts[:, 2 + k : 2 + k + rows]
-                shown[f"agree{k + 1}"] = agreement(head_ids, target_ids[:, 1 + k : 1 + k + rows], counts)
-        return loss, shown
+        aims = Aims(final, self.teacher.head, window.tokens, window.counts, 1)
+        return Predictions(states.permute(2, 0, 1, 3), table if table.dim() == 3 else table[None], aims, self.weights)
 
-    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
+    def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         final = window.taps[FINAL]
         logits = self.module(final)  # [R, L, K, V]: row n - 1 predicts what follows token n
-        draft_logits = [logits[:, :, k] for k in range(self.options.heads)]
-        return chain_acceptance_probs(draft_logits, self.teacher.logits(final), window.tokens, temperature)
+        return [logits[:, :, k] for k in range(self.depth)], self.teacher.logits(final)
 
     @torch.no_grad()
-    def measure(self, windows: list[Window], prompts: list[list[int]]) -> dict[str, Any]:
-        """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token."""
-        hits = torch.zeros(self.options.heads, RANKS, dtype=torch.float64)
-        places = [0] * self.options.heads
-        for window, starts in zip(windows, prompts, strict=True):
-            final, tokens = window.taps[FINAL], window.tokens
-            best = self.module(final).topk(min(RANKS, self.teacher.config.vocab_size), -1).indices  # [R, L, K, RANKS]
-            for k in range(self.options.heads):
-                right = best[:, : tokens.shape[1] - 2 - k, k] == tokens[:, 2 + k :, None]  # [R, N, RANKS]
-                at = torch.arange(right.shape[1], device=tokens.device)  # [N]: predicts token at + 2 + k
-                begins = torch.tensor(starts, device=tokens.device)[:, None]
-                # As in decoding, only predictions of the target's output count, not of the prompt or padding.
-                inside = (at + 1 >= begins) & window.counts[:, 2 + k :]  # [R, N]
-                hits[k, : right.shape[2]] += (right & inside[..., None]).sum((0, 1)).double().cpu()
+    def measure(self, windows: list[Window]) -> dict[str, Any]:
+        """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token. As in
+        decoding, only predictions of output from output count."""
+        hits = torch.zeros(self.depth, RANKS, dtype=torch.float64)
+        places = [0] * self.depth
+        for window in windows:
+            tokens, counts = window.tokens, window.counts
+            ranked = min(RANKS, self.teacher.config.vocab_size)
+            best = self.module(window.taps[FINAL]).topk(ranked, -1).indices  # [R, L, K, RANKS]
+            for k in range(self.depth):
+                rows = tokens.shape[1] - 2 - k
+                right = best[:, :rows, k] == tokens[:, 2 + k :, None]  # [R, N, RANKS]
+                inside = counts[:, 1 : 1 + rows] & counts[:, 2 + k :]  # [R, N]: row i predicts token i + 2 + k
+                hits[k, :ranked] += (right & inside[..., None]).sum((0, 1)).double().cpu()
                 places[k] += int(inside.sum())
-        rows = [(hits[k] / max(1, places[k])).tolist() for k in range(self.options.heads)]
-        return {"medusa_head_accuracies": [[round(x, 5) for x in row] for row in rows]}
+        rates = [(hits[k] / max(1, places[k])).tolist() for k in range(self.depth)]
+        return {"medusa_head_accuracies": [[round(x, 5) for x in row] for row in rates]}
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         measured = facts.get("medusa_head_accuracies")

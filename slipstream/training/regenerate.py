@@ -50,20 +50,17 @@ class RegenerateConfig(Strict):
 
 
 def prompts_of(
-    stream: Stream, rng: np.random.Generator, count: int, config: RegenerateConfig, context: int
+    stream: Stream, rng: np.random.Generator, count: int, lengths: tuple[int, int], longest: int
 ) -> list[list[int]]:
-    """Prefixes of documents, each up to the start of an answer.
+    """Prefixes of documents, each up to the start of an answer; of long ones the last `longest` tokens.
 
-    In documents without answers, half of the prefixes begin at the document's start and half at a random position, so
-    heads see text at every distance from the start.
+    In documents without answers a prefix has a length between two `lengths`; half of them begin at the document's start
+    and half at a random position, so that heads see text at every distance from the start.
     """
-    low, high = config.prompt_tokens
-    documents = len(stream.starts) - 1
-    made: list[list[int]] = []
-    tries = 0
-    while len(made) < count and tries < 100 * count:
-        tries += 1
-        d = int(rng.integers(documents))
+    low, high = lengths
+    prompts: list[list[int]] = []
+    for _ in range(100 * count):
+        d = int(rng.integers(len(stream.starts) - 1))
         start, end = int(stream.starts[d]), int(stream.starts[d + 1])
         mask = None if stream.mask is None else np.asarray(stream.mask[start:end])
         if mask is not None and mask.any():
@@ -73,14 +70,16 @@ def prompts_of(
             length = int(rng.integers(low, high + 1))
             begin = start if rng.random() < 0.5 else int(rng.integers(start, end))
             stop = min(begin + length, end - 1)
-        ids = stream.tokens[begin:stop].tolist()[-max(1, context - config.new_tokens) :]
+        ids = stream.tokens[begin:stop].tolist()[-longest:]
         if len(ids) >= 2:
-            made.append(ids)
-    if not made:
+            prompts.append(ids)
+        if len(prompts) == count:
+            break
+    if not prompts:
         raise ParameterError(
             "no prefix of the data can be continued", why="its documents are too short", fix="give more"
         )
-    return made
+    return prompts
 
 
 def regenerate(
@@ -106,7 +105,8 @@ def regenerate(
         if not part.is_file():
             rng = np.random.default_rng([config.seed, 17, shard])
             stream = streams[int(rng.choice(len(streams), p=sizes / sizes.sum()))]
-            asked = prompts_of(stream, rng, config.shard, config, llm.target.context)
+            longest = max(1, llm.target.context - config.new_tokens)
+            asked = prompts_of(stream, rng, config.shard, config.prompt_tokens, longest)
             params = [
                 SamplingParams(
                     temperature=float(rng.choice(config.temperatures)),

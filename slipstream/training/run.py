@@ -83,13 +83,8 @@ class RunConfig(Strict):
         if self.kind not in METHODS:
             raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
         check_executor(self.executor)
-        for name, low in (
-            ("regenerate", 0),
-            ("regenerate_tokens", 1),
-            ("texts", 1),
-            ("text_prompt", 2),
-            ("text_tokens", 2),
-        ):
+        lowest = {"regenerate": 0, "regenerate_tokens": 1, "texts": 1, "text_prompt": 2, "text_tokens": 2}
+        for name, low in lowest.items():
             check_integer(name, getattr(self, name), low)
         check_number("heldout_share", self.heldout_share, 0.0, 0.5)
         check_number("regenerate_share", self.regenerate_share, 0.0, 1.0)
@@ -131,11 +126,10 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     texts = [_texts(config, t, llm, prepared, stem, say) for t in config.temperatures]
     config = replace(config, loop=loop)
     objective: Objective = import_module(METHODS[config.kind].path).make(teacher, config, prepared)
-    if objective.taps:
-        say("computing the target's hidden states for the held-out texts")
+    say("computing the target's hidden states for the held-out texts")
     held = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
     caches = {}
-    if config.cache_hidden and objective.taps:
+    if config.cache_hidden:
         caches = {
             str(i): HiddenCache(loop.out / "states", s, loop.length, objective.taps, teacher.identity)
             for i, s in enumerate(prepared.train)
@@ -191,20 +185,9 @@ class Run:
 
         loop, folder = self.loop, self.config.loop.out / "final"
         greedy = next(i for i, t in enumerate(self.texts) if t.temperature == 0)
-        windows = loop.held.text_windows[greedy]
-        starts = [t.prompt for t in self.texts[greedy].texts]
-        ends = [len(t.tokens) for t in self.texts[greedy].texts]
-        prompts, at = [], 0
-        for i, window in enumerate(windows):
-            rows = len(window.tokens)
-            stop = torch.tensor(ends[at : at + rows], device=window.tokens.device)[:, None]
-            counts = torch.arange(window.tokens.shape[1], device=window.tokens.device) < stop  # not the padding
-            windows[i] = replace(window, counts=counts)
-            prompts.append(starts[at : at + rows])
-            at += rows
         with torch.no_grad():
             loop.objective.eval()
-            figures |= loop.objective.measure(windows, prompts)
+            figures |= loop.objective.measure(loop.held.text_windows[greedy])
         card = run_card(self.config, loop, self.prepared.about, figures, self._commands())
         made = folder.with_suffix(".tmp")
         with writing(str(folder), made, "the checkpoint is kept, and --resume writes it"):
@@ -298,6 +281,3 @@ def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, 
     held = HeldOutText(texts[: config.texts], temperature)
     save_texts(path, held)
     return held
-
-
-__all__ = ["Run", "RunConfig", "prepare"]

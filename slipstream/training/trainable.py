@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -22,32 +23,11 @@ from slipstream.models.checkpoint import resolve
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import load_weights
 from slipstream.training.compact import CompactLlama, ModelShape
-
-
-class Trainable(Protocol):
-    """The interface that objectives use; a model is also an `nn.Module`."""
-
-    @property
-    def depth(self) -> int:
-        """Number of layers."""
-        ...
-
-    @property
-    def table(self) -> Tensor:
-        """The output head, [V, d]."""
-        ...
-
-    def hidden(self, tokens: Tensor, keep: Iterable[bool] | None = None, taps: Iterable[int] = ()) -> list[Tensor]:
-        """As `CompactLlama.hidden`."""
-        ...
-
-    def normed(self, x: Tensor) -> Tensor:
-        """The final norm of a state [..., d]."""
-        ...
+from slipstream.training.objective import Objective
 
 
 class HuggingFaceModel(nn.Module):
-    """A transformers causal LM of the Llama, Mistral, Qwen or GPT-2 kind."""
+    """A transformers causal LM of the Llama, Mistral, Qwen or GPT-2 kind, with the members of `CompactLlama`."""
 
     def __init__(self, folder: Path):
         super().__init__()
@@ -111,6 +91,26 @@ class HuggingFaceModel(nn.Module):
 
 def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return hidden_states
+
+
+class ModelObjective(Objective):
+    """An objective that trains a whole model."""
+
+    module: CompactLlama | HuggingFaceModel
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States before the final norm [..., d] -> logits [..., V]."""
+        normed = self.module.normed(states)
+        return F.linear(normed, self.module.table.to(normed.dtype))
+
+    def shifted(self, logits: Tensor) -> list[Tensor]:
+        """Logits [R, L, V] of a model that reads the text: those of draft token j after token n are at position n + j,
+        because until a rejection the draft is the text itself."""
+        return [logits[:, 1 + j :] for j in range(self.depth)]
+
+    def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        decoder = self.teacher.decoder
+        save_model(self.module, folder, decoder.source, sorted(decoder.capabilities.eos_ids))
 
 
 def shape_of(config: DecoderConfig) -> ModelShape | None:

@@ -32,15 +32,7 @@ def run_card(config: Any, loop: Loop, data: dict[str, Any], figures: dict[str, A
         elif isinstance(value, float):
             facts[f"held-out {name}"] = f"{value:.3f}"
     table = "\n".join(f"| {k} | {v} |" for k, v in facts.items())
-    sources = "\n".join(
-        f"- `{s['name']}`" + (f", {s['bytes']:,} bytes, sha256 {s['digest']}..." if "bytes" in s else "")
-        for s in data["sources"]
-    )
-    packages = {n: p for d in data.get("details", {}).values() for n, p in d.get("packages", {}).items()}
-    licences = ""
-    if packages:
-        rows = "\n".join(f"| {n} | {p['version']} | {p['licence']} |" for n, p in sorted(packages.items()))
-        licences = f"\n\n| package | version | licence |\n|---|---|---|\n{rows}"
+    sources = "\n".join(f"- `{s['name']}`, {s['bytes']:,} bytes, sha256 {s['digest']}..." for s in data["sources"])
     listed = "\n".join(f"    {command}" for command in commands) or "    (trained from Python)"
     own = ""
     if config.regenerate:
@@ -70,7 +62,7 @@ weights; with minutes, the number of steps depends on how busy the machine was.
 
 ## Data
 
-{sources}{licences}
+{sources}
 
 {config.heldout_share:.0%} of the documents were held out.{own}
 """

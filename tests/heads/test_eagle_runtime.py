@@ -23,7 +23,7 @@ from slipstream.heads.eagle_runtime import EagleRuntime
 from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import WeightFormat
-from slipstream.training.eagle3 import chain_states
+from slipstream.training.eagle3_objective import chain_states
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
 

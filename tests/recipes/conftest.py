@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes.embedded.corpus import Package
 from recipes.embedded.trainer import BaseConfig
 from slipstream.training.compact import ModelShape
-from slipstream.training.corpus import Package
 
 SHAPE = ModelShape(
     vocab_size=400,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from recipes.embedded.agreement import compare, draft_agreement, exit_agreement
+from recipes.embedded.corpus import Package
 from recipes.embedded.export import Run, export
 from recipes.embedded.trainer import BaseConfig, train_base
 from slipstream.training.compact import CompactLlama, blocked_attention
-from slipstream.training.corpus import Package
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.embedded.corpus import Package, build_corpus
 from recipes.embedded.token_cache import Batches, HeldOut, Mix, answer_mask, prepare
-from slipstream.training.corpus import Package, build_corpus
 
 
 def test_answers_are_masked() -> None:

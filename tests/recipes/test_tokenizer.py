@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from recipes.embedded.request_pairs import Pair
 from recipes.embedded.token_cache import pair_ids
 from recipes.embedded.tokenizer import SPECIAL, chat, save_tokenizer, train_tokenizer
-from slipstream.training.request_pairs import Pair
 
 CODE = "def f(value):\n    if value > 1234:\n        return 'tab\t' + str(value)  # ü – 漢字 🙂\n\n\n    return None\n"
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from recipes.embedded.corpus import Package
 from recipes.embedded.export import export
 from recipes.embedded.trainer import BaseConfig, Trainer, train_base
 from slipstream.errors import ParameterError
-from slipstream.training.corpus import Package
 
 
 def test_resumed_run_equals_uninterrupted(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def test_no_data_and_empty_folders_are_refused(encoder: Encoder, tmp_path: Path)
         check_sources([str(tmp_path)], encoder.tokenizer)
 
 
-def test_a_misspelt_corpus_gets_a_suggestion(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="did you mean 'corpus'"):
-        check_sources(["corpsu"], encoder.tokenizer)
+def test_a_misspelt_file_gets_a_suggestion(encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"did you mean 'corpus\.jsonl'"):
+        check_sources([str(tmp_path / "corpsu.jsonl")], encoder.tokenizer)
 
 
 def test_text_needs_a_tokenizer(tmp_path: Path) -> None:

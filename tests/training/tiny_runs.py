@@ -47,7 +47,7 @@ def train_target(folder: Path, steps: int = 120) -> Path:
         for group in optimiser.param_groups:
             group["lr"] = 1e-2 * min(1.0, (step + 1) / 10) * (1 - step / steps)
         batch = torch.from_numpy(texts(rng, 16, 49))
-        loss = model.loss(model.hidden(batch[:, :-1])[-1], batch[:, 1:])
+        loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         optimiser.zero_grad()

@@ -4,12 +4,15 @@ Sources are the standard library of the running interpreter and every installed 
 declares a permissive licence. Nothing is downloaded. Left out are tests and generated tables (they teach a small
 model little), vendored copies and near-duplicates (they would be counted twice and leak between train and
 held-out), and files with very long lines (data, not code).
+
+    python -m recipes.embedded.corpus corpus.jsonl     # for slipstream train --data corpus.jsonl
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import sys
 import sysconfig
@@ -178,3 +181,21 @@ def build_corpus(
             split = "heldout" if file_hash(package.name, path) % 10_000 >= 10_000 * (1 - heldout) else "train"
             corpus.append(SourceFile(package.name, package.version, path, text, split))
     return corpus
+
+
+def main(path: Path) -> None:
+    """Write files and exchanges as the JSON lines that `slipstream train --data` reads."""
+    from recipes.embedded.request_pairs import make_pairs
+
+    count = 0
+    with path.open("w", encoding="utf-8") as out:
+        for file in build_corpus():
+            records = [{"text": file.text}]
+            records += [{"prompt": pair.user, "response": pair.assistant} for pair in make_pairs(file)]
+            out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            count += len(records)
+    print(f"{path}: {count:,} documents")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from slipstream.training.corpus import SourceFile
-from slipstream.training.request_pairs import EDITS, functions, make_pairs, parses
+from recipes.embedded.corpus import SourceFile
+from recipes.embedded.request_pairs import EDITS, functions, make_pairs, parses
 
 TEXT = '''
 import os

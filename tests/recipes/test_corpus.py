@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.training.corpus import Package, build_corpus, clean, licence_of, strip_header, wanted
+from recipes.embedded.corpus import Package, build_corpus, clean, licence_of, strip_header, wanted
 
 
 class FakeDistribution:

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, rotary_tables
 from slipstream.models.config import DecoderConfig
-from slipstream.training import eagle3
-from slipstream.training.eagle3 import chain_losses, chain_states
-from slipstream.training.eagle3_objective import most_frequent, token_counts
-from slipstream.training.losses import Aims, distribution_losses
+from slipstream.training import eagle3_objective
+from slipstream.training.eagle3_objective import chain_states, most_frequent, token_counts
 from slipstream.training.packing import Stream, write_stream
 
 STEPS, T, V, DV, D = 3, 14, 20, 12, 16
@@ -66,7 +64,7 @@ def drafted(head: EagleHead, tokens: Tensor, taps: list[Tensor], start: int) -> 
 
 
 def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3, "BLOCK", 4)  # several blocks of queries, the last one shorter
+    monkeypatch.setattr(eagle3_objective, "BLOCK", 4)  # several blocks of queries, the last one shorter
     tokens, taps = inputs()
     rotary = rotary_tables(DECODER, 64)
     states = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
@@ -76,19 +74,6 @@ def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch
             for j in range(STEPS):
                 # The softmax is in float32.
                 assert torch.allclose(states[j][b, start], alone[j], atol=1e-4), (b, start, j)
-
-
-def test_the_common_loss_is_the_loss_of_the_chains(head: EagleHead) -> None:
-    rng = torch.Generator().manual_seed(2)
-    final, table = torch.randn(2, T, D, generator=rng), torch.randn(V, D, generator=rng)
-    states = [torch.randn(2, T - STEPS, D, generator=rng) for _ in range(STEPS)]
-    head = head.float()
-    known = torch.ones(2, T, dtype=torch.bool)
-    short = [x[:, :-1] for x in states]  # the common loss also needs the token after the last distribution
-    expected = chain_losses(head, short, final @ table.T)
-    own = Aims(final, table[head.target_ids], torch.zeros(2, T, dtype=torch.int64), known, 1)
-    _, each = distribution_losses("kl", torch.stack(short), head.lm_head.weight[None], own, [1.0] * STEPS)
-    assert each.tolist() == pytest.approx([x.item() for x in expected], rel=1e-4)
 
 
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path) -> None:  # type: ignore[no-untyped-def]

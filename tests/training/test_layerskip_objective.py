@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from slipstream.errors import ParameterError
-from slipstream.training.layerskip_recipe import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_objective import LayerSkip, dropout_rates, exit_weights, kept_layers
 
 
 def test_rates_follow_the_paper() -> None:

@@ -17,7 +17,7 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slipstream.training.corpus import SourceFile
+from recipes.embedded.corpus import SourceFile
 
 
 def _words(text: str) -> list[str]:
