@@ -176,6 +176,21 @@ class RequestChecks:
             raise ParameterError(f"a parameter names id {outside}, the vocabulary is 0..{self.vocab_size - 1}")
 
 
+def predicted_text(field: Any) -> str:
+    """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}; "" for
+    None. Raises PromptError for any other form."""
+    if field is None:
+        return ""
+    content = field.get("content") if isinstance(field, Mapping) and field.get("type") == "content" else None
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    unknown = set[str]() if content is None else field.keys() - {"type", "content"}
+    if unknown or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        form = '{"type": "content", "content": a text or a list of text parts}'
+        raise PromptError(f"prediction is {field!r:.60}", fix=f"write {form}")
+    return "".join(map(str, texts))
+
+
 def _turns(messages: Any) -> list[Message]:
     """The messages of a conversation. Raises PromptError for what is none."""
     fix = 'write [{"role": "user", "content": "..."}, ...]'

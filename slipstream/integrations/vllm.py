@@ -30,7 +30,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from slipstream.drafters.registry import DRAFTERS, make_drafter
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.engine.request_checks import predicted_text
+from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.integrations.row_drafts import Request, Row, RowDrafts
 from slipstream.settings import one_of
 
@@ -248,22 +249,12 @@ def _read_predictions(kind: Any) -> None:
 
     @functools.wraps(plain)
     def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
-        text = predicted_text((self.model_extra or {}).get(PREDICTION))
+        try:
+            text = predicted_text((self.model_extra or {}).get(PREDICTION))
+        except PromptError as fault:
+            raise ValueError(str(fault)) from fault  # which vLLM answers with 400
         if text:
             self.vllm_xargs = {PREDICTION: text, **(self.vllm_xargs or {})}
         return plain(self, *args, **kwargs)
 
     kind.to_sampling_params = reading
-
-
-def predicted_text(field: Any) -> str:
-    """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}. Raises
-    ValueError, which vLLM answers with 400, for any other form."""
-    if field is None:
-        return ""
-    content = field.get("content") if isinstance(field, dict) and field.get("type") == "content" else None
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise ValueError('prediction must be {"type": "content", "content": a text or a list of text parts}')
-    return "".join(map(str, texts))

@@ -42,15 +42,15 @@ def _message(message: Any, where: str) -> dict[str, Any]:
                 400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
             )
     found: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    found["content"] = plain_text(given.get("content", ""), f"{where}.content", f"{where}.content")
+    found["content"] = plain_text(given.get("content", ""), f"{where}.content")
     for name in ("tool_call_id", "name"):
         if name in given:
-            found[name] = plain_text(given[name], f"{where}.{name}", f"{where}.{name}")
+            found[name] = plain_text(given[name], f"{where}.{name}")
     if role == "tool" and "tool_call_id" not in found:
         raise ApiError(400, f"{where}.tool_call_id is missing: it says which call is answered", f"{where}.tool_call_id")
     reasoning = given.get("reasoning_content", given.get("reasoning"))
     if reasoning is not None:
-        found["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning", f"{where}.reasoning")
+        found["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
     if "tool_calls" in given:
         calls = given["tool_calls"]
         if not isinstance(calls, list):

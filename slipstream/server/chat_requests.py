@@ -10,11 +10,10 @@ from typing import Any
 
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
-from slipstream.server.answering import generation_of
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_messages import checked_messages
 from slipstream.server.fields import CHAT, count, sampling_params
-from slipstream.server.generation import Generation
+from slipstream.server.generation import Generation, generation_of
 from slipstream.server.reply_format import template_names
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
@@ -33,8 +32,7 @@ class Conversation:
 
 
 async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generation:
-    """The choices of a chat, from the fields that are set. Raises ApiError 400 and 404."""
-    service.check_model(given.get("model"))
+    """The choices of a chat, from the fields that are set. Raises ApiError 400."""
     talk = await asyncio.to_thread(conversation, service, given)
     n = count(given, "n", 1, service.limits.choices, 1)
     params = service.checked(sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling))

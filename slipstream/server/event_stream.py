@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from anyio import fail_after
 from fastapi import Request
@@ -32,19 +32,13 @@ def event(value: Any, name: str = "") -> bytes:
     return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-class Closes(Protocol):
-    """What holds something until it is closed."""
-
-    def aclose(self) -> Awaitable[None]: ...
-
-
 class EventStream(Response):
     """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. The events and
     what they are made of, `source`, are closed in any case."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], source: Closes, send_seconds: float):
+    def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Any, None], send_seconds: float):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._source, self._send_seconds = events, source, send_seconds

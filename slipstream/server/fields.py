@@ -1,6 +1,7 @@
-"""The fields of requests: one table. What is in it is honoured, or refused by name; what is not in it is refused, too.
+"""The fields of requests: one table for all endpoints.
 
-None, and a value that changes nothing, count as not given.
+What is in it is honoured, or refused by name; what is not in it is refused, too. None, and a value that changes
+nothing, count as not given.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Any
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
-from slipstream.errors import ParameterError, RequestError, did_you_mean
+from slipstream.engine.request_checks import predicted_text
+from slipstream.errors import ParameterError, PromptError, RequestError, did_you_mean
 from slipstream.server.api_error import ApiError
 
-COMPLETIONS, CHAT = "completions", "chat"
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = ENDPOINTS = ("completions", "chat", "responses", "messages")
 BOTH = (COMPLETIONS, CHAT)
+CHATS = (CHAT, RESPONSES, MESSAGES)
+REQUIRED = {COMPLETIONS: ["prompt"], CHAT: ["messages"], RESPONSES: ["input"], MESSAGES: ["messages", "max_tokens"]}
+"""Fields that each request has to have."""
 SPECULATION = ("enabled", "drafter", "draft_tokens", "rule")
 """Members of the field."""
 MOST_STOPS = 64
@@ -25,7 +30,8 @@ MOST_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a request.
+    """One field of a request, and where it may stand. A field of a chat is that of Responses and Messages, too, where
+    these have the same name for the same thing.
 
     sampling  the field of `SamplingParams` that it sets; "" for others.
     refused   why it is refused; "" if it is honoured.
@@ -36,7 +42,7 @@ class Field:
     name: str
     text: str
     schema: Mapping[str, Any] = field(default_factory=dict)
-    where: tuple[str, ...] = BOTH
+    where: tuple[str, ...] = ENDPOINTS
     sampling: str = ""
     refused: str = ""
     unset: tuple[Any, ...] = ()
@@ -49,38 +55,38 @@ _OBJECT = {"type": "object"}
 _OBJECTS = {"type": "array", "items": _OBJECT}
 
 
-def _sampling(name: str, text: str, schema: Mapping[str, Any], unset: tuple[Any, ...] = (), to: str = "") -> Field:
-    return Field(name, text, schema, sampling=to or name, unset=unset)
+def _sampling(
+    name: str, text: str, schema: Mapping[str, Any], where: tuple[str, ...] = ENDPOINTS, unset: tuple[Any, ...] = ()
+) -> Field:
+    return Field(name, text, schema, where, sampling=name, unset=unset)
 
 
-def refused_fields(names: str, why: str, unset: tuple[Any, ...] = (), where: tuple[str, ...] = BOTH) -> list[Field]:
-    """Fields that are refused."""
+def _refused(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
     return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
 
 
+_TEXT_OR_OBJECTS = {"anyOf": [_STRING, _OBJECTS]}
+
 FIELDS = (
     Field("model", "Name of the model, as /v1/models lists it.", _STRING),
-    Field("prompt", "Text, token ids, or a list of these.", {"anyOf": [_STRING, _STRINGS, _IDS]}, where=(COMPLETIONS,)),
-    Field("messages", "The conversation: role and text, calls of tools and their results.", _OBJECTS, where=(CHAT,)),
+    Field("prompt", "Text, token ids, or a list of these.", {"anyOf": [_STRING, _STRINGS, _IDS]}, (COMPLETIONS,)),
+    Field("messages", "The conversation: role and text, calls of tools and their results.", _OBJECTS, (CHAT,)),
+    Field("input", "Text, or items: messages, reasoning, calls of functions and their results.", _TEXT_OR_OBJECTS,
+          (RESPONSES,)),
+    Field("instructions", "The message of the system.", _STRING, (RESPONSES,)),
+    Field("messages", "The conversation: text, thinking, use of tools and results.", _OBJECTS, (MESSAGES,)),
+    Field("system", "The message of the system: text, or blocks of text.", _TEXT_OR_OBJECTS, (MESSAGES,)),
     Field("stream", "Send server-sent events.", _BOOLEAN, unset=(False,)),
-    Field(
-        "stream_options",
-        "include_usage: one more chunk with the usage; continuous_usage_stats: with it, the usage so far in each "
-        "chunk.",
-        _OBJECT,
-    ),
-    Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, unset=(1,)),
-    Field(
-        "echo",
-        "Put the prompt before the text, and its logprobs if they are asked for. Refused for encoder-decoders, whose "
-        "prompt is a source.",
-        _BOOLEAN,
-        where=(COMPLETIONS,),
-        unset=(False,),
-    ),
+    Field("stream_options", "include_usage: one more chunk with the usage; continuous_usage_stats: with it, the usage "
+          "so far in each chunk.", _OBJECT, BOTH),
+    Field("stream_options", "include_obfuscation: false.", _OBJECT, (RESPONSES,),
+          unset=({}, {"include_obfuscation": False})),
+    Field("n", "Answers to each prompt; with a seed, the j-th has the seed plus j.", _INTEGER, BOTH, unset=(1,)),
+    Field("echo", "Put the prompt before the text, and its logprobs if they are asked for. Refused for "
+          "encoder-decoders, whose prompt is a source.", _BOOLEAN, (COMPLETIONS,), unset=(False,)),
     _sampling("temperature", "0 is greedy. Default: as the checkpoint says, else 1.", _NUMBER),
     _sampling("top_p", "Keep the most likely tokens up to this total probability.", _NUMBER),
-    _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, (-1,)),
+    _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, unset=(-1,)),
     _sampling("min_p", "Drop tokens below this share of the highest probability.", _NUMBER),
     _sampling("repetition_penalty", "Above 1 discourages repetition.", _NUMBER),
     _sampling("frequency_penalty", "Penalty per occurrence in the output, -2 to 2.", _NUMBER),
@@ -88,72 +94,91 @@ FIELDS = (
     _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
     _sampling("bad_words", "Texts or token ids that may not appear.", {"type": "array"}),
     _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
-    _sampling("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER),
-    Field("max_completion_tokens", "The same, under its newer name.", _INTEGER, sampling="max_tokens"),
-    _sampling("stop", f"Up to {MOST_STOPS} texts; the text ends before them.", {"anyOf": [_STRING, _STRINGS]}),
+    _sampling("max_tokens", "Most output tokens. Default: 16; in a chat the rest of the context.", _INTEGER, BOTH),
+    Field("max_completion_tokens", "The same, under its newer name.", _INTEGER, BOTH, sampling="max_tokens"),
+    Field("max_output_tokens", "Most output tokens. Default: the rest of the context.", _INTEGER, (RESPONSES,)),
+    Field("max_tokens", "Most output tokens. Required.", _INTEGER, (MESSAGES,)),
+    _sampling("stop", f"Up to {MOST_STOPS} texts; the text ends before them.", {"anyOf": [_STRING, _STRINGS]},
+              (*BOTH, RESPONSES)),
+    Field("stop_sequences", "The text ends before any of these.", _STRINGS, (MESSAGES,), unset=([],)),
     _sampling("stop_token_ids", "Ids that end the text.", _IDS),
     _sampling("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
     _sampling("seed", "Draws the same random numbers again.", _INTEGER),
-    Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}),
+    Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}, BOTH),
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
-    Field("response_format", "text, json_object or json_schema.", _OBJECT, unset=({"type": "text"},)),
-    Field(
-        "tools", "Functions that the answer may call: name, description, parameters.", _OBJECTS, (CHAT,), unset=([],)
-    ),
-    Field("tool_choice", "none, auto, required, or a function.", {"type": ["string", "object"]}, (CHAT,)),
-    Field(
-        "parallel_tool_calls",
-        "Whether there may be several calls; if not, all after the first are left out.",
-        _BOOLEAN,
-        (CHAT,),
-        unset=(True,),
-    ),
-    Field(
-        "chat_template_kwargs",
-        "Values that the model's chat template reads, such as enable_thinking.",
-        _OBJECT,
-        (CHAT,),
-        unset=({},),
-    ),
+    Field("response_format", "text, json_object or json_schema.", _OBJECT, BOTH, unset=({"type": "text"},)),
+    Field("text", "format: text, json_object or json_schema.", _OBJECT, (RESPONSES,)),
+    Field("output_config", "format: json_schema; effort: a value that the model's chat template reads.", _OBJECT,
+          (MESSAGES,), unset=({},)),
+    Field("tools", "Functions that the answer may call: name, description, parameters.", _OBJECTS, (CHAT,),
+          unset=([],)),
+    Field("tools", "Functions that the answer may call.", _OBJECTS, (RESPONSES,), unset=([],)),
+    Field("tools", "Functions that the answer may use: name, description, input_schema.", _OBJECTS, (MESSAGES,),
+          unset=([],)),
+    Field("tool_choice", "none, auto, required, or a function.", {"type": ["string", "object"]}, (CHAT, RESPONSES)),
+    Field("tool_choice", "auto, any, tool or none; disable_parallel_tool_use.", _OBJECT, (MESSAGES,)),
+    Field("parallel_tool_calls", "Whether there may be several calls; if not, all after the first are left out.",
+          _BOOLEAN, (CHAT, RESPONSES), unset=(True,)),
+    Field("chat_template_kwargs", "Values that the model's chat template reads, such as enable_thinking.", _OBJECT,
+          CHATS, unset=({},)),
     Field("reasoning_effort", "The same, for this one value.", _STRING, (CHAT,)),
+    Field("reasoning", "effort: a value that the model's chat template reads.", _OBJECT, (RESPONSES,), unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
-    Field("guided_json", "JSON schema of the text.", {}),
-    Field("guided_regex", "Regular expression of the text.", _STRING),
-    Field("guided_choice", "The text is one of these.", _STRINGS),
-    Field("guided_grammar", "Grammar of the text, in Lark or EBNF.", _STRING),
+    Field("guided_json", "JSON schema of the text.", {}, BOTH),
+    Field("guided_regex", "Regular expression of the text.", _STRING, BOTH),
+    Field("guided_choice", "The text is one of these.", _STRINGS, BOTH),
+    Field("guided_grammar", "Grammar of the text, in Lark or EBNF.", _STRING, BOTH),
     Field("speculation", "enabled, drafter, draft_tokens (most a step), rule.", _OBJECT),
     Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
-    Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, unset=(False,)),
-    Field("user", "Has no effect.", _STRING),
-    Field("safety_identifier", "Has no effect.", _STRING),
+    Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
+    Field("user", "Has no effect.", _STRING, (*BOTH, RESPONSES)),
+    Field("safety_identifier", "Has no effect.", _STRING, (*BOTH, RESPONSES)),
     Field("metadata", "Has no effect.", _OBJECT),
-    *refused_fields("best_of", "choices are not ranked: use n", (1,), (COMPLETIONS,)),
-    *refused_fields("suffix", "the model continues a text, it does not fill gaps", ("",), (COMPLETIONS,)),
-    *refused_fields("use_beam_search", "the server does not search beams: see LLM.beam_search", (False,)),
-    *refused_fields("length_penalty", "the server does not search beams: see LLM.beam_search", (1,)),
-    *refused_fields("prompt_logprobs", "in /v1/completions, echo with logprobs gives those of prompts", (False,)),
-    *refused_fields("truncate_prompt_tokens", "prompts are not cut: shorten the prompt"),
-    *refused_fields("add_special_tokens skip_special_tokens", "this cannot be changed", (True,)),
-    *refused_fields("spaces_between_special_tokens", "this cannot be changed", (True,)),
-    *refused_fields("include_stop_str_in_output", "texts end before stop strings", (False,)),
-    *refused_fields("allowed_token_ids", "use structured_outputs or logit_bias"),
-    *refused_fields("priority", "requests run in the order in which they arrive", (0,)),
-    *refused_fields("store", "nothing is stored", (False,)),
-    *refused_fields("service_tier", "there is one tier", ("auto", "default")),
-    *refused_fields("functions", "use tools", ([],), (CHAT,)),
-    *refused_fields("function_call", "use tool_choice", ("none", "auto"), (CHAT,)),
-    *refused_fields("add_generation_prompt", "the assistant speaks next", (True,), (CHAT,)),
-    *refused_fields("continue_final_message", "the assistant speaks next", (False,), (CHAT,)),
-    *refused_fields("chat_template", "the template is that of the model", (), (CHAT,)),
-    *refused_fields("modalities", "the model reads and writes text", (["text"],), (CHAT,)),
-    *refused_fields("audio web_search_options", "the model reads and writes text", (), (CHAT,)),
-    *refused_fields("verbosity", "the model has no such setting", (), (CHAT,)),
-)
+    Field("prompt_cache_key", "Has no effect.", {}, (RESPONSES,)),
+    Field("cache_control", "Has no effect: prompts are cached anyway.", _OBJECT, (MESSAGES,)),
+    *_refused("best_of", "choices are not ranked: use n", (COMPLETIONS,), (1,)),
+    *_refused("suffix", "the model continues a text, it does not fill gaps", (COMPLETIONS,), ("",)),
+    *_refused("use_beam_search", "the server does not search beams: see LLM.beam_search", BOTH, (False,)),
+    *_refused("length_penalty", "the server does not search beams: see LLM.beam_search", BOTH, (1,)),
+    *_refused("prompt_logprobs", "in /v1/completions, echo with logprobs gives those of prompts", BOTH, (False,)),
+    *_refused("truncate_prompt_tokens", "prompts are not cut: shorten the prompt", BOTH),
+    *_refused("add_special_tokens skip_special_tokens", "this cannot be changed", BOTH, (True,)),
+    *_refused("spaces_between_special_tokens", "this cannot be changed", BOTH, (True,)),
+    *_refused("include_stop_str_in_output", "texts end before stop strings", BOTH, (False,)),
+    *_refused("allowed_token_ids", "use structured_outputs or logit_bias", BOTH),
+    *_refused("priority", "requests run in the order in which they arrive", BOTH, (0,)),
+    *_refused("store", "nothing is stored", (*BOTH, RESPONSES), (False,)),
+    *_refused("service_tier", "there is one tier", (*BOTH, RESPONSES), ("auto", "default")),
+    *_refused("functions", "use tools", (CHAT,), ([],)),
+    *_refused("function_call", "use tool_choice", (CHAT,), ("none", "auto")),
+    *_refused("add_generation_prompt", "the assistant speaks next", (CHAT,), (True,)),
+    *_refused("continue_final_message", "the assistant speaks next", (CHAT,), (False,)),
+    *_refused("chat_template", "the template is that of the model", (CHAT,)),
+    *_refused("modalities", "the model reads and writes text", (CHAT,), (["text"],)),
+    *_refused("audio web_search_options", "the model reads and writes text", (CHAT,)),
+    *_refused("verbosity", "the model has no such setting", (CHAT,)),
+    *_refused("previous_response_id conversation prompt", "nothing is stored: send the whole input", (RESPONSES,)),
+    *_refused("background", "nothing is stored", (RESPONSES,), (False,)),
+    *_refused("include", "there is nothing to include", (RESPONSES,), ([],)),
+    *_refused("top_logprobs", "log-probabilities are part of chats", (RESPONSES,), (0,)),
+    *_refused("truncation", "prompts are not cut: shorten the input", (RESPONSES,), ("disabled",)),
+    *_refused("max_tool_calls", "tools are not run here", (RESPONSES,)),
+    *_refused("thinking", "use chat_template_kwargs", (MESSAGES,), ({"type": "disabled"}, {"type": "adaptive"})),
+    *_refused("service_tier", "there is one tier", (MESSAGES,), ("auto", "standard_only")),
+    *_refused("container mcp_servers context_management", "tools are not run here", (MESSAGES,), ([],)),
+    *_refused("speed inference_geo", "there is one engine", (MESSAGES,), ("standard",)),
+)  # fmt: skip
 
 
 def fields_of(where: str) -> dict[str, Field]:
-    """Name -> field of the requests of an endpoint group."""
+    """Name -> field of the requests of an endpoint."""
     return {each.name: each for each in FIELDS if where in each.where}
+
+
+def passed_on(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Those of the fields given at an endpoint that are fields of a chat, too."""
+    known, chat = fields_of(where), fields_of(CHAT)
+    return {name: value for name, value in given.items() if known[name] is chat.get(name)}
 
 
 def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
@@ -282,24 +307,21 @@ def check_drafter(given: Mapping[str, Any], in_use: str) -> None:
 
 def prediction_text(given: Mapping[str, Any]) -> str:
     """The text of `prediction`, "" if there is none. Raises ApiError 400."""
-    if "prediction" not in given:
-        return ""
-    asked = members(given, "prediction", ("type", "content"))
-    if asked.get("type") != "content":
-        raise ApiError(400, f"prediction.type is {asked.get('type')!r}, must be content", "prediction")
-    return plain_text(asked.get("content"), "prediction.content", "prediction")
+    try:
+        return predicted_text(given.get("prediction"))
+    except PromptError as fault:
+        raise ApiError(400, str(fault), "prediction") from fault
 
 
-def plain_text(content: Any, where: str, param: str) -> str:
-    """Text, or parts of text, which are joined. Raises ApiError 400."""
-    if isinstance(content, list):
-        for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(400, f"{where} has a part that is not text", param)
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise ApiError(400, f"{where} is {content!r}, must be text", param)
-    return content
+def plain_text(content: Any, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
+    """Text, or parts of text of these kinds, which are joined. Raises ApiError 400, of `param` (default: `where`)."""
+    parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise ApiError(400, f"{where} is {content!r}, must be text or a list of parts", param or where)
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{where} has a part that is not text ({', '.join(kinds)})", param or where)
+    return "".join(part["text"] for part in parts)
 
 
 _GUIDED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}

@@ -17,6 +17,7 @@ from slipstream.core.structured import Structured
 from slipstream.core.token_logprob import TokenLogprob
 from slipstream.engine.messages import Ask, Update
 from slipstream.server.api_error import ApiError
+from slipstream.server.fields import SPECULATION, check_drafter, members, prediction_text
 from slipstream.server.reply import Delta, Reply
 from slipstream.server.service import Service
 
@@ -74,6 +75,16 @@ class Part:
     finish: str | None
 
 
+async def generation_of(
+    service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
+) -> Generation:
+    """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
+    rule = members(given, "speculation", SPECULATION).get("rule")
+    check_drafter(given, service.facts.drafter)
+    prediction = await asyncio.to_thread(service.checks.prediction, prediction_text(given))
+    return Generation(service, prompts, params, n, rule, prediction, **more)
+
+
 class Generation:
     """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j.
 
@@ -117,12 +128,12 @@ class Generation:
         return self.params if self.params.seed is None else replace(self.params, seed=self.params.seed + j)
 
     @property
-    def usage(self) -> dict[str, object]:
+    def usage(self) -> dict[str, Any]:
         """Tokens so far, as OpenAI counts them; a prompt counts once."""
         prompt = sum(map(len, self.prompts))
         output = sum(len(choice.ids) for choice in self.choices)
         cached = sum(choice.cached for choice in self.choices if choice.index % self.n == 0)
-        found: dict[str, object] = {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
@@ -131,11 +142,11 @@ class Generation:
         if self._predicted:
             stats = [choice.stats for choice in self.choices if choice.stats is not None]
             accepted = sum(each.accepted for each in stats)
-            found["completion_tokens_details"] = {
+            usage["completion_tokens_details"] = {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(each.proposed for each in stats) - accepted,
             }
-        return found
+        return usage
 
     def finish_empty(self) -> None:
         """Answer with no tokens, without running anything."""
@@ -146,18 +157,22 @@ class Generation:
         """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a
         choice."""
         tracing = self.service.tracing
-        span = None if tracing is None else tracing.begin(self, self.headers)
+        span = None
+        if tracing is not None:
+            span = tracing.begin(self.service.name, self.operation, self.n, self.params, self.headers)
         fault: BaseException | None = None
         try:
             async with aclosing(self._parts()) as parts:
                 async for part in parts:
                     yield part
-        except BaseException as found:
-            fault = found
+        except BaseException as raised:
+            fault = raised
             raise
         finally:
             if tracing is not None and span is not None:
-                tracing.end(span, self, fault)
+                ended = [(str(choice.finish), choice.stats) for choice in self.choices if choice.finish]
+                wait = None if self.first_token is None else self.first_token - self.arrived
+                tracing.end(span, self.usage, ended, wait, fault)
 
     async def _parts(self) -> AsyncGenerator[Part, None]:
         if self.scores is not None:

@@ -11,16 +11,14 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from slipstream.server.adapter_fields import ADAPTER_FIELDS, MESSAGES, passed_on
-from slipstream.server.adapters import Object, adapter, checked, renamed, texts
-from slipstream.server.answering import stop_text
 from slipstream.server.api_error import ApiError
+from slipstream.server.block_script import Block, BlockScript, chat_endpoint, checked, renamed
 from slipstream.server.chat_requests import conversation
-from slipstream.server.fields import body_schema, flag, given_fields, members
+from slipstream.server.fields import MESSAGES, body_schema, fields_of, flag, members, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
-from slipstream.server.reply_blocks import Block, Event, Script
-from slipstream.server.request_body import json_body
+from slipstream.server.request_body import request_fields
+from slipstream.server.script import Event, Object, stop_text
 from slipstream.server.service import Service
 
 NAMES = {
@@ -34,14 +32,14 @@ COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template
 
 def messages(service: Service) -> APIRouter:
     """The routes."""
-    router = adapter(service, MESSAGES, "Answer in the form of Anthropic's Messages", chat_of, MessageScript, NAMES)
-    known = {name: ADAPTER_FIELDS[MESSAGES][name] for name in COUNTED}
+    summary = "Answer in the form of Anthropic's Messages"
+    router = chat_endpoint(service, MESSAGES, summary, chat_of, MessageScript, NAMES)
+    known = {name: fields_of(MESSAGES)[name] for name in COUNTED}
     schema = body_schema(known, ["messages"])
 
     @router.post("/v1/messages/count_tokens", openapi_extra=schema, summary="Number of tokens of a conversation")
     async def count_tokens(request: Request) -> Response:
-        given = given_fields(await json_body(request, service.limits.body), known)
-        service.check_model(given.get("model"))
+        given = await request_fields(request, service, known)
         try:
             talk = await asyncio.to_thread(conversation, service, chat_of(given))
         except ApiError as fault:
@@ -53,12 +51,13 @@ def messages(service: Service) -> APIRouter:
 
 def chat_of(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    found = passed_on(given)
-    system = [{"role": "system", "content": texts(given["system"], ("text",), "system")}] if "system" in given else []
+    found = passed_on(given, MESSAGES)
+    system = [{"role": "system", "content": plain_text(given["system"], "system")}] if "system" in given else []
     found["messages"] = system + _messages(given.get("messages"))
-    for name, of_chat in (("max_tokens", "max_tokens"), ("stop_sequences", "stop")):
-        if name in given:
-            found[of_chat] = given[name]
+    if "max_tokens" in given:
+        found["max_tokens"] = given["max_tokens"]
+    if "stop_sequences" in given:
+        found["stop"] = given["stop_sequences"]
     output = members(given, "output_config", ("format", "effort"))
     if "effort" in output:
         found["reasoning_effort"] = output["effort"]
@@ -118,21 +117,21 @@ def _message(message: Any, where: str) -> list[Object]:
         part = checked(block, here)
         kind = part.get("type")
         if kind == "text":
-            found["content"] += texts([part], ("text",), here)
+            found["content"] += plain_text([part], here)
         elif kind == "thinking" and role == "assistant":
             found["reasoning_content"] = found.get("reasoning_content", "") + str(part.get("thinking", ""))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": part.get("name"), "arguments": json.dumps(part.get("input", {}), ensure_ascii=False)}
             found.setdefault("tool_calls", []).append({"id": part.get("id"), "function": function})
         elif kind == "tool_result" and role == "user":
-            text = texts(part.get("content", ""), ("text",), f"{here}.content")
+            text = plain_text(part.get("content", ""), f"{here}.content")
             results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text})
         else:
             raise ApiError(400, f"{here}.type is {kind!r}, which a message of the {role} cannot have here", here)
     return results if results and not found["content"] else [*results, found]
 
 
-class MessageScript(Script):
+class MessageScript(BlockScript):
     """A message with its blocks."""
 
     def __init__(self, generation: Generation, given: Object):
@@ -144,15 +143,15 @@ class MessageScript(Script):
         message = self._message() | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield "message_start", {"message": message}
 
-    def opened(self, block: Block) -> Iterator[Event]:
+    def block_begun(self, block: Block) -> Iterator[Event]:
         empty = Block(block.index, block.kind, block.call)
         yield "content_block_start", {"index": block.index, "content_block": self._block(empty)}
 
-    def written(self, block: Block, text: str) -> Iterator[Event]:
+    def block_written(self, block: Block, text: str) -> Iterator[Event]:
         kind, name = _DELTAS[block.kind]
         yield "content_block_delta", {"index": block.index, "delta": {"type": kind, name: text}}
 
-    def closed(self, block: Block) -> Iterator[Event]:
+    def block_ended(self, block: Block) -> Iterator[Event]:
         yield "content_block_stop", {"index": block.index}
 
     def ended(self) -> Iterator[Event]:
@@ -170,7 +169,7 @@ class MessageScript(Script):
         reason = "max_tokens" if choice.finish == "length" else "end_turn" if stop is None else "stop_sequence"
         if choice.reply.calls and reason == "end_turn":
             reason = "tool_use"
-        usage: Any = self.generation.usage
+        usage = self.generation.usage
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return self._message() | {
             "content": [self._block(block) for block in self.blocks],

@@ -1,16 +1,26 @@
-"""Reads the body of a request: bounded, UTF-8, JSON, an object."""
+"""Reads the body of a request: bounded, UTF-8, JSON, an object with known fields."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
 
 from slipstream.server.api_error import ApiError
+from slipstream.server.fields import Field, given_fields
+from slipstream.server.service import Service
 
 MOST_DEPTH = 64
 """Most nested lists and objects."""
+
+
+async def request_fields(request: Request, service: Service, known: Mapping[str, Field]) -> dict[str, Any]:
+    """The fields of a request that are set. Raises ApiError: see `json_body`, `given_fields` and `check_model`."""
+    given = given_fields(await json_body(request, service.limits.body), known)
+    service.check_model(given.get("model"))
+    return given
 
 
 async def json_body(request: Request, most: int) -> dict[str, Any]:

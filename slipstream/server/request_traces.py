@@ -5,17 +5,17 @@ Needs the extra `otel`. Without `--otlp-endpoint` nothing is traced, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
+from slipstream.core.params import SamplingParams
+from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Span
-
-    from slipstream.server.generation import Generation
 
 SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "max_tokens", "seed")
 """Parameters that have attributes `gen_ai.request.NAME`."""
@@ -44,18 +44,17 @@ class Tracing:
             ) from fault
         return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
 
-    def begin(self, generation: Generation, headers: Mapping[str, str]) -> Span:
-        """The span of a request, below that of the client if its headers name one (W3C trace context)."""
+    def begin(self, model: str, operation: str, n: int, params: SamplingParams, headers: Mapping[str, str]) -> Span:
+        """The span of a request for n choices, below that of the client if its headers name one (W3C trace context)."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        name, params = generation.service.name, generation.params
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": generation.operation,
+            "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "slipstream",
-            "gen_ai.request.model": name,
-            "gen_ai.response.model": name,
-            "gen_ai.request.choice.count": generation.n,
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
+            "gen_ai.request.choice.count": n,
         }
         for each in SAMPLING:
             if (value := getattr(params, each)) is not None:
@@ -63,30 +62,37 @@ class Tracing:
         if params.stop:
             attributes["gen_ai.request.stop_sequences"] = list(params.stop)
         return self._tracer.start_span(
-            f"{generation.operation} {name}",
+            f"{operation} {model}",
             context=TraceContextTextMapPropagator().extract(headers),
             kind=SpanKind.SERVER,
             attributes=attributes,
         )
 
-    def end(self, span: Span, generation: Generation, fault: BaseException | None) -> None:
-        """End the span with what is known of the answer."""
+    def end(
+        self,
+        span: Span,
+        usage: Mapping[str, Any],
+        ended: Seq[tuple[str, SpecStats | None]],
+        wait: float | None,
+        fault: BaseException | None,
+    ) -> None:
+        """End the span with what is known of the answer. ended: finish reason and statistics of each choice that ended;
+        wait: seconds to the first token, None if there was none."""
         from opentelemetry.trace import Status, StatusCode
 
-        usage: Any = generation.usage
-        finished = [choice for choice in generation.choices if choice.finish]
+        stats = [each for _, each in ended if each is not None]
         span.set_attributes(
             {
                 "gen_ai.usage.input_tokens": usage["prompt_tokens"],
                 "gen_ai.usage.output_tokens": usage["completion_tokens"],
                 "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
-                "gen_ai.response.finish_reasons": [str(choice.finish) for choice in finished],
-                "slipstream.draft_tokens": sum(choice.stats.proposed for choice in finished if choice.stats),
-                "slipstream.accepted_tokens": sum(choice.stats.accepted for choice in finished if choice.stats),
+                "gen_ai.response.finish_reasons": [finish for finish, _ in ended],
+                "slipstream.draft_tokens": sum(each.proposed for each in stats),
+                "slipstream.accepted_tokens": sum(each.accepted for each in stats),
             }
         )
-        if generation.first_token is not None:
-            span.set_attribute("gen_ai.response.time_to_first_chunk", generation.first_token - generation.arrived)
+        if wait is not None:
+            span.set_attribute("gen_ai.response.time_to_first_chunk", wait)
         if fault is not None:
             span.set_attribute("error.type", type(fault).__name__)
             span.set_status(Status(StatusCode.ERROR, str(fault)))

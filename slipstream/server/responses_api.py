@@ -8,13 +8,12 @@ from uuid import uuid4
 
 from fastapi import APIRouter
 
-from slipstream.server.adapter_fields import RESPONSES, passed_on
-from slipstream.server.adapters import Object, adapter, checked, texts
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import members
+from slipstream.server.block_script import Block, BlockScript, chat_endpoint, checked
+from slipstream.server.fields import RESPONSES, members, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
-from slipstream.server.reply_blocks import Block, Event, Script
+from slipstream.server.script import Event, Object
 from slipstream.server.service import Service
 
 NAMES = {
@@ -29,18 +28,17 @@ _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 def responses(service: Service) -> APIRouter:
     """The route."""
-    return adapter(service, RESPONSES, "Answer in the form of OpenAI's Responses", chat_of, ResponseScript, NAMES)
+    summary = "Answer in the form of OpenAI's Responses"
+    return chat_endpoint(service, RESPONSES, summary, chat_of, ResponseScript, NAMES)
 
 
 def chat_of(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    found = passed_on(given)
+    found = passed_on(given, RESPONSES)
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
     found["messages"] = messages + _messages(given["input"])
     if "max_output_tokens" in given:
         found["max_tokens"] = given["max_output_tokens"]
-    if "parallel_tool_calls" in given:
-        found["parallel_tool_calls"] = given["parallel_tool_calls"]
     if "effort" in (reasoning := members(given, "reasoning", ("effort",))):
         found["reasoning_effort"] = reasoning["effort"]
     form = members(given, "text", ("format",)).get("format")
@@ -89,24 +87,27 @@ def _messages(given: Any) -> list[Object]:
         where = f"input[{i}]"
         asked = checked(item, where)
         kind = asked.get("type", "message")
-        if kind == "message" and asked.get("role") == "assistant":
-            assistant()["content"] += texts(asked.get("content"), TEXTS, f"{where}.content")
-        elif kind == "message":
-            found.append({"role": asked.get("role"), "content": texts(asked.get("content"), TEXTS, f"{where}.content")})
+        if kind == "message":
+            text = plain_text(asked.get("content"), f"{where}.content", kinds=TEXTS)
+            if asked.get("role") == "assistant":
+                assistant()["content"] += text
+            else:
+                found.append({"role": asked.get("role"), "content": text})
         elif kind == "reasoning":
-            assistant()["reasoning_content"] = texts(asked.get("content", ""), ("reasoning_text",), f"{where}.content")
+            text = plain_text(asked.get("content", ""), f"{where}.content", kinds=("reasoning_text",))
+            assistant()["reasoning_content"] = text
         elif kind == "function_call":
             function = {name: asked.get(name) for name in ("name", "arguments")}
             assistant().setdefault("tool_calls", []).append({"id": asked.get("call_id"), "function": function})
         elif kind == "function_call_output":
-            output = texts(asked.get("output"), TEXTS, f"{where}.output")
+            output = plain_text(asked.get("output"), f"{where}.output", kinds=TEXTS)
             found.append({"role": "tool", "tool_call_id": asked.get("call_id"), "content": output})
         else:
             raise ApiError(400, f"{where}.type is {kind!r}, which is not supported", f"{where}.type")
     return found
 
 
-class ResponseScript(Script):
+class ResponseScript(BlockScript):
     """A response with its items; each event has a number."""
 
     def __init__(self, generation: Generation, given: Object):
@@ -138,7 +139,7 @@ class ResponseScript(Script):
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self._response("in_progress"))
 
-    def opened(self, block: Block) -> Iterator[Event]:
+    def block_begun(self, block: Block) -> Iterator[Event]:
         self._ids.append(f"{_PREFIX.get(block.kind, 'msg')}_{uuid4().hex}")
         item = self._item(block, "in_progress")
         if block.kind != CALL:
@@ -147,10 +148,10 @@ class ResponseScript(Script):
         if block.kind != CALL:
             yield self._at(block, "response.content_part.added", part=self._part(block, ""))
 
-    def written(self, block: Block, text: str) -> Iterator[Event]:
+    def block_written(self, block: Block, text: str) -> Iterator[Event]:
         yield self._at(block, f"response.{_NAMES[block.kind]}.delta", delta=text)
 
-    def closed(self, block: Block) -> Iterator[Event]:
+    def block_ended(self, block: Block) -> Iterator[Event]:
         value = {"arguments" if block.kind == CALL else "text": block.text}
         yield self._at(block, f"response.{_NAMES[block.kind]}.done", **value)
         if block.kind != CALL:
@@ -170,7 +171,7 @@ class ResponseScript(Script):
     def whole(self) -> Object:
         cut = self.generation.choices[0].finish == "length"
         found = self._response("incomplete" if cut else "completed")
-        usage: Any = self.generation.usage
+        usage = self.generation.usage
         return found | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import conversation
-from slipstream.server.fields import CHAT, Field, body_schema, fields_of, flag, given_fields
-from slipstream.server.request_body import json_body
+from slipstream.server.fields import CHAT, Field, body_schema, fields_of, flag
+from slipstream.server.request_body import request_fields
 from slipstream.server.service import Service
 
 _OF_CHATS = {name: fields_of(CHAT)[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
@@ -56,7 +55,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/tokenize", openapi_extra=body_schema(TOKENIZE, []), summary="Token ids of a prompt or of messages")
     async def tokenize(request: Request) -> Response:
-        body = await _given(request, TOKENIZE)
+        body = await request_fields(request, service, TOKENIZE)
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "give either prompt or messages", "prompt")
         if "messages" in body:
@@ -72,7 +71,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:
-        body = await _given(request, DETOKENIZE)
+        body = await request_fields(request, service, DETOKENIZE)
         ids = body.get("tokens")
         if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
             raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
@@ -97,10 +96,5 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/unload_lora_adapter", include_in_schema=False)
     async def adapters() -> Response:
         raise ApiError(400, "a LoRA adapter is merged when the model is loaded: start the server with --lora")
-
-    async def _given(request: Request, known: Mapping[str, Field]) -> dict[str, Any]:
-        given = given_fields(await json_body(request, service.limits.body), known)
-        service.check_model(given.get("model"))
-        return given
 
     return router

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.server.fields import BOTH, CHAT, COMPLETIONS, FIELDS, fields_of, given_fields
+from slipstream.server.fields import CHAT, COMPLETIONS, ENDPOINTS, RESPONSES, fields_of, given_fields
 from slipstream.server.service import Limits
 from tests.server.hosting import Host, hosted, refused, request_by_hand
 
@@ -106,12 +106,14 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_counts(host: Host
     assert "1024" in message
 
 
-@pytest.mark.parametrize("each", [each for each in FIELDS if each.refused], ids=lambda each: each.name)
-@pytest.mark.parametrize("where", BOTH)
-def test_a_field_that_is_not_supported_is_refused_by_name(host: Host, each: Any, where: str) -> None:
-    base = {"prompt": "a"} if where == COMPLETIONS else {"messages": USER}
-    path = PATH if where == COMPLETIONS else CHAT_PATH
-    refused(host.post(path, **base, **{each.name: {"some": "value"}}), 400, each.name)
+@pytest.mark.parametrize(
+    ("where", "name"), [(where, each.name) for where in ENDPOINTS for each in fields_of(where).values() if each.refused]
+)
+def test_a_field_that_is_not_supported_is_refused_by_name(host: Host, where: str, name: str) -> None:
+    base = {"prompt": "a"} if where == COMPLETIONS else {"input": "a"} if where == RESPONSES else {"messages": USER}
+    answered = host.post(CHAT_PATH if where == CHAT else f"/v1/{where}", **base | {name: {"some": "value"}})
+    assert answered.status_code == 400
+    assert name in answered.json()["error"]["message"]
 
 
 def test_recursive_schemas_and_explosive_expressions_are_refused_or_end(host: Host) -> None:
@@ -156,7 +158,7 @@ def test_adapters_of_requests_are_refused_with_the_option_of_the_server(host: Ho
     assert "--lora" in refused(host.post(PATH, model="other", prompt="a"), 404, "model")
 
 
-@pytest.mark.parametrize("where", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("where", ENDPOINTS)
 def test_values_that_change_nothing_count_as_not_given(host: Host, where: str) -> None:
     body = {name: unset for name, each in fields_of(where).items() for unset in (None, *each.unset)}
     assert given_fields(body, fields_of(where)) == {}

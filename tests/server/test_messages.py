@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.server.adapter_fields import ADAPTER_FIELDS, MESSAGES
 from tests.server import clients
 from tests.server.hosting import Host, hosted
 from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
@@ -129,9 +128,3 @@ def refused(talker: Host, part: str, **fields: Any) -> None:
 )
 def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, part: str, fields: dict[str, Any]) -> None:
     refused(talker, part, **fields)
-
-
-@pytest.mark.parametrize("each", [each for each in ADAPTER_FIELDS[MESSAGES].values() if each.refused],
-                         ids=lambda each: each.name)  # fmt: skip
-def test_a_field_that_is_not_supported_is_refused_by_name(talker: Host, each: Any) -> None:
-    refused(talker, each.name, **{each.name: {"some": "value"}})

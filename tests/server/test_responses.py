@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.server.adapter_fields import ADAPTER_FIELDS, RESPONSES
 from tests.server import clients
 from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
@@ -107,12 +106,6 @@ def test_forms_and_forced_calls(client: clients.openai.OpenAI) -> None:
 )
 def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, param: str, fields: dict[str, Any]) -> None:
     refused(talker.post(PATH, **{"input": "hi"} | fields), 400, param)
-
-
-@pytest.mark.parametrize("each", [each for each in ADAPTER_FIELDS[RESPONSES].values() if each.refused],
-                         ids=lambda each: each.name)  # fmt: skip
-def test_a_field_that_is_not_supported_is_refused_by_name(talker: Host, each: Any) -> None:
-    refused(talker.post(PATH, input="hi", **{each.name: {"some": "value"}}), 400, each.name)
 
 
 def test_an_error_in_a_stream_is_an_event(talker: Host) -> None:
