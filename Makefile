@@ -1,4 +1,5 @@
-# Two commands do everything: `make demo` and `make test`. Both make .venv first if it is not there.
+# Two commands do everything: `make demo` and `make test`. Both make .venv first if it is not there. `make check` is the
+# quick part of `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,12 +10,15 @@ WHEEL := build/wheel
 # Two test processes on two cores: one thread each, and threads that wait must not spin.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test lint types tests test-vllm soak install gguf wheel-check clean
+.PHONY: demo test check lint types tests quick-tests test-vllm soak install gguf wheel-check clean
 
 demo: $(READY)
 	@$(BIN)/slipstream demo
 
 test: lint types tests
+
+# The same without the slow tests (tests/slow.txt), in under two minutes on two cores.
+check: lint types quick-tests
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -24,7 +28,10 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal --durations 20
+
+quick-tests: $(READY)
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 # With the real vLLM, which `make vllm` installs; some minutes.
 test-vllm: $(READY) .venv-vllm/.ready

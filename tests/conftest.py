@@ -11,6 +11,14 @@ import pytest
 import torch
 
 from tests.checkpoints import Tiny, make_family, make_tiny
+from tests.durations import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 
 if TYPE_CHECKING:
     from tests.targets.reference import Reference
