@@ -3,13 +3,8 @@
 A lookup drafter costs microseconds and is accurate if the text repeats itself. A draft model or head costs a share of
 the target's step and is accurate on more kinds of text. So the lookup drafter runs first. If its match is long, its
 draft is used and the neural drafter does not run (as TensorRT-LLM's suffix automaton before EAGLE; SAM decoding, Hu et
-al. 2411.10666, section 3.3, also chooses by the length of the match). Otherwise the neural draft is the base of the
-tree, and the lookup's draft tokens can be added as branches:
-
-    ... the cat sat . the cat       lookup, match of 2: sat, .       model: ran, away
-
-         ran(0) ── away(1)          tokens  = [ran, away, sat, .]
-         sat(2) ── .(3)             parents = [ -1,    0,  -1, 2]    q of nodes 2 and 3: point masses
+al. 2411.10666, section 3.3, also chooses by the length of the match). Otherwise the neural draft is used, and the
+lookup's where there is none.
 
 After the last token of a neural chain, the lookup is asked once more, now with the chain as context: the model predicts
 the start of a repeated passage, the lookup copies the rest. This saves time only if the whole chain is accepted, so it
@@ -20,7 +15,7 @@ is done while the acceptance rate observed in this request is high enough.
          the ── cat ── sat ── .     q of the last two: point masses
 
 Every member observes every step with the draft that was verified, whoever proposed it, and updates its state from the
-emitted tokens. See `merge` for why the merged draft is lossless.
+emitted tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
-from slipstream.drafters.merge import Part, merge
+from slipstream.drafters.join_drafts import Part, join_drafts
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 
@@ -50,8 +45,6 @@ class HybridConfig(Strict):
     append_match        shortest match to append tokens from.
     append_probability  append tokens only if the whole chain is accepted with at least this probability, estimated from
                         this request's neural chains.
-    branch_tokens       most lookup tokens of shorter matches to add as branches of the neural draft; 0: none, which was
-                        faster on the embedded models. The rule "block" does not take branches.
     max_prefill_ratio   skip a neural drafter for a request whose text, not read by it yet, is longer than this many
                         times the remaining output: prefilling it would cost more than it saves.
     """
@@ -61,14 +54,12 @@ class HybridConfig(Strict):
     append_tokens: int = 6
     append_match: int = 3
     append_probability: float = 0.4
-    branch_tokens: int = 0
     max_prefill_ratio: float = 4.0
 
     def __post_init__(self) -> None:
         for name in ("min_match", "neural", "append_match"):
             check_integer(name, getattr(self, name), 1)
-        for name in ("append_tokens", "branch_tokens"):
-            check_integer(name, getattr(self, name), 0)
+        check_integer("append_tokens", self.append_tokens, 0)
         check_number("max_prefill_ratio", self.max_prefill_ratio, 0.0, float("inf"))
         check_number("append_probability", self.append_probability, 0.0, 1.0)
 
@@ -97,30 +88,26 @@ class HybridDrafter:
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = list(budget)  # 0 once a sequence has its draft
-        parts: list[list[Part]] = [[] for _ in seqs]
+        parts: list[Part | None] = [None] * len(seqs)
         asked: list[Lookup] = []
         for member, is_lookup in zip(self.members, self._is_lookup, strict=True):
             if not any(depth):
                 break
-            lookup = cast(Lookup, member) if is_lookup else None
-            draft = member.propose(seqs, depth if lookup else self._neural_depth(seqs, depth))
-            continued = None if lookup else self._continued(seqs, draft, budget, asked)
+            draft = member.propose(seqs, depth if is_lookup else self._neural_depth(seqs, depth))
+            if is_lookup:
+                asked.append(cast(Lookup, member))
             for b, seq in enumerate(seqs):
                 if not draft.nodes(b):
                     continue
-                if lookup is None:
-                    branches = parts[b] if self.config.branch_tokens else []
-                    appended = [Part(continued)] if continued and continued.nodes(b) else []
-                    parts[b] = [Part(draft, name=member.name), *branches, *appended]
+                if not is_lookup:
+                    parts[b] = Part(draft, member.name, *self._continued(seq, draft, b, budget[b], asked))
                     depth[b] = 0
-                elif lookup.match_length(seq.id) >= self.config.min_match:
-                    parts[b] = [Part(draft, name=member.name)]
+                elif asked[-1].match_length(seq.id) >= self.config.min_match:
+                    parts[b] = Part(draft, member.name)
                     depth[b] = 0
-                else:  # the base of the tree, or branches of a neural draft if one follows
-                    parts[b].append(Part(draft, nodes=self.config.branch_tokens, name=member.name))
-            if lookup is not None:
-                asked.append(lookup)
-        return merge(seqs, parts, self.vocab_size, self.device)
+                elif parts[b] is None:  # if no later member drafts
+                    parts[b] = Part(draft, member.name)
+        return join_drafts(parts, self.vocab_size, self.device)
 
     def _neural_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
         """Budget of a neural member for each sequence."""
@@ -132,19 +119,11 @@ class HybridDrafter:
                 self._chain_stats[seq.id] = DepthStats(self.config.neural, prior=0.85, weight=4.0, fade=31 / 32)
         return deep
 
-    def _continued(self, seqs: Seq[Sequence], draft: Draft, budget: Seq[int], lookups: Seq[Lookup]) -> Draft | None:
-        """The neural chains with lookup tokens appended, for the sequences that have any; None if there are none."""
-        found = [self._continue(seq, draft, b, budget[b], lookups) for b, seq in enumerate(seqs)]
-        if not any(row for row, _ in found):
-            return None
-        chains = Draft.chains([row for row, _ in found], device=self.device)
-        return chains.proposed_by([name for row, name in found for _ in row])
-
-    def _continue(
+    def _continued(
         self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]
     ) -> tuple[list[int], str]:
-        """The neural chain of sequence b and the lookup tokens after it, and the lookup's name; [] if there are none,
-        or if it is a tree."""
+        """The lookup tokens after the neural chain of sequence b, and the lookup's name; [] if there are none, or if it
+        is a tree."""
         chain = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         depth = min(self.config.append_tokens, budget - len(chain))
         if not chain or depth <= 0 or any(draft.depths[i] != n for n, i in enumerate(draft.nodes(b), start=1)):
@@ -155,7 +134,7 @@ class HybridDrafter:
         for lookup in lookups:
             more, match = lookup.continue_from(seq, chain, depth)
             if more and match >= self.config.append_match:
-                return [*chain, *more], lookup.name
+                return more, lookup.name
         return [], ""
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:

@@ -14,7 +14,7 @@ from slipstream.core.drafter import Drafter, DrafterTraits, read_prompts
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.hybrid import HybridDrafter
-from slipstream.drafters.merge import Part, merge
+from slipstream.drafters.join_drafts import Part, join_drafts
 from slipstream.drafters.registry import make_drafter
 
 
@@ -43,8 +43,8 @@ class PredictionDrafter:
         if all(predicted):
             return stacked
         alone = self._drafter.propose(seqs, [0 if p else n for n, p in zip(budget, predicted, strict=True)])
-        parts = [[Part(stacked if p else alone)] for p in predicted]
-        return merge(seqs, parts, self._target.vocab_size, self._target.device)
+        parts = [Part(stacked if p else alone) for p in predicted]
+        return join_drafts(parts, self._target.vocab_size, self._target.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self._stack.observe(seqs, draft, out, verdict)

@@ -44,7 +44,7 @@ VERSIONS = "0.32 and 0.33"
 LENGTHS = ("learned", "full")
 MOST_FAULTS = 8
 """Steps that lost their drafts to a fault, after which none is drafted any more: each reads all texts anew."""
-CHAINS = {"branches": 1, "forks": 1, "fillers": 0, "branch_tokens": 0}
+CHAINS = {"branches": 1, "forks": 1, "fillers": 0}
 """Options that would make trees, or need logits: vLLM verifies chains, and shows none."""
 PREDICTION = "prediction"
 

@@ -121,7 +121,7 @@ def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
     for min_match in (2, 99):
         toy = target()
         members = [make_drafter("ngram", toy, row_cost=0.0), maker(name)(toy)]
-        stack = HybridDrafter(members, V, HybridConfig(min_match=min_match, branch_tokens=3))
+        stack = HybridDrafter(members, V, HybridConfig(min_match=min_match))
         prompts = Case(target, maker(name)).prompts(4)
         seqs = [Sequence(prompt, SamplingParams(max_tokens=LENGTH)) for prompt in prompts]
         active = list(seqs)

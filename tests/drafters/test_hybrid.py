@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, members_of
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import make_drafter
-from slipstream.errors import ParameterError, RuleError
+from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance
 from tests.drafters.scripted_drafters import RandomDrafter
@@ -97,31 +97,22 @@ def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None
     assert neural.asked == []
 
 
-def test_a_short_match_becomes_a_branch_of_the_neural_draft() -> None:
+def test_after_a_short_match_the_neural_draft_is_used() -> None:
     lookup, neural = Found([1, 2, 3], {2: 1}), Fixed([1, 4], q=0.6)
-    made = hybrid(lookup, neural, branch_tokens=1).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
-    assert made.ids == [1, 4, 2], "the first draft token is shared, one more is added"
-    assert list(made.parents) == [-1, 0, 0]
-    assert made.q is not None
-    assert made.q[2].tolist() == [0, 0, 1, 0, 0]
-    alone = hybrid(lookup, neural, branch_tokens=0).propose([Sequence([0, 0])], [3])
-    assert alone.ids == [1, 4]
+    made = hybrid(lookup, neural).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
+    assert made.ids == [1, 4]
 
 
 def test_each_sequence_of_a_batch_is_decided_on_its_own() -> None:
     lookup, neural = Found([1, 2], {2: 9, 3: 1}), Fixed([4])
-    stack = hybrid(lookup, neural, branch_tokens=4)
-    made = stack.propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
-    assert [made.ids[made.splits[b] : made.splits[b + 1]] for b in range(3)] == [[1, 2], [4, 1, 2], []]
+    made = hybrid(lookup, neural).propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
+    assert [made.ids[made.splits[b] : made.splits[b + 1]] for b in range(3)] == [[1, 2], [4], []]
     assert neural.asked == [[0, 2, 0]]
 
 
-def test_the_lookups_are_used_if_the_neural_drafter_drafts_nothing() -> None:
+def test_the_first_lookup_is_used_if_the_neural_drafter_drafts_nothing() -> None:
     lookups = Found([1, 2], {1: 1}), Found([3], {1: 1})
-    made = hybrid(*lookups, Fixed([]), branch_tokens=4).propose([Sequence([0])], [2])
-    assert made.ids == [1, 2, 3]
-    assert list(made.parents) == [-1, 0, -1]
-    assert hybrid(*lookups, Fixed([]), branch_tokens=0).propose([Sequence([0])], [2]).ids == [1, 2]
+    assert hybrid(*lookups, Fixed([])).propose([Sequence([0])], [2]).ids == [1, 2]
 
 
 def test_a_neural_draft_goes_no_deeper_than_its_own_limit() -> None:
@@ -211,28 +202,6 @@ def test_taps_are_those_of_all_members_each_once() -> None:
 # --- end to end ---------------------------------------------------------------------------------------------------
 
 
-MIXED: Callable[[], HybridDrafter] = lambda: HybridDrafter(  # noqa: E731
-    [NgramDrafter(NgramConfig(row_cost=0.0)), ModelDrafter(other(), V)], V, HybridConfig(min_match=99, branch_tokens=3)
-)
-"""Never overrides, so that every draft with a match mixes sampled draft tokens and point masses."""
-
-
-class TestMixedDrafts(Conformance):
-    @pytest.fixture
-    def case(self) -> Case:
-        return Case(target, lambda _: MIXED())
-
-    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """G-test on the joint distribution of the first three tokens, n = 10000, fails at p < 1e-6; both kinds of
-        draft tokens are often accepted."""
-        n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
-        drafter = Mixing(MIXED())
-        seqs = sample(LLM(target(), drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params))
-        assert p >= LEVEL, f"p = {p:.1e}"
-        assert drafter.mixed > n / 2
-
-
 class TestContinuedDrafts(Conformance):
     """A draft token of the model, continued by the lookup."""
 
@@ -247,7 +216,8 @@ class TestContinuedDrafts(Conformance):
         return Case(target, lambda _: self.stack())
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """As above. What is appended depends on the sampled draft tokens, which are verified."""
+        """G-test on the joint distribution of the first three tokens, n = 10000, fails at p < 1e-6. What is appended
+        depends on the sampled draft tokens, which are verified."""
         n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         drafter = Mixing(self.stack())
         seqs = sample(LLM(target(), drafter, draft_tokens=3, max_batch=n), prompt, params, n, seed=7)
@@ -298,17 +268,21 @@ class Mixing:
 def test_the_text_under_coupled_does_not_depend_on_the_stack(temperature: float) -> None:
     params, prompts = SamplingParams(temperature=temperature, max_tokens=40, seed=3), [[1, 2, 1, 2, 1], [3]]
     texts = []
-    for drafter in (None, "ngram", ModelDrafter(other(), V), MIXED(), [NgramDrafter(), ModelDrafter(other(), V)]):
+    for drafter in (
+        None,
+        "ngram",
+        ModelDrafter(other(), V),
+        TestContinuedDrafts.stack(),
+        [NgramDrafter(), ModelDrafter(other(), V)],
+    ):
         llm = LLM(target(), drafter, rule="coupled", draft_tokens=5)
         texts.append([done.token_ids for done in llm.generate(prompts, params)])
     assert all(text == texts[0] for text in texts)
 
 
-def test_block_accepts_the_stack_without_branches_and_refuses_it_with_them() -> None:
+def test_block_accepts_the_stack() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
-    with pytest.raises(RuleError, match="tree"):
-        LLM(target(), MIXED(), rule="block", draft_tokens=4).generate([0, 1, 2, 0, 1, 2, 0], params)
-    stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V, HybridConfig(branch_tokens=0))
+    stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V)
     done = LLM(target(), stack, rule="block", draft_tokens=4).generate([0, 1, 2, 0, 1, 2, 0], params)[0]
     assert done.stats.proposed
     assert not done.stats.drafter_faults
@@ -317,7 +291,7 @@ def test_block_accepts_the_stack_without_branches_and_refuses_it_with_them() -> 
 def test_each_members_kv_is_correct_when_others_drafted() -> None:
     """`ToyTarget` checks the KV slots of the draft model at every run; alternating members leave it gaps."""
     alternating = Found([0, 1, 2, 3], {n: 9 * (n // 3 % 2) for n in range(100)})
-    stack = HybridDrafter([alternating, ModelDrafter(other(), V)], V, HybridConfig(branch_tokens=2))
+    stack = HybridDrafter([alternating, ModelDrafter(other(), V)], V)
     done = LLM(target(), stack, draft_tokens=4).generate([0, 1], SamplingParams(max_tokens=80))[0]
     assert done.token_ids == Oracle(target()).greedy([0, 1], 80)
     assert not done.stats.drafter_faults
@@ -345,9 +319,8 @@ def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None
     ("options", "message"),
     [
         ({"min_match": 0}, "min_match"),
-        ({"branch_tokens": -1}, "branch_tokens"),
         ({"neural": 0}, "neural"),
-        ({"branch_token": 1}, "did you mean 'branch_tokens'"),
+        ({"append_token": 1}, "did you mean 'append_tokens'"),
         ({"members": []}, "no members"),
         ({"members": ["ngran"]}, "did you mean 'ngram'"),
         ({"members": [("ngram", {"max_ngran": 1})]}, "did you mean 'max_ngram'"),
@@ -363,7 +336,7 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
 def test_rules_see_the_stack_as_one_drafter() -> None:
     for rule in ("rejection", "coupled", "greedy"):
         assert RULES[rule].lossless
-        done = LLM(target(), MIXED(), rule=rule, draft_tokens=4).generate(
+        done = LLM(target(), TestContinuedDrafts.stack(), rule=rule, draft_tokens=4).generate(
             [0, 1, 0, 1, 0], SamplingParams(max_tokens=LENGTH)
         )[0]
         assert done.token_ids == Oracle(target()).greedy([0, 1, 0, 1, 0], LENGTH)
