@@ -1,19 +1,10 @@
 """`SamplingParams`: what a request may ask for. Every field is honoured by every drafter and rule, or refused.
 
-To add a sampling parameter:
-
-1. Declare it as a field of `SamplingParams` with `parameter(default, check, effect, help=...)`, and describe it in the
-   docstring of the class. The default must change nothing. The check, the command-line option, the chat command, the
-   batch key and the shortcuts of greedy and plain sampling are derived from this declaration.
-2. Apply it. If it changes logits: in `_edit` of `core/warp.py`. If it filters probabilities: in `warp`, after the
-   softmax. If it ends texts: in `core/stop.py`.
-3. Add a value to `CHANGED` in tests/core/test_sampling_parameters.py and values that must be refused to `REFUSED` in
-   tests/core/test_params.py. The tests fail until both have an entry; then they compare mixed batches with each
-   request alone. If the parameter acts on the distribution, also add it to the reference in tests/core/test_warp.py
-   and to the exact end-to-end test tests/end_to_end/test_distribution.py.
-
-`RequestChecks.params` (engine/request_checks.py) holds the checks that depend on the model. Token ids are checked there
-for every parameter that is declared with `ids_in`.
+To add a sampling parameter, declare it as a field with `parameter(default, check, effect, help=...)`, and apply it
+where its effect belongs: in `_edit` or `warp` of `core/warp.py`, or in `core/stop.py`. The check, the command-line
+option, the chat command, the batch key and the shortcuts of greedy and plain sampling follow from the declaration.
+CONTRIBUTING.md says which tests then want a value for it. Checks that depend on the model are in
+`engine/request_checks.py`.
 """
 
 from __future__ import annotations

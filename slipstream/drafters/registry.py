@@ -1,19 +1,10 @@
 """Every drafter by name, with what the rest of the program has to know about it. Importing this does not import torch.
 
-To add a drafter:
-
-1. Write `slipstream/drafters/NAME.py`. The first paragraph of its docstring is what `slipstream drafters` prints. It
-   holds
-
-   - a dataclass `...Config(Strict)` with the options and their defaults; its docstring explains them to users;
-   - a class with the members of `core.drafter.Drafter`;
-   - `make(target, **options)`, which returns one for `target`, and raises ParameterError for options that do not exist
-     or are outside their range. What it needs arrives as the keyword that `Needs` names.
-
-2. Add one `DrafterSpec` to `DRAFTERS` below. The command line, `LLM`, the laboratory and the tests read it.
-
-3. Run `pytest tests/drafters`. Every drafter of `DRAFTERS` goes through the conformance suite. One that cannot be made
-   from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small one.
+To add a drafter, write `slipstream/drafters/NAME.py` and one `DrafterSpec` below (CONTRIBUTING.md shows a whole one).
+The module holds a dataclass `...Config(Strict)` with the options, whose docstring explains them to users; a class with
+the members of `core.drafter.Drafter`; and `make(target, **options)`, to which what it needs arrives as the keyword that
+`Needs` names. The first paragraph of the module's docstring is what `slipstream drafters` prints. A drafter that cannot
+be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small one.
 
 Only where it applies: a new kind of draft head is recognised by a line in `heads.recognition.SIGNS`; a drafter that is
 trained here names its method in `trained_by`, which is a line in `training.methods` and a command in `cli/train.py`;

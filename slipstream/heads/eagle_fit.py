@@ -7,7 +7,7 @@ from dataclasses import replace
 from slipstream.core.target import HeadHost
 from slipstream.errors import PairError
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.vocabulary import same_vocabulary
+from slipstream.heads.host_check import check_host
 
 
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:
@@ -15,13 +15,7 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
     not have. Returns a head in the target's dtype and on its device. Raises PairError with both values."""
     c = head.config
     kind = "EAGLE" if c.version == 1 else "EAGLE-3"
-    if c.target_hidden != host.hidden_size:
-        raise PairError(
-            f"the {kind} head reads hidden states of width {c.target_hidden}, the target's have {host.hidden_size}",
-            why="it was trained for another target",
-            fix="take a head that was trained for this target",
-        )
-    same_vocabulary(host, c.decoder.vocab_size, kind)
+    check_host(host, kind, c.target_hidden, c.decoder.vocab_size)
     strange = [t for t in c.taps if t != -1 and not 0 <= t <= host.layers]
     if strange:
         raise PairError(

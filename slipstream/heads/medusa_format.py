@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
+from slipstream.errors import CheckpointError, ConfigError, ParameterError
+from slipstream.heads.host_check import check_host
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
 from slipstream.heads.recognition import few, stored, write
-from slipstream.heads.vocabulary import same_vocabulary
 from slipstream.models.checkpoint import SINGLE, read_json, resolve
 
 log = logging.getLogger("slipstream")
@@ -123,13 +123,7 @@ def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
     """Check that the heads were made for the target, borrow its lm_head if they have none, and drop draft ids that it
     does not have. Returns heads in the target's dtype and on its device. Raises PairError with both values."""
     c = heads.config
-    if c.hidden_size != host.hidden_size:
-        raise PairError(
-            f"the Medusa heads read hidden states of width {c.hidden_size}, the target's have {host.hidden_size}",
-            why="they were trained for another target",
-            fix="take heads that were trained for this target, or train some: slipstream train medusa",
-        )
-    same_vocabulary(host, c.vocab_size, "Medusa")
+    check_host(host, "Medusa", c.hidden_size, c.vocab_size)
     known = torch.nonzero(heads.token_map < host.vocab_size)[:, 0]
     if len(known) < c.width:  # the heads' vocabulary is padded wider than the target's
         heads = _only(heads, known)
