@@ -91,13 +91,19 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
 
 def describe(model: str) -> dict[str, Any]:
     """The facts as plain JSON values. Raises LoadError or a subclass, e.g. for an unsupported architecture."""
+    from slipstream.drafters.registry import DRAFTERS
     from slipstream.models.config import DecoderConfig
+    from slipstream.plan.support_matrix import cell
     from slipstream.targets.describe import describe as described
 
     seen = described(model)
     facts, config = seen.facts, seen.facts.config
     device, dtype, experts = seen.settings.device, seen.settings.dtype, config.experts
-    refused = seen.refusals[0].partition("(")[2].removesuffix(")") if seen.runner == "torch" else None
+    refused = (
+        seen.refusals[0].partition("(")[2].removesuffix(")")
+        if seen.runner == "torch" and device.type == "cpu"
+        else None
+    )
     windows = sorted({w for w in config.windows if w is not None})
     return {
         "model": model,
@@ -130,6 +136,7 @@ def describe(model: str) -> dict[str, Any]:
         "executor": seen.runner,
         "device": str(device),
         "not_native": refused,
+        "drafters": [name for name, spec in DRAFTERS.items() if cell(seen.kind, spec).works],
         "native": native(config) if isinstance(config, DecoderConfig) and seen.runner == "native" else None,
         "supported": True,
     }
@@ -185,8 +192,16 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),
         ("chat template", render.yes(found["chat_template"])),
         ("executor", f"{found['executor']} on {found['device']}" + not_native(found["not_native"])),
+        ("drafters", supported(found["drafters"])),
         *native_rows(found["native"]),
     ]
+
+
+def supported(drafters: list[str]) -> str:
+    from slipstream.drafters.registry import DRAFTERS
+
+    missing = [name for name in DRAFTERS if name not in drafters]
+    return f"all but {', '.join(missing)}" if missing else "all"
 
 
 def not_native(reason: str | None) -> str:

@@ -19,7 +19,8 @@ from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.target import Runtime
 from slipstream.errors import TargetError
 from slipstream.kv.kv_memory import KVMemory
-from slipstream.models.config import Experts
+from slipstream.models.config import DecoderConfig
+from slipstream.models.module_shape import ModuleShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +105,8 @@ class MultiStepExecutor(Protocol):
         ...
 
 
-class ModelShape(Protocol):
-    """What is asked of a model's configuration, whichever executor runs it; `DecoderConfig` has these fields, too."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def position(self) -> str: ...
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...
-    @property
-    def experts(self) -> Experts | None: ...
+ModelShape = DecoderConfig | ModuleShape
+"""A model's configuration, whichever executor runs it."""
 
 
 class Executor(Protocol):

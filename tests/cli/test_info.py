@@ -24,6 +24,7 @@ def test_info_for_people_and_programs(cli, tiny):
         "padded to 320 ids",
         "192 tokens",
         "chat template yes",
+        "drafters all",
     ):
         assert part in said
     found = json.loads(cli("info", tiny.target, "--json").out)

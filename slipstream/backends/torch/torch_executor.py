@@ -16,11 +16,10 @@ from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import rows_apart, spoilt
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
-from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
+from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPaged
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.host.torch_threads import all_threads
-from slipstream.kv.blocks import BLOCK
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_ids
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
@@ -32,7 +31,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
-_SPREAD = 16  # blocks that a sequence can grow by next to others before reading it needs a copy
 _FOLD_ROWS = (
     64  # with at most this many new tokens, query heads of a group become rows; with more, the mask is too large
 )
@@ -73,7 +71,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             )
         with torch.inference_mode():
             self._load(weights, quantize)
-        super().__init__(TorchBlocks(config, self.dtype, self.device), settings.kv_blocks, _SPREAD)
+        super().__init__(TorchBlocks(config, self.dtype, self.device), settings.kv_blocks, SPREAD)
 
     def _load(self, weights: Weights, quantize: str | None) -> None:
         """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""
@@ -219,16 +217,10 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         """Rows of sequence `b` in the batch, its place in the cache, and its masks. Blocks that are not consecutive are
         added to `scattered`."""
         start, stop = batch.splits[b], batch.splits[b + 1]
-        past = batch.past[b]
-        total = past + stop - start
-        table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
-        in_place = consecutive(table)
-        first = BLOCK * (table[0] if in_place else len(scattered))
-        if not in_place:
-            scattered += table
+        total, in_place, first = self._placed(batch, b, scattered)
         fold = self.config.heads // self.config.kv_heads if stop - start <= _FOLD_ROWS else 1
         masks = {
-            window: _mask(past, positions[start:stop], batch.trees[b], window, fold, self.dtype)
+            window: _mask(batch.past[b], positions[start:stop], batch.trees[b], window, fold, self.dtype)
             for window in set(self.config.windows)
         }
         return _Row(start, stop, in_place, first, total, fold, masks)

@@ -16,6 +16,9 @@ from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 
+SPREAD = 16
+"""Blocks that a sequence can grow by next to others before reading it needs a copy."""
+
 
 class TorchBlocks:
     """A `BlockStore`: for each layer one tensor [2, Hk, places, D] of keys and values. It starts as zeros, because
@@ -135,6 +138,17 @@ class TorchPaged(Generic[S]):
             self._pool.reserve(seq_id, past, end)
             places.append(self._pool.places(seq_id, range(past, end)))
         return places
+
+    def _placed(self, batch: Batch, b: int, scattered: list[int]) -> tuple[int, bool, int]:
+        """Slots of sequence `b` of a batch after the pass, whether its blocks are consecutive, and the place of slot 0:
+        in the cache, or else in the gathered blocks, which it is added to (`scattered`)."""
+        total = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
+        table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
+        in_place = consecutive(table)
+        first = BLOCK * (table[0] if in_place else len(scattered))
+        if not in_place:
+            scattered += table
+        return total, in_place, first
 
     @torch.inference_mode()
     def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:

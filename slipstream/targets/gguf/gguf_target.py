@@ -46,7 +46,7 @@ class GgufTarget:
         self._eos_ids = frozenset(shape.eos_ids)
         self.ids = SequenceIds(context)
         self._plain_steps = PlainSteps(self.ids)
-        self._memory = CellMemory(context.cells, self.ids, self.ids.kept)
+        self._memory = CellMemory(self.ids)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -32,9 +32,7 @@ class Held:
 
 
 class SequenceIds:
-    """Implements `Cells`.
-
-    context  of llama.cpp; `widen` replaces it.
+    """context  of llama.cpp; `widen` replaces it.
     free     ids that hold nothing. kept: texts for later ones.
     """
 
@@ -158,11 +156,11 @@ class SequenceIds:
     # --- what `CellMemory` asks ---------------------------------------------------------------------------------------
 
     def lengths(self) -> dict[int, int]:
-        """See `Cells`."""
+        """How many cells each sequence holds, at least."""
         return {seq_id: held.cells for seq_id, held in self._held.items()}
 
     def copied(self, seq_id: int, length: int) -> int | None:
-        """See `Cells`."""
+        """An id of llama.cpp that holds the first `length` tokens of a sequence, too; None if that is not to be had."""
         held = self._held.get(seq_id)
         if held is None or held.branches or held.length < length or not self.has(1):
             return None
@@ -173,7 +171,8 @@ class SequenceIds:
         return copy
 
     def adopt(self, seq_id: int, source: int, length: int) -> bool:
-        """See `Cells`."""
+        """Begin a sequence with the first `length` tokens of an id of llama.cpp. Returns False, and has done nothing,
+        where no further id is free."""
         if not self.free:
             return False
         held = self._begun(seq_id)

@@ -76,7 +76,7 @@ class PackedAnswers(PackedModule):
         return logits
 
     def _inputs(self, one: PackedPass) -> dict[str, Any]:
-        assert isinstance(one.cross, CrossAttention)
+        assert one.cross is not None
         given = {
             "decoder_input_ids": one.tokens[None],
             "decoder_attention_mask": torch.ones_like(one.tokens)[None],  # or some models count the cache's tokens

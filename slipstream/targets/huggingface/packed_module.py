@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import spoilt
-from slipstream.backends.torch.torch_paged import TorchPaged, consecutive
+from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
 from slipstream.core.target import Runtime
 from slipstream.host.torch_threads import all_threads
-from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, Output, check_ids, check_slice
 from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.packed_pass import NAME, Cross, PackedError, PackedPass, PackedRow, Picked, running
+from slipstream.targets.huggingface.packed_pass import NAME, PackedError, PackedPass, PackedRow, Picked, running
 
-_SPREAD = 16  # blocks that a sequence can grow by next to others before reading it needs a copy
+if TYPE_CHECKING:
+    from slipstream.targets.huggingface.packed_cross import CrossAttention
 
 
 class PackedModule(TorchPaged[ModuleBlocks]):
@@ -56,7 +56,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         self._takes = set(inspect.signature(parts.module.forward).parameters)
         self._few_rows = FewRows(parts.module)
         self._cache = PackedCache(shape.layers)
-        super().__init__(ModuleBlocks(shape.layers), kv_blocks, _SPREAD)
+        super().__init__(ModuleBlocks(shape.layers), kv_blocks, SPREAD)
 
     @all_threads()
     @torch.inference_mode()
@@ -129,7 +129,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         return self._pass(batch, layers, apart, picked)
 
     def _pass(
-        self, batch: Batch, layers: int, apart: bool, picked: Picked | None, cross: Cross | None = None
+        self, batch: Batch, layers: int, apart: bool, picked: Picked | None, cross: CrossAttention | None = None
     ) -> Tensor:
         places = [place for own in self._reserve(batch) for place in own]
         scattered: list[int] = []
@@ -176,12 +176,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
     def _row(self, batch: Batch, b: int, scattered: list[int], offset: int, picked: Picked | None) -> PackedRow:
         """Sequence `b` of the batch. Blocks that are not consecutive are added to `scattered`."""
         start, stop = batch.splits[b], batch.splits[b + 1]
-        total = batch.past[b] + stop - start
-        table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
-        in_place = consecutive(table)
-        first = BLOCK * (table[0] if in_place else len(scattered))
-        if not in_place:
-            scattered += table
+        total, in_place, first = self._placed(batch, b, scattered)
         positions = torch.tensor(list(batch.positions[start:stop]))
         total = total if picked is None else len(picked.slots)
         return PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset, picked)

@@ -22,11 +22,11 @@ for any slot of the cache; what a node of a tree may see among the new rows is a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from slipstream.backends.torch.rows_apart import Attend, rows_apart
 from slipstream.errors import TargetError
+
+if TYPE_CHECKING:
+    from slipstream.targets.huggingface.module_blocks import ModuleBlocks
+    from slipstream.targets.huggingface.packed_cross import CrossAttention
 
 NAME = "slipstream_packed"
 """Under which attention and masks are registered."""
@@ -89,25 +93,8 @@ class PackedRow:
         return torch.cat((torch.arange(self.total - len(self.positions)), self.positions))
 
 
-class Blocks(Protocol):
-    def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
-
-
-class Cross(Protocol):
-    """Cross-attention in one pass (see `packed_cross`)."""
-
-    @property
-    def new(self) -> Seq[Any]: ...
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None: ...
-
-    def share(self, key: Tensor) -> list[Pair] | None: ...
 
 
 @dataclass
@@ -121,13 +108,13 @@ class PackedPass:
 
     kind: str
     rows: list[PackedRow]
-    blocks: Blocks
+    blocks: ModuleBlocks
     tokens: Tensor
     places: Tensor
     scattered: Tensor | None
     device: torch.device
     apart: bool = False
-    cross: Cross | None = None
+    cross: CrossAttention | None = None
     cached: int = 0
     attended: int = 0
     _written: Pair | None = None
