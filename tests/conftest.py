@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.bench.small_results import (
+    bench_result as bench_result,
+    contenders as contenders,
+    grid_result as grid_result,
+    prompt_set as prompt_set,
+    tiny_llm as tiny_llm,
+    trace_result as trace_result,
+)
 from tests.checkpoints import Tiny, make_family, make_tiny
 from tests.durations import (  # noqa: F401
     pytest_addoption,

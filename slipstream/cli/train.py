@@ -17,6 +17,11 @@ def train() -> None:
     """Train draft heads and draft models."""
 
 
+LOSS = option("kl", "Loss: kl, reverse-kl, tv or ce.")
+DEPTH = option(4, "Draft length for which acceptance is simulated.")
+COMPILE = option(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile")
+
+
 @app.command()
 @grouped
 def medusa(
@@ -26,7 +31,7 @@ def medusa(
     heads: int = option(4, "Number of heads; each predicts one position further."),
     layers: int = option(1, "Residual blocks per head."),
     own_head: bool = option(True, "Train a separate lm_head for each head."),
-    loss: str = option("kl", "Loss: kl, reverse-kl, tv or ce."),
+    loss: str = LOSS,
     decay: float = option(0.8, "Weight of head k in the loss is decay^k."),
 ) -> None:
     """Train Medusa heads (arXiv 2401.10774) for any target.
@@ -56,7 +61,7 @@ def eagle3(
         None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high"
     ),
     intermediate: int | None = option(None, "Width of the MLP of the head.", shown="the target's"),
-    loss: str = option("kl", "Loss: kl, reverse-kl, tv or ce."),
+    loss: str = LOSS,
     decay: float = option(0.8, "Weight of step j in the loss is decay^j."),
 ) -> None:
     """Train an EAGLE-3 head (arXiv 2503.01840) for any target, with training-time test."""
@@ -83,9 +88,9 @@ def draft(
     heads: int = option(4, "Number of query heads, from scratch."),
     kv_heads: int = option(1, "Number of KV heads, from scratch."),
     intermediate: int = option(640, "Width of the MLP, from scratch."),
-    loss: str = option("kl", "Loss: kl, reverse-kl, tv or ce."),
-    depth: int = option(4, "Draft length for which acceptance is simulated."),
-    compile: bool = option(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile"),
+    loss: str = LOSS,
+    depth: int = DEPTH,
+    compile: bool = COMPILE,
 ) -> None:
     """Distil a draft model from the target's distributions (arXiv 2310.08461), from scratch or from a checkpoint."""
 
@@ -108,8 +113,8 @@ def layerskip(
     exit_scale: float = option(0.3, "Weight of the early exits in the loss."),
     rotation: int = option(7, "Each exit contributes to the loss once in this many steps."),
     loss: str = option("kl", "Loss: kl (stay near the original), reverse-kl, tv or ce."),
-    depth: int = option(4, "Draft length for which acceptance is simulated."),
-    compile: bool = option(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile"),
+    depth: int = DEPTH,
+    compile: bool = COMPILE,
 ) -> None:
     """Train a target further so that its early layers can draft (LayerSkip, arXiv 2404.16710). Makes a new target."""
 

@@ -134,18 +134,17 @@ class GgufWeights(Weights):
         self._header = header
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
         by_name = {tensor.name: tensor for tensor in header.tensors if tensor.name != "rope_freqs.weight"}
-        wanted, lost = names_in_file(config), []
-        for name, parts in wanted.items():
+        shapes, lost = config.shapes(), []
+        for name, parts in names_in_file(config).items():
             tensor = by_name.pop(name, None)
             if tensor is None:
                 lost.append(name)
                 continue
             first = 0
             for part in parts:
-                rows = config.shapes()[part][0]
-                self._stored[part] = tensor, _rows(config, part, first, rows)
-                first += rows
-            expected = (first, *config.shapes()[parts[0]][1:])
+                self._stored[part] = tensor, _rows(config, part, first, shapes[part])
+                first += shapes[part][0]
+            expected = (first, *shapes[parts[0]][1:])
             if tensor.shape != expected:
                 raise CheckpointError(
                     f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
@@ -185,16 +184,17 @@ class GgufWeights(Weights):
         raw = rows(_read(self._header, tensor))
         kind = np.float32 if tensor.type == "F32" else np.int16
         values = torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
-        return values.reshape(self.config.shapes()[name])
+        return values.reshape(self._shapes[name])
 
 
-def _rows(config: DecoderConfig, name: str, first: int, count: int) -> Callable[[np.ndarray], np.ndarray]:
+def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """How the rows of a canonical tensor are taken from one of the file. llama.cpp's rotary embedding for Llama rotates
     element 2i of a head with 2i + 1, ours i with i + D/2, so rows of queries and keys are in another order there."""
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
+    count = shape[0]
     chosen: slice | np.ndarray = slice(first, first + count)
     if heads and config.model_type in ("llama", "mistral", "mixtral"):
         chosen = np.arange(count).reshape(heads, config.head_dim // 2, 2).swapaxes(1, 2).ravel() + first
-    if len(config.shapes()[name]) == 1:
+    if len(shape) == 1:
         return lambda raw: raw[:, chosen]
     return lambda raw: raw[chosen]

@@ -40,11 +40,6 @@ class Blocks:
             values += np.repeat(self.minima.astype(np.float32), self.group, axis=1)
         return values
 
-    def rows(self, order: np.ndarray) -> Blocks:
-        """The same outputs in another order."""
-        minima = None if self.minima is None else self.minima[order]
-        return Blocks(self.bits, self.group, self.integers[order], self.scales[order], minima)
-
 
 def stacked(parts: Seq[Blocks]) -> Blocks:
     """Outputs of several matrices with the same input, in the narrowest form that holds all of them exactly."""

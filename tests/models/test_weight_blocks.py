@@ -26,9 +26,3 @@ def test_stacked_matrices_hold_the_same_weights() -> None:
     for names in (("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q4_1", "Q8_0"), ("Q8_0", "Q5_0")):
         parts = [READERS[name](random_bytes(name, 4, 512 // SIZES[name][0], seed)) for seed, name in enumerate(names)]
         assert np.array_equal(stacked(parts).floats(), np.concatenate([part.floats() for part in parts]))
-
-
-def test_rows_in_another_order_are_the_rows_of_the_matrix() -> None:
-    part = READERS["Q4_1"](random_bytes("Q4_1", 5, 2))
-    order = np.array([4, 0, 3, 1, 2])
-    assert np.array_equal(part.rows(order).floats(), part.floats()[order])

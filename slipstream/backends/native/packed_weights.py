@@ -137,21 +137,20 @@ class Layout:
 
     def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weight [out, in] and bias [out]."""
-        from slipstream.backends.native.kernels import addresses, formats
+        from slipstream.backends.native.kernels import formats
         from slipstream.backends.native.kernels.processor import PANEL, byte_offset
         from slipstream.backends.native.kernels.products import ALIGN
-        from slipstream.backends.native.kernels.records import MATRIX
 
         kind = formats.named(form)
         outs, width = weight.shape
         unit = GROUP if kind.grouped else kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
-        made = np.zeros((), MATRIX)
+        scales = 0
         if kind.integer:
             rounded, scale = quantise_rows(weight.float())
             values = np.zeros((padded, columns), np.int8)
             values[:outs, :width] = rounded.numpy()
-            made["scales"] = self.keep(np.pad(scale.numpy()[:, 0], (0, padded - outs)))
+            scales = self.keep(np.pad(scale.numpy()[:, 0], (0, padded - outs)))
             if kind.step == 4 and byte_offset():
                 values = values.view(np.uint8) ^ np.uint8(byte_offset())  # adds 128
         else:
@@ -159,28 +158,12 @@ class Layout:
             values = np.zeros((padded, columns), bits.dtype)
             values[:outs, :width] = bits
         panels = values.reshape(padded // PANEL, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
-        made["weights"] = self.keep(panels)
-        if bias is None:
-            made["bias"] = self._no_bias(padded)
-        else:
-            made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, padded - outs)))
-        made["tile"], made["form"], made["most_rows"] = (
-            addresses.matrix_tile_address(kind),
-            formats.FORMATS.index(kind),
-            kind.most_rows,
-        )
-        made["outs"], made["width"], made["columns"] = padded, width, columns
-        made["group"] = unit if kind.grouped else columns
-        made["out_bytes"] = columns * kind.bytes
-        made["row_bytes"] = kind.row_bytes(columns, unit)
-        return made[()]
+        return self._record(kind, panels, bias, width, columns, unit, scales)
 
     def blocks(self, weight: Blocks, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weights in blocks, as they are stored."""
-        from slipstream.backends.native.kernels import addresses, formats
         from slipstream.backends.native.kernels.processor import PANEL, byte_offset
         from slipstream.backends.native.kernels.products import ALIGN
-        from slipstream.backends.native.kernels.records import MATRIX
 
         kind = format_of_blocks(weight)
         assert kind is not None
@@ -203,31 +186,49 @@ class Layout:
         if kind.bits == 8:
             integers = integers.view(np.uint8) ^ np.uint8(byte_offset())
         parts = [weight.scales, *([] if weight.minima is None else [weight.minima]), integers]
+        whole = np.concatenate([panels(part) for part in parts], axis=2)
+        return self._record(kind, whole, bias, columns, columns, kind.group)
+
+    def _record(
+        self,
+        kind: Format,
+        panels: np.ndarray,
+        bias: Tensor | None,
+        width: int,
+        columns: int,
+        unit: int,
+        scales: int = 0,
+    ) -> Any:
+        """A MATRIX record of weights in panels [padded outs / PANEL, ...]. columns: `width`, padded; unit: columns of a
+        group of activations, if the format has groups; scales: an address."""
+        from slipstream.backends.native.kernels import addresses, formats
+        from slipstream.backends.native.kernels.processor import PANEL
+        from slipstream.backends.native.kernels.records import MATRIX
+
+        outs = len(panels) * PANEL
         made = np.zeros((), MATRIX)
-        made["weights"] = self.keep(np.concatenate([panels(part) for part in parts], axis=2))
-        made["bias"] = (
-            self._no_bias(padded) if bias is None else self.keep(np.pad(bias.float().numpy(), (0, padded - outs)))
-        )
         made["tile"], made["form"] = addresses.matrix_tile_address(kind), formats.FORMATS.index(kind)
-        made["most_rows"], made["group"] = kind.most_rows, kind.group
-        made["outs"], made["width"], made["columns"] = padded, columns, columns
-        made["out_bytes"] = groups * kind.group_bytes // PANEL
-        made["row_bytes"] = kind.row_bytes(columns, kind.group)
+        made["weights"], made["scales"] = self.keep(panels), scales
+        if bias is None:
+            made["bias"] = self._no_bias(outs)
+        else:
+            made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, outs - len(bias))))
+        made["outs"], made["width"], made["columns"] = outs, width, columns
+        made["most_rows"], made["group"] = kind.most_rows, unit if kind.grouped else columns
+        made["out_bytes"], made["row_bytes"] = panels.nbytes // outs, kind.row_bytes(columns, unit)
         return made[()]
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
         rows = [weights[f"{n}.weight"] for n in names]
-        each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
-        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, torch.cat(each) if each else None)
+        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, _joined_bias(weights, names))
 
     def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
         parts = [blocks for n in names if (blocks := weights.blocks(f"{n}.weight")) is not None]
         if len(parts) < len(names) or format_of_blocks(both := stacked(parts)) is None:
             return None
-        each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
-        return self.blocks(both, torch.cat(each) if each else None)
+        return self.blocks(both, _joined_bias(weights, names))
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
@@ -246,6 +247,12 @@ class Layout:
         made["form"] = formats.FORMATS.index(formats.named(form))
         made["count"], made["width"] = weight.shape
         return made[()]
+
+
+def _joined_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | None:
+    """The biases of linear layers, one after another; None if they have none."""
+    each = [weights[f"{n}.bias"].float() for n in names if f"{n}.bias" in weights]
+    return torch.cat(each) if each else None
 
 
 @dataclass(frozen=True)

@@ -83,30 +83,12 @@ def _pack_int8_pairs(x, base, r, count, narrow):
 
 
 @kernel()
-def _pack_quads(x, base, r, count, group, narrow, bytes):
+def _pack_quads(x, base, r, count, group, with_sums, narrow, bytes):
+    """with_sums: whether the sum of each group is stored, too, for weights with minima (see `block_tiles`)."""
     n = x.shape[0]
     groups = n // group
     units, firsts = floats(base, groups * count), words(base + 4 * groups * count, groups * count)
-    for g in range(groups):
-        part = narrow[g * group : (g + 1) * group]
-        units[g * count + r] = _round(x[g * group : (g + 1) * group], 127, part)
-        total = np.int32(0)
-        for i in range(group):
-            bytes[g * group + i] = np.int8(part[i])
-            total += part[i]
-        firsts[g * count + r] = np.int32(-_OFFSET * total)
-    out, whole = words(base + 8 * groups * count, n // 4 * count), bytes[:n].view(np.int32)
-    for i in range(n // 4):
-        out[i * count + r] = whole[i]
-
-
-@kernel()
-def _pack_blocks(x, base, r, count, group, narrow, bytes):
-    """See `block_tiles`."""
-    n = x.shape[0]
-    groups = n // group
-    units, firsts = floats(base, groups * count), words(base + 4 * groups * count, groups * count)
-    sums = floats(base + 8 * groups * count, groups * count)
+    sums, heading = floats(base + 8 * groups * count, groups * count), 8 + 4 * with_sums
     for g in range(groups):
         part = narrow[g * group : (g + 1) * group]
         unit = _round(x[g * group : (g + 1) * group], 127, part)
@@ -115,8 +97,9 @@ def _pack_blocks(x, base, r, count, group, narrow, bytes):
             bytes[g * group + i] = np.int8(part[i])
             total += part[i]
         units[g * count + r], firsts[g * count + r] = unit, np.int32(-_OFFSET * total)
-        sums[g * count + r] = unit * np.float32(total)
-    out, whole = words(base + 12 * groups * count, n // 4 * count), bytes[:n].view(np.int32)
+        if with_sums:
+            sums[g * count + r] = unit * np.float32(total)
+    out, whole = words(base + heading * groups * count, n // 4 * count), bytes[:n].view(np.int32)
     for i in range(n // 4):
         out[i * count + r] = whole[i]
 
@@ -200,9 +183,7 @@ def prepare(job, tile, thread):
             _pack_pairs(row, base, r, count)
         elif job.form == _INT8_PAIRS:
             _pack_int8_pairs(row, base, r, count, narrow)
-        elif job.form == _QUADS:
-            _pack_quads(row, base, r, count, job.group, narrow, bytes)
         elif job.form == _TWICE:
             _pack_quads_twice(row, base, r, count, narrow, bytes)
         else:
-            _pack_blocks(row, base, r, count, job.group, narrow, bytes)
+            _pack_quads(row, base, r, count, job.group, job.form != _QUADS, narrow, bytes)
