@@ -22,8 +22,8 @@ from slipstream.models.gguf_shape import gguf_shape
 from slipstream.models.weight_blocks import READERS, Blocks
 from slipstream.models.weights import Progress, Weights
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
-"""`general.architecture` -> the family of our decoder. Mistral and Mixtral are "llama"."""
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
+"""`general.architecture` of the families that our decoder runs, by the same names. Mistral is "llama"."""
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of tensors that are not blocks of integers."""
@@ -33,6 +33,8 @@ _SIZES = {name: (count, size) for name, count, size in TYPES.values()}
 
 def refusal(header: GgufHeader) -> str | None:
     """Why our own decoder does not run a GGUF file; None if it does."""
+    if (header.own("expert_count") or 0) > 1:
+        return "it is a mixture of experts"
     if header.architecture not in FAMILIES:
         return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
     for tensor in header.tensors:
@@ -48,9 +50,7 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
     """The architecture of a GGUF file that `refusal` does not refuse. Raises what `gguf_shape` and
     `DecoderConfig.from_dict` raise."""
     shape, tensors = gguf_shape(header), {tensor.name: tensor.shape for tensor in header.tensors}
-    family = FAMILIES[header.architecture]
-    if family == "llama" and shape.experts:
-        family = "mixtral"
+    family = header.architecture
     bias = "blk.0.attn_q.bias" in tensors
     common: dict[str, Any] = {"model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids]}
     common["tie_word_embeddings"] = shape.tie_embeddings
@@ -79,10 +79,6 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
             "rms_norm_eps": header.own("attention.layer_norm_rms_epsilon", 1e-5),
             "attention_bias": bias,
             "rope_parameters": _rope(header, tensors),
-            "num_local_experts": header.own("expert_count"),
-            "num_experts_per_tok": header.own("expert_used_count"),
-            "moe_intermediate_size": header.own("expert_feed_forward_length"),
-            "norm_topk_prob": True,
             "sliding_window": None,
         }
     )
@@ -108,15 +104,14 @@ def _rope(header: GgufHeader, tensors: Mapping[str, tuple[int, ...]]) -> dict[st
 def _read(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     """The bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
     count, size = _SIZES[tensor.type]
-    outs, columns = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape[-2:]
-    lead = tensor.shape[:-2] if len(tensor.shape) > 2 else ()
+    outs, columns = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
     if columns % count:
         raise CheckpointError(
             f"tensor {tensor.name!r} has rows of {columns} numbers, which do not divide into blocks of {count}",
             why=f"{tensor.type} stores {count} numbers in a block",
             fix="convert the model again",
         )
-    shape = (*lead, outs, columns // count, size)
+    shape = (outs, columns // count, size)
     return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, shape)
 
 
@@ -158,7 +153,7 @@ class GgufWeights(Weights):
             raise CheckpointError(
                 f"{header.path.name} {which}",
                 why="another model would run than the one that was converted",
-                fix="convert the model again, or use executor='llamacpp'",
+                fix="convert the model again",
             )
         sources = {
             name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._floats(name), lambda t: t)
@@ -193,7 +188,7 @@ def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) 
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
     count = shape[0]
     chosen: slice | np.ndarray = slice(first, first + count)
-    if heads and config.model_type in ("llama", "mistral", "mixtral"):
+    if heads and config.model_type == "llama":
         chosen = np.arange(count).reshape(heads, config.head_dim // 2, 2).swapaxes(1, 2).ravel() + first
     if len(shape) == 1:
         return lambda raw: raw[:, chosen]
