@@ -13,10 +13,10 @@ BACKENDS = ("native", "torch")
 TRANSFORMERS = "transformers"
 """The executor that runs a model by transformers' own code (`slipstream.targets.huggingface`)."""
 
-LLAMACPP = "llama.cpp"
-"""What runs GGUF files (`slipstream.targets.gguf`); it is no choice, because nothing else does."""
+LLAMACPP = "llamacpp"
+"""The executor that runs GGUF files by llama.cpp (`slipstream.targets.gguf`)."""
 
-EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS)
+EXECUTORS = ("auto", *BACKENDS, TRANSFORMERS, LLAMACPP)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -27,33 +27,29 @@ class WeightFormat:
     bits         of a weight.
     activations  bits of the other factor.
     kernels      of the native backend (`backends.native.kernels.formats`), the preferred ones first.
-    group        weights of a row that share a scale; None: all of the row.
-    minimum      whether what shares a scale has a minimum, too.
+    head         kernel of the output head; None: as of the others.
+    bytes_per_weight  in memory, with scales and minima.
     """
 
     name: str
     bits: int
     activations: int
     kernels: tuple[str, ...]
-    group: int | None = None
-    minimum: bool = False
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """Bytes in memory, at most: scales and minima are float32, and a row has at least 64 weights."""
-        return self.bits / 8 + 4 * (1 + self.minimum) / (self.group or 64)
+    bytes_per_weight: float
+    head: str | None = None
 
 
 WEIGHT_FORMATS = {
     each.name: each
     for each in (
-        WeightFormat("w8a16", 8, 16, ("int8_quads_twice", "int8_pairs")),
-        WeightFormat("w8a8", 8, 8, ("int8_quads", "int8_pairs")),
+        WeightFormat("w8a16", 8, 16, ("int8_quads_twice", "int8_pairs"), 1.01),
+        WeightFormat("w8a8", 8, 8, ("int8_quads", "int8_pairs"), 1.01),
+        WeightFormat("w4a8", 4, 8, ("blocks4",), 0.625, "blocks8"),
     )
 }
 """Every format of quantised weights. A new one is an entry here, and its kernel."""
 
-FORMAT_BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}}
+FORMAT_BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}, "int4": {"target": "w4a8", "draft": "w4a8"}}
 """Values of `quantize` that leave the format to the role: the distribution of a target should change least; that of a
 draft affects only the acceptance rate, so it is the fastest."""
 

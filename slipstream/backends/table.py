@@ -63,7 +63,8 @@ def resolve(settings: LoadSettings) -> LoadSettings:
     exists and the executor can use it, else the CPU with float32. Raises ParameterError for what cannot be used."""
     device = settings.device
     if device is None:
-        device = "cuda" if settings.executor != "native" and torch.cuda.is_available() else "cpu"
+        only_cpu = settings.executor == "native" or settings.quantize
+        device = "cuda" if not only_cpu and torch.cuda.is_available() else "cpu"
     on, dtype = usable_device(device), settings.dtype
     if dtype is None:
         dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
@@ -76,7 +77,7 @@ def resolve(settings: LoadSettings) -> LoadSettings:
     if settings.quantize and dtype == torch.bfloat16 and on.type == "cpu":
         raise ParameterError(
             f"quantize={settings.quantize!r} and dtype='bfloat16' were asked for together",
-            why="int8 products are added up in float32",
+            why="integer products are added up in float32",
             fix="drop one of them",
         )
     return replace(settings, device=on, dtype=dtype)
@@ -116,7 +117,7 @@ def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelE
     return UnsupportedModelError(
         f"the {name} backend cannot run this {config.model_type} model in this way",
         why=why,
-        fix="leave executor at 'auto', or choose executor='torch'",
+        fix="leave executor at 'auto', choose executor='torch', or drop quantize",
     )
 
 
@@ -158,7 +159,7 @@ def backend_for_head(
     """The backend that runs the target, if it can also run the head, else torch; and the settings of the head.
 
     decoder   config of the head's decoder layers; None: it has none.
-    quantize  None, "int8", "w8a16" or "w8a8".
+    quantize  None, or one of `settings.QUANTISATIONS`.
     """
     runtime = host.runtime
     settings = LoadSettings(

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,26 +69,36 @@ def machine() -> dict[str, Any]:
 
 class OtherProcesses:
     """Measures the load by other processes: the share of the machine's CPU time, 0 to 1, that was used neither by this
-    process nor by the children that it has waited for. None if the system does not report it."""
+    process nor by any that it started. None if the system does not report it."""
 
     def __init__(self) -> None:
         self._start, self._used = monotonic(), _others()
 
     def share(self) -> float | None:
         now = _others()
-        if now is None or self._used is None:
+        if not now or not self._used:
             return None
-        return max(0.0, now - self._used) / ((monotonic() - self._start) * (os.cpu_count() or 1))
+        used = sum(max(0, ticks - self._used.get(process, 0)) for process, ticks in now.items())
+        seconds = used / os.sysconf("SC_CLK_TCK")
+        return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 
 
-def _others() -> float | None:
-    """CPU seconds of other processes since the machine was started."""
-    stat = Path("/proc/stat")
-    if not stat.exists():
-        return None
-    user, nice, system, _, _, irq, soft, steal = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
-    own = sum(os.times()[:4])  # user and system, of this process and of its children
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - own
+def _others() -> dict[int, int]:
+    """Clock ticks that each other process has used so far, with the children that it has waited for; at 0, those that
+    the host has taken from a virtual machine."""
+    ticks, parents = dict[int, int](), dict[int, int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()  # a name may hold spaces
+            parents[int(stat.parent.name)] = int(fields[1])
+            ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+    if not ticks:
+        return {}
+    ours = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    steal = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
+    return {0: steal} | {process: used for process, used in ticks.items() if process not in ours}
 
 
 def commit() -> str | None:

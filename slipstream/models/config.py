@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.gguf_header import is_gguf, read_header
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -90,10 +91,15 @@ class DecoderConfig:
 
     @staticmethod
     def load(source: str | Path) -> DecoderConfig:
-        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id.
+        """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; of a GGUF file, its
+        metadata.
 
         Raises ConfigError or UnsupportedModelError, and what `checkpoint.resolve` raises.
         """
+        if is_gguf(source):
+            from slipstream.models.gguf_weights import gguf_config
+
+            return gguf_config(read_header(source))
         folder = resolve(source)
         config = read_json(folder / "config.json")
         generation = folder / "generation_config.json"

@@ -7,6 +7,7 @@ another one is refused, for example one with sliding windows.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,10 @@ _PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
+_EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
+"""All experts of a layer are one tensor [experts, out, in]."""
 _TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
 
 _TEXTS = (
@@ -223,7 +227,8 @@ def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
             found[f"{_TOP[stem]}.{kind}"] = [name]
             continue
         _, layer, part = stem.split(".", 2)
-        theirs = _PARTS[part]
+        expert = _EXPERT.fullmatch(part)
+        theirs = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
         if config.model_type == "gpt2" and theirs in ("attn_q", "attn_k", "attn_v"):
             theirs = "attn_qkv"
         found.setdefault(f"blk.{layer}.{theirs}.{kind}", []).append(name)
@@ -244,7 +249,7 @@ def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
     of a head with 2i + 1, the checkpoint has i and i + D/2."""
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
-    if _ARCHITECTURES[config.model_type] != "llama" or not heads:
+    if config.model_type not in ("llama", "mistral", "mixtral") or not heads:
         return values
     halves = values.reshape(heads, 2, config.head_dim // 2, -1)
     return halves.swapaxes(1, 2).reshape(values.shape)

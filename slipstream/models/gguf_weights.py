@@ -6,6 +6,7 @@ file is mapped, and each tensor is read when it is asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.errors import CheckpointError
+from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import names_in_file
@@ -22,8 +23,9 @@ from slipstream.models.gguf_shape import gguf_shape
 from slipstream.models.weight_blocks import READERS, Blocks
 from slipstream.models.weights import Progress, Weights
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
-"""`general.architecture` of the families that our decoder runs, by the same names. Mistral is "llama"."""
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
+"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
+which has experts."""
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of tensors that are not blocks of integers."""
@@ -33,8 +35,6 @@ _SIZES = {name: (count, size) for name, count, size in TYPES.values()}
 
 def refusal(header: GgufHeader) -> str | None:
     """Why our own decoder does not run a GGUF file; None if it does."""
-    if (header.own("expert_count") or 0) > 1:
-        return "it is a mixture of experts"
     if header.architecture not in FAMILIES:
         return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
     for tensor in header.tensors:
@@ -46,11 +46,23 @@ def refusal(header: GgufHeader) -> str | None:
     return None
 
 
+def in_blocks(header: GgufHeader) -> bool:
+    """Whether a file holds quantised weights."""
+    return any(tensor.type in READERS for tensor in header.tensors)
+
+
 def gguf_config(header: GgufHeader) -> DecoderConfig:
-    """The architecture of a GGUF file that `refusal` does not refuse. Raises what `gguf_shape` and
-    `DecoderConfig.from_dict` raise."""
+    """The architecture of a GGUF file. Raises UnsupportedModelError for one that `refusal` refuses, and what
+    `gguf_shape` and `DecoderConfig.from_dict` raise."""
+    why = refusal(header)
+    if why is not None:
+        raise UnsupportedModelError(
+            f"our own decoder does not run {header.path.name}",
+            why=why,
+            fix="leave executor at 'auto', or choose executor='llamacpp'",
+        )
     shape, tensors = gguf_shape(header), {tensor.name: tensor.shape for tensor in header.tensors}
-    family = header.architecture
+    family = FAMILIES[header.architecture]
     bias = "blk.0.attn_q.bias" in tensors
     common: dict[str, Any] = {"model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids]}
     common["tie_word_embeddings"] = shape.tie_embeddings
@@ -66,6 +78,10 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
                 "layer_norm_epsilon": header.own("attention.layer_norm_epsilon", 1e-5),
             }
         )
+    if shape.experts:
+        common |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
+        common |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
+        common["moe_intermediate_size"] = header.own("expert_feed_forward_length")
     return DecoderConfig.from_dict(
         common
         | {
@@ -104,7 +120,7 @@ def _rope(header: GgufHeader, tensors: Mapping[str, tuple[int, ...]]) -> dict[st
 def _read(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     """The bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
     count, size = _SIZES[tensor.type]
-    outs, columns = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
+    outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # all experts are one matrix
     if columns % count:
         raise CheckpointError(
             f"tensor {tensor.name!r} has rows of {columns} numbers, which do not divide into blocks of {count}",
@@ -139,7 +155,9 @@ class GgufWeights(Weights):
             for part in parts:
                 self._stored[part] = tensor, _rows(config, part, first, shapes[part])
                 first += shapes[part][0]
-            expected = (first, *shapes[parts[0]][1:])
+            expected: tuple[int, ...] = (first, *shapes[parts[0]][1:])
+            if ".experts." in parts[0]:
+                expected = (len(parts), *shapes[parts[0]])
             if tensor.shape != expected:
                 raise CheckpointError(
                     f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
@@ -160,6 +178,10 @@ class GgufWeights(Weights):
             for name, (tensor, _) in self._stored.items()
         }
         super().__init__(sources, config, dtype, progress)
+
+    @property
+    def quantised(self) -> str | None:
+        return self._header.file_type if in_blocks(self._header) else None
 
     def blocks(self, name: str) -> Blocks | None:
         """A matrix as it is stored; None if it is stored as floating-point numbers."""
@@ -188,7 +210,7 @@ def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) 
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
     count = shape[0]
     chosen: slice | np.ndarray = slice(first, first + count)
-    if heads and config.model_type == "llama":
+    if heads and config.model_type in ("llama", "mixtral"):
         chosen = np.arange(count).reshape(heads, config.head_dim // 2, 2).swapaxes(1, 2).ravel() + first
     if len(shape) == 1:
         return lambda raw: raw[:, chosen]

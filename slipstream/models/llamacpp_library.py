@@ -33,7 +33,7 @@ def llama_cpp() -> Any:
     except (ImportError, OSError, RuntimeError) as fault:  # the last two: its shared library cannot be loaded
         raise LoadError(
             f"llama-cpp-python cannot be imported ({fault})",
-            why="llama.cpp runs GGUF models",
+            why="llama.cpp runs GGUF files that our own decoder does not run",
             fix="pip install 'slipstream[gguf]'; it compiles llama.cpp, which takes 10 to 20 minutes",
         ) from fault
     llama_cpp.llama_log_set(_log(llama_cpp), ctypes.c_void_p(0))

@@ -21,7 +21,6 @@ from slipstream.settings import (
     DTYPES,
     FORMAT_BY_ROLE,
     KV_DTYPES,
-    LLAMACPP,
     QUANTISATIONS,
     SAME,
     TRANSFORMERS,
@@ -69,7 +68,7 @@ class LoadSettings:
     """
 
     executor: str = setting(
-        AUTO, "auto, native, torch or transformers. On a CPU, auto uses native if it supports the model."
+        AUTO, "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model."
     )
     dtype: Any = setting(None, "float32, bfloat16, float16 or float64; the native executor supports the first two.")
     device: Any = setting(None, "Device: cpu, cuda, cuda:1, ...")
@@ -77,10 +76,10 @@ class LoadSettings:
         None,
         "Weights in fewer bits, on a CPU: "
         + ", ".join(f"{f.name} ({f.bits} bits, activations {f.activations})" for f in WEIGHT_FORMATS.values())
-        + ", or int8 (w8a16; draft: w8a8).",
+        + ", int8 (w8a16; draft: w8a8) or int4 (w4a8).",
     )
     draft_quantize: str | None = setting(
-        None, "Quantisation of the draft model: int8 (w8a8), w8a16, w8a8 or none.", shown="as --quantize"
+        None, "Quantisation of the draft model: int8 (w8a8), int4 (w4a8), w8a16 or none.", shown="as --quantize"
     )
     draft_tokenizer: str = setting(
         SAME,
@@ -181,13 +180,12 @@ class LoadSettings:
             raise ParameterError(f"{each} was {of}", why=why, fix=fix)
 
     def check_device_map(self, gguf: bool = False) -> None:
-        """Raise ParameterError where a device map would not be honoured. gguf: whether llama.cpp runs the model."""
-        runner = LLAMACPP if gguf else self.executor
+        """Raise ParameterError where a device map would not be honoured. gguf: whether the model is a GGUF file."""
         if self.device_map is None:
             return
-        if runner not in (AUTO, TRANSFORMERS):
+        if gguf or self.executor not in (AUTO, TRANSFORMERS):
             raise ParameterError(
-                f"device_map={self.device_map!r} was given with {runner}",
+                f"device_map={self.device_map!r} was given with {'a GGUF file' if gguf else self.executor}",
                 why="only transformers spreads a model over several devices",
                 fix="leave device_map out, or give the folder of the checkpoint that the file was made of"
                 if gguf

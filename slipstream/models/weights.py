@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few, resolve, weight_files
 from slipstream.models.config import DecoderConfig
+from slipstream.models.gguf_header import is_gguf, read_header
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_blocks import Blocks
 
@@ -93,6 +94,11 @@ class Weights(Mapping[str, Tensor]):
         """The dtype of a tensor in the checkpoint."""
         return self._sources[name][1]().dtype
 
+    @property
+    def quantised(self) -> str | None:
+        """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
+        return None
+
     def blocks(self, name: str) -> Blocks | None:
         """A matrix as it is stored, if that is in blocks of integers (see `gguf_weights`)."""
         return None
@@ -122,10 +128,6 @@ class _Shard:
             self._handle = safe_open(self.path, framework="pt")
         return self._handle
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A matrix as it is stored, if that is in blocks of integers (see `gguf_weights`)."""
-        return None
-
     def unmap(self) -> None:
         self._handle, self.mapped = None, 0
 
@@ -144,11 +146,15 @@ def load_weights(
     progress: Progress | None = None,
     adapter: Adapter | None = None,
 ) -> Weights:
-    """Open the safetensors of a folder or hub id, and check names and shapes against `config`. adapter: merged into
-    them.
+    """Open the safetensors of a folder or hub id, or a GGUF file, and check names and shapes against `config`. adapter:
+    merged into safetensors.
 
     Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
+    if is_gguf(source):
+        from slipstream.models.gguf_weights import GgufWeights
+
+        return GgufWeights(read_header(source), config, dtype, progress)
     folder = resolve(source)
     readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
     files: list[_Shard] = []

@@ -66,11 +66,11 @@ def rules(kind: Kind) -> dict[str, str]:
 
 def quantisations(kind: Kind) -> dict[str, str]:
     """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
+    in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
     if kind is OWN:
-        return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU")
+        return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU") | in_files
     if kind is GGUF:
-        refused = "refused: `slipstream convert` quantises"
-        return dict.fromkeys(QUANTISATIONS, refused) | dict.fromkeys(IN_FILES, "as the file has it")
+        return dict.fromkeys(QUANTISATIONS, "refused: `slipstream convert` quantises") | in_files
     refused = "refused: transformers loads quantised models, LLM(loaded_model)"
     found = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
     if kind is ONE_BY_ONE:

@@ -24,6 +24,8 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Executor, Output
+from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_weights import in_blocks
 from slipstream.models.layout import batch_of, prompt_piece
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
@@ -271,7 +273,15 @@ class DescribedDecoder(Described):
     @staticmethod
     def of(source: str | Path, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that is not ours, and for one that the requested backend
-        does not run."""
+        does not run; ParameterError where weights would be quantised twice."""
+        if is_gguf(source) and in_blocks(read_header(source)):
+            settings.refuse(
+                ("quantize",),
+                "asked of a GGUF file",
+                "its weights are quantised, and rounding them again would change them much more",
+                ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
+                + ", or give the folder of the checkpoint that the file was made of",
+            )
         config, resolved = DecoderConfig.load(source), resolve(settings)
         chosen, refusals = choose(config, resolved)
         return DescribedDecoder(source, resolved, chosen.name, refusals)
@@ -283,10 +293,10 @@ class DescribedDecoder(Described):
     @property
     def weight_bytes(self) -> int:
         """The native executor keeps 16-bit weights as they are stored."""
-        seen = self.facts
-        quantised = self.settings.weight_format
+        seen, quantised = self.facts, self.settings.weight_format
         if quantised is not None:
-            return round(seen.parameters * quantised.bytes_per_weight)
+            head = 0 if quantised.head is None else self.vocab_size * seen.config.hidden_size
+            return round((seen.parameters - head) * quantised.bytes_per_weight) + head
         whole = seen.parameters * self.settings.dtype.itemsize
         return min(whole, sum(seen.stored.values())) if self.runner == "native" and seen.stored else whole
 
@@ -307,7 +317,8 @@ class DescribedDecoder(Described):
         weights = load_weights(self.source, config, chosen.load_dtype or settings.dtype, progress, adapter)
         executor = chosen.executor(config, weights, settings)
         weights.unmap()
-        return Decoder(executor, chunk, weights, resolve_folder(self.source))
+        folder = Path(self.source).expanduser() if is_gguf(self.source) else resolve_folder(self.source)
+        return Decoder(executor, chunk, weights, folder)
 
 
 def check_finite(

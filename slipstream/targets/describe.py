@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Progress
-from slipstream.settings import AUTO, TRANSFORMERS
+from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS
 from slipstream.targets.described import Described
 from slipstream.zoo import checkpoint_of
 
@@ -28,15 +29,20 @@ _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described:
     """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
 
-    Our own decoder runs what it can, transformers the rest, llama.cpp GGUF files. Raises the family of LoadError, and
-    ParameterError for a setting that cannot be honoured."""
+    Our own decoder runs what it can, llama.cpp the rest of GGUF files, transformers that of the others. Raises the
+    family of LoadError, and ParameterError for a setting that cannot be honoured."""
     source = checkpoint_of(source, settings.role)
     gguf = is_gguf(source)
     settings.check_device_map(gguf)
+    if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
+        settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
-        from slipstream.targets.gguf.load_gguf import DescribedGguf
-
-        return DescribedGguf.of(source, settings)
+        return _in_file(source, settings)
+    if settings.executor == LLAMACPP:
+        raise ParameterError(
+            f"executor={LLAMACPP!r} was asked for {str(source)!r}, which is no GGUF file",
+            fix="write one with `slipstream convert`, or leave executor out",
+        )
     if settings.device_map is not None:
         _check_places(settings.device_map)
         return _by_transformers(source, settings, "a device_map was given")
@@ -50,6 +56,31 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
         if settings.executor != AUTO:
             raise
         return _by_transformers(source, settings, why.what)
+
+
+def _in_file(source: str | Path, settings: LoadSettings) -> Described:
+    from slipstream.targets.decoder import DescribedDecoder
+    from slipstream.targets.gguf.load_gguf import DescribedGguf
+
+    if settings.lora is not None:
+        raise ParameterError(
+            "lora was given with a GGUF file",
+            why="adapters are merged into the weights of checkpoints",
+            fix="give the folder of the checkpoint that the file was made of",
+        )
+    if settings.executor == TRANSFORMERS:
+        raise ParameterError(
+            f"executor={TRANSFORMERS!r} was asked for a GGUF file",
+            fix="leave it out, or give the folder of the checkpoint that the file was made of",
+        )
+    if settings.executor == LLAMACPP:
+        return DescribedGguf.of(source, settings)
+    try:
+        return DescribedDecoder.of(source, settings)
+    except UnsupportedModelError as refused:
+        if settings.executor != AUTO and settings.role != "draft":
+            raise
+        return DescribedGguf.of(source, settings, (f"{refused.what}: {refused.why}",))
 
 
 def _by_transformers(source: str | Path, settings: LoadSettings, *refusals: str) -> Described:

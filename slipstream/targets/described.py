@@ -20,7 +20,7 @@ class Described(ABC):
 
     source    folder, hub id or GGUF file.
     settings  resolved: device and dtype are those of PyTorch.
-    runner    what runs it: a backend of our own decoder, "transformers" or "llama.cpp".
+    runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
     refusals  why the runners that "auto" prefers do not run it.
     """
 

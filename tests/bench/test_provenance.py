@@ -1,9 +1,11 @@
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from slipstream.bench.provenance import OtherProcesses, _others, public_values
+from slipstream.bench.provenance import _others, public_values
 
 
 def test_folders_of_this_machine_are_removed_from_values_at_any_depth():
@@ -11,11 +13,16 @@ def test_folders_of_this_machine_are_removed_from_values_at_any_depth():
     assert public_values(card) == {"root": "target", "id": "org/name", "parts": [{"of": "at x.json, 3"}, 1, None]}
 
 
-@pytest.mark.skipif(_others() is None, reason="the system does not report it")
-def test_own_child_processes_do_not_count_as_other_load():
-    neighbours, before = OtherProcesses(), _others()
-    code = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert neighbours.share() is not None
-    assert 0 <= neighbours.share() <= 1.1
-    assert _others() - before >= -0.1  # the child's half second was taken off again
+@pytest.mark.skipif(not _others(), reason="the system does not report it")
+def test_processes_that_this_one_started_are_not_other_work() -> None:
+    """Also while they run, and those that they have started; a process whose parent has ended is another one."""
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        below = int(child.stdout.readline())
+        try:
+            assert not {child.pid, below} & set(_others())
+            child.communicate()
+            assert below in _others()
+        finally:
+            os.kill(below, signal.SIGKILL)

@@ -65,8 +65,8 @@ def test_help_and_lists_import_nothing_heavy(line):
     [
         "generate", "generate x --tpo-k 2", "generate x --top-p 2", "generate x --dtype int4",
         "generate x --rule exact",
-        "generate x --executor openvino", "generate x --quantize int4", "generate x --kv-dtype int8",
-        "generate x --threads 0", "generate x --drafter sufix", "generate x --draft-quantize int4",
+        "generate x --executor openvino", "generate x --quantize int3", "generate x --kv-dtype int8",
+        "generate x --threads 0", "generate x --drafter sufix", "generate x --draft-quantize int3",
         "generate x --draft-tokens -1", "generate x -o wrong", "chat --temperature -1", "verify --drafter sufix",
         "bench nowhere.jsonl", "bench --temperature cold", "bench --batch 1,x", "bench --context x",
         "bench --draft-tokens x", "bench --option x", "trace --number 999",

@@ -578,8 +578,8 @@ class TestMaking:
     def test_int8_is_refused_if_torch_runs_the_head(self, decoder: Decoder) -> None:
         with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
             make_eagle3(decoder, head=head_for(3), quantize="int8")
-        with pytest.raises(ParameterError, match="quantize is 'int4'"):
-            make_eagle3(decoder, head=head_for(3), quantize="int4")
+        with pytest.raises(ParameterError, match="quantize is 'int3'"):
+            make_eagle3(decoder, head=head_for(3), quantize="int3")
 
     def test_the_targets_costs_can_be_measured(self, decoder: Decoder) -> None:
         drafter = make_eagle3(decoder, head=head_for(3), shape="tree", width=2, costs="measured")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.backends.int8 import quantise_rows
+from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling

@@ -20,7 +20,7 @@ def gguf_bytes(
     alignment: int = 32,
     kinds: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A file with tensors of float32, or in blocks: uint8 [outs, blocks, bytes of a block], whose kind is `kinds`."""
+    """A file with tensors of float32, or in blocks of `kinds`: uint8 [..., outs, blocks, bytes of a block]."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         out += _text(key) + _value(value)
@@ -29,7 +29,7 @@ def gguf_bytes(
     for name, tensor in tensors.items():
         kind, count = numbers[(kinds or {}).get(name, "F32")]
         data = tensor.tobytes() if count > 1 else tensor.astype("<f4").tobytes()
-        shape = (tensor.shape[1] * count, tensor.shape[0]) if count > 1 else tensor.shape[::-1]
+        shape = (tensor.shape[-2] * count, *tensor.shape[-3::-1]) if count > 1 else tensor.shape[::-1]
         out += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
         stored.append(data + bytes(-len(data) % alignment))
         offset += len(stored[-1])

@@ -31,6 +31,9 @@ def family_config(family: str, tied: bool = False) -> DecoderConfig:
         return DecoderConfig.from_dict(
             common | {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 128, "n_inner": 512}
         )
+    if family in ("mixtral", "qwen3_moe"):
+        common |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+        common["norm_topk_prob"] = True
     return DecoderConfig.from_dict(
         common
         | {
@@ -49,8 +52,8 @@ def gguf_model(
     folder: Path, config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """(file, its canonical weights where they are floating-point). Matrices are stored in these kinds in turn."""
-    name = config.model_type
-    assert name in FAMILIES
+    known = {theirs: ours for ours, theirs in FAMILIES.items()} | {"mixtral": "llama"}
+    name = known[config.model_type]
     keys: dict[str, Any] = {
         "block_count": config.layers,
         "context_length": config.context,
@@ -62,6 +65,9 @@ def gguf_model(
         "attention.layer_norm_rms_epsilon": config.norm_eps,
         "attention.layer_norm_epsilon": config.norm_eps,
     }
+    if config.experts:
+        keys |= {"expert_count": config.experts.count, "expert_used_count": config.experts.per_token}
+        keys["expert_feed_forward_length"] = config.experts.intermediate_size
     whole = {"general.architecture": name, "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.model": "none"}
     whole |= {f"{name}.{key}": value for key, value in keys.items()} | metadata
     rng, shapes = np.random.default_rng(0), config.shapes()
@@ -71,11 +77,13 @@ def gguf_model(
         kind = kinds[number % len(kinds)]
         if len(shapes[parts[0]]) == 2 and kind != "F32" and "position" not in tensor:
             stored[tensor] = kind
-            tensors[tensor] = random_bytes(kind, outs, columns // SIZES[kind][0], number, SPREAD.get(kind, 0.01))
+            each = random_bytes(kind, outs, columns // SIZES[kind][0], number, SPREAD.get(kind, 0.01))
+            tensors[tensor] = each.reshape(len(parts), -1, *each.shape[1:]) if "_exps" in tensor else each
             continue
         for part in parts:
             floats[part] = (rng.standard_normal(shapes[part]) * 0.1 + ("norm" in part)).astype(np.float32)
-        tensors[tensor] = np.concatenate([rotated(config, part, floats[part]) for part in parts])
+        join = np.stack if "_exps" in tensor else np.concatenate
+        tensors[tensor] = join([rotated(config, part, floats[part]) for part in parts])
     file = folder / "model.gguf"
     file.write_bytes(gguf_bytes(whole, tensors, kinds=stored))
     return file, floats

@@ -224,7 +224,7 @@ def test_texts_end_where_those_of_the_checkpoint_end(tiny: Tiny, tmp_path: Path)
     source = clone(tiny.target, tmp_path / "m")
     for ends in ([0], [0, 3, 7, 8, 9], []):
         (source / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-        target = as_target(convert_to_gguf(source, tmp_path / "a.gguf", "f32").file, threads=1)
+        target = as_target(convert_to_gguf(source, tmp_path / "a.gguf", "f32").file, executor="llamacpp")
         assert target.capabilities.eos_ids == as_target(source, executor="torch").capabilities.eos_ids == set(ends)
 
 
@@ -238,4 +238,4 @@ def test_a_file_that_names_no_end_has_none_that_is_an_ordinary_token(tiny: Tiny,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("slipstream.models.gguf_words.ENDS", "another.key")
         file = convert_to_gguf(source, tmp_path / "a.gguf", "f32").file
-    assert as_target(file, threads=1).capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>
+    assert as_target(file, executor="llamacpp").capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>

@@ -290,7 +290,7 @@ COMMANDS = (
     # unknown names
     "generate x --rule rejction", "generate x --drafter n-gram", "generate x --drafter suffix,n-gram",
     "generate x --executor nativ", "generate x --executor openvino", "generate x --dtype float33",
-    "generate x --quantize int4", "generate x --draft-quantize int4", "generate x --kv-dtype float61",
+    "generate x --quantize int3", "generate x --draft-quantize int3", "generate x --kv-dtype float61",
     "generate x --device cuda:99", "drafters sufix", "simulate --hardware b200 -m 7B",
     "simulate --pairs --hardware b200", "trace --kind poem", "verify --check sense", "bench --drafter modle",
     "train medusa --data corpsu --budget-tokens 9", "train eagle3 --data corpus --budget-tokens 9 --loss forward",

@@ -23,6 +23,7 @@ from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.plan.support_matrix import KINDS, cell, matrix, page, quantisations
 from slipstream.settings import RULES
 from slipstream.targets.describe import as_target
+from slipstream.targets.huggingface.kinds import GGUF
 from tests.checkpoints import random_llama
 from tests.heads.tiny_heads import config, head, tiny_heads
 from tests.targets.huggingface.architectures import VOCAB, random_model
@@ -59,7 +60,7 @@ def random_gguf() -> Path:
 
 @functools.cache
 def target(kind: str) -> Target:
-    return as_target(MODELS[kind]())
+    return as_target(MODELS[kind](), executor="llamacpp" if kind == "gguf" else "auto")
 
 
 @functools.cache
@@ -122,7 +123,7 @@ def test_a_quantisation_that_is_refused_raises(kind: Any) -> None:
     for name, need in quantisations(kind).items():
         if need.startswith("refused"):
             with pytest.raises(ParameterError, match="quantize"):
-                as_target(MODELS[kind.name](), quantize=name)
+                as_target(MODELS[kind.name](), quantize=name, executor="llamacpp" if kind is GGUF else "auto")
 
 
 def test_every_family_of_our_own_decoder_is_listed() -> None:

@@ -66,7 +66,7 @@ class NativeExecutor(NativePaged):
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
             chosen = Threads(settings.threads, self._layout.nbytes)
             self._workspace = Workspace(chosen)
-            kv_dtype, quantize = settings.kv_dtype or "float32", None if quantised is None else quantised.name
+            kv_dtype, quantize = settings.kv_dtype or "float32", quantised.name if quantised else weights.quantised
             self.runtime = Runtime("native", dtype, quantize, kv_dtype, chosen.most)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])

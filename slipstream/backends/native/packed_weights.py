@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.int8 import quantise_rows
+from slipstream.backends.quantise import GROUP as BLOCK_COLUMNS, quantise_blocks, quantise_rows
 from slipstream.backends.table import unsupported
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weight_blocks import Blocks, stacked
@@ -46,10 +46,16 @@ def refusal(
     if config.head_dim % 16:
         return f"heads of {config.head_dim} values are not a multiple of 16"
     columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
-    if quantised and columns > MOST_COLUMNS:
-        return f"{columns} columns of int8 products may overflow 32 bits; {MOST_COLUMNS} do not"
+    if quantised and not quantised.head and columns > MOST_COLUMNS:
+        return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
+    if quantised and quantised.head:  # weights in blocks
+        widths = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+        widths["num_attention_heads * head_dim"] = config.heads * config.head_dim
+        for name, width in widths.items():
+            if width % BLOCK_COLUMNS:
+                return f"{name} is {width}, and {quantised.name} needs a multiple of {BLOCK_COLUMNS}"
     if quantised and dtype != torch.float32:
-        return f"int8 products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
+        return f"integer products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
         from slipstream.backends.native.kernels.processor import has_bfloat16_dots
 
@@ -88,11 +94,12 @@ def format_of(stored: torch.dtype) -> str:
 
 
 def quantised_format(quantised: WeightFormat) -> str:
-    """The first of its kernels that this processor can run: those in steps of 4 need byte dot products."""
+    """The first of its kernels that this processor can run: without groups, steps of 4 need byte dot products."""
     from slipstream.backends.native.kernels import formats
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
-    return next(name for name in quantised.kernels if formats.named(name).step < 4 or has_byte_dots())
+    kinds = (formats.named(name) for name in quantised.kernels)
+    return next(kind.name for kind in kinds if kind.step < 4 or kind.group or has_byte_dots())
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:
@@ -142,6 +149,8 @@ class Layout:
         from slipstream.backends.native.kernels.products import ALIGN
 
         kind = formats.named(form)
+        if kind.group:
+            return self.blocks(quantise_blocks(weight, kind.bits), bias)
         outs, width = weight.shape
         unit = GROUP if kind.grouped else kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
@@ -340,8 +349,8 @@ def decoder_weights(
     own["layer_norm"], own["activation"] = config.norm == "layer", activation_number(config.activation)
     own["gated"], own["rotary"], own["eps"] = config.gated, config.position == "rope", config.norm_eps
     own["norm"], own["norm_bias"] = vector("norm.weight"), vector("norm.bias")
-    own["head"] = joined([weights.head.removesuffix(".weight")])
-    tied = weights.head == "embed_tokens.weight" and not quantised
+    own["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)
+    tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
     if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
         own["embed"] = panelled(own["head"], config.vocab_size)
     else:

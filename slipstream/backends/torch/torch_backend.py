@@ -31,9 +31,10 @@ class TorchBackend:
                 why="its KV cache has the dtype of its arithmetic",
                 fix="drop kv_dtype, or choose executor='native'",
             )
+        _refuse_quantize(settings.quantize, "the torch executor")
 
     def refusal(self, config: DecoderConfig, settings: LoadSettings) -> str | None:
-        return None
+        return "it has no kernels for quantised weights" if settings.quantize else None
 
     def executor(self, config: DecoderConfig, weights: Weights, settings: LoadSettings) -> Executor:
         self.check(settings)
@@ -42,20 +43,20 @@ class TorchBackend:
         return TorchExecutor(config, weights, settings)
 
     def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime:
-        _refuse_quantize(settings.quantize)
+        _refuse_quantize(settings.quantize, "a head that torch runs")
         return TorchEagle(head)
 
     def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime:
-        _refuse_quantize(settings.quantize)
+        _refuse_quantize(settings.quantize, "a head that torch runs")
         return heads
 
 
-def _refuse_quantize(quantize: str | None) -> None:
+def _refuse_quantize(quantize: str | None, of: str) -> None:
     if quantize:
         raise ParameterError(
-            f"quantize={quantize!r} was asked of a head that torch runs",
+            f"quantize={quantize!r} was asked of {of}",
             why="torch has no kernels for it",
-            fix="drop quantize, or run the target with executor='native'",
+            fix="drop quantize, or choose executor='native'",
         )
 
 

@@ -18,7 +18,7 @@ from slipstream.backends.torch.rows_apart import rows_apart, spoilt
 from slipstream.backends.torch.torch_linear import Linear, linear, repacks
 from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPaged
 from slipstream.core.target import Runtime
-from slipstream.errors import ParameterError, TargetError
+from slipstream.errors import TargetError
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_ids
@@ -37,11 +37,7 @@ _FOLD_ROWS = (
 
 
 class TorchExecutor(TorchPaged[TorchBlocks]):
-    """Runs one decoder with PyTorch; implements `executor.Executor`.
-
-    settings   quantize: None, or "int8": int8 weights in the linear layers, 8-bit activations with one scale per row
-               (CPU, float32).
-    """
+    """Runs one decoder with PyTorch; implements `executor.Executor`."""
 
     slices = True
     torch_threads = None
@@ -54,26 +50,13 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         weights: Weights,
         settings: LoadSettings = DEFAULTS,
     ):
-        quantize = settings.quantize
         self.config, self.device, self.dtype = config, torch.device(settings.device or "cpu"), weights.dtype
-        self.runtime = Runtime("torch", self.dtype, quantize)
-        if quantize not in (None, "int8"):
-            raise ParameterError(
-                f"quantize is {quantize!r} for the torch executor",
-                why="it supports int8 weights with 8-bit activations only",
-                fix="choose None or 'int8', or executor='native'",
-            )
-        if quantize and (self.device.type != "cpu" or self.dtype != torch.float32):
-            raise ParameterError(
-                f"quantize='int8' was asked for on {self.device.type} in {self.dtype}",
-                why="the int8 kernels run on the CPU and need float32",
-                fix="drop quantize, or choose device='cpu' and dtype='float32'",
-            )
+        self.runtime = Runtime("torch", self.dtype)
         with torch.inference_mode():
-            self._load(weights, quantize)
+            self._load(weights)
         super().__init__(TorchBlocks(config, self.dtype, self.device), settings.kv_blocks, SPREAD)
 
-    def _load(self, weights: Weights, quantize: str | None) -> None:
+    def _load(self, weights: Weights) -> None:
         """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""
         config, held = self.config, 0
 
@@ -87,7 +70,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             held += value.nbytes
             return value
 
-        def packed(*names: str, quantize: str | None = quantize) -> Linear:
+        def packed(*names: str) -> Linear:
             """Join linear layers with the same input into one."""
             nonlocal held
             rows = [weights[f"{n}.weight"] for n in names]
@@ -96,7 +79,6 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
                 rows[0] if len(rows) == 1 else torch.cat(rows),
                 torch.cat(bias) if bias else None,
                 self.device,
-                quantize,
             )
             held += layer.nbytes
             return layer
@@ -116,7 +98,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             if config.sparse(i):
                 assert config.experts is not None
                 experts = [mlp(f"{at}.mlp.experts.{e}") for e in range(config.experts.count)]
-                block = _Mixture(config, packed(f"{at}.mlp.gate", quantize=None), experts)
+                block = _Mixture(config, packed(f"{at}.mlp.gate"), experts)
             else:
                 block = mlp(f"{at}.mlp")
             self._layers.append(

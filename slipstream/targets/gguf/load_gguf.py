@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import LlamaContext
 from slipstream.targets.huggingface.kinds import GGUF, Kind
 
+log = logging.getLogger("slipstream")
+
 _USUAL_REQUESTS, _USUAL_CELLS = 8, 16384
 """The KV cache has room for so many full contexts, or for so many tokens if that is less; at least for one context."""
 
@@ -37,32 +40,28 @@ class DescribedGguf(Described):
     shape: GgufShape = field(kw_only=True)
 
     @staticmethod
-    def of(source: str | Path, settings: LoadSettings) -> DescribedGguf:
-        """Raises CheckpointError for a damaged file, ParameterError for settings that a GGUF model does not have. A
-        draft model takes what is for the target's own code: executor, dtype and device."""
+    def of(source: str | Path, settings: LoadSettings, refusals: tuple[str, ...] = ()) -> DescribedGguf:
+        """Raises CheckpointError for a damaged file, ParameterError for settings that llama.cpp does not have. A draft
+        model takes what is for the target's own code: dtype and device."""
         draft = settings.role == "draft"
         settings.refuse(
-            ("quantize",) if draft else ("quantize", "dtype", "executor"),
-            "asked of a GGUF model",
-            "llama.cpp runs it, with weights as the file has them",
+            ("quantize",) if draft else ("quantize", "dtype"),
+            "asked of a model that llama.cpp runs",
+            "its weights stay as the file has them",
             ("draft_quantize='none'" if draft else "leave it out") + "; `slipstream convert` quantises",
         )
-        if settings.lora is not None:
-            raise ParameterError(
-                "lora was given with a GGUF file",
-                why="its weights are quantised",
-                fix="give the folder of the checkpoint that the file was made of",
-            )
         device = settings.device
         if device is not None and not draft and str(device).partition(":")[0] != "cpu":
             raise ParameterError(
-                f"device={str(device)!r} was asked of a GGUF model", why="it is run on the CPU", fix="leave it out"
+                f"device={str(device)!r} was asked of a model that llama.cpp runs",
+                why="it is run on the CPU",
+                fix="leave it out",
             )
         shape = gguf_shape(read_header(source))
         plain = shape.header.file_type == "F32"
         kv_dtype = settings.kv_dtype or ("float32" if plain else "float16")  # else that of llama.cpp
         resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
-        return DescribedGguf(source, resolved, LLAMACPP, shape=shape)
+        return DescribedGguf(source, resolved, LLAMACPP, refusals, shape=shape)
 
     @property
     def kind(self) -> Kind:
@@ -97,6 +96,8 @@ class DescribedGguf(Described):
             shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
         quantize = None if shape.header.file_type == "F32" else shape.header.file_type
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
+        for why in self.refusals:
+            log.warning("%s: llama.cpp runs it instead, slower", why)
         return GgufTarget(context, shape, runtime)
 
 

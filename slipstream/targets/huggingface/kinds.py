@@ -52,7 +52,7 @@ GGUF = Kind(
     early_exit=False,
     one_forward=True,
     heads=False,
-    models="GGUF files of causal models with a KV cache",
+    models="GGUF files of causal models that our own decoder does not run",
 )
 
 KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH, GGUF)

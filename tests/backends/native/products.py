@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numba import njit
 
-from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native.kernels import formats, records
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
 from slipstream.backends.native.packed_weights import GROUP, Layout
 from slipstream.backends.native.threads import pool
+from slipstream.backends.quantise import quantise_rows
 from slipstream.models.weight_blocks import Blocks
 
 ADD = np.int64(1)

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native import native_executor, packed_weights as native_weights
 from slipstream.backends.native.kernels import decoder_pass, processor
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, matrix_values, refusal
+from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling, best_steps_per_call
@@ -442,7 +442,7 @@ def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"quantize": "int4"}, {"threads": 0}, {"kv_dtype": "int8"}])
+@pytest.mark.parametrize("options", [{"quantize": "int3"}, {"threads": 0}, {"kv_dtype": "int8"}])
 def test_an_unsupported_setting_is_refused(options: dict[str, Any]) -> None:
     made = config()
     with pytest.raises(ParameterError):
@@ -472,11 +472,13 @@ def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch
     assert chosen(made, "auto", None, "cpu") == "native"
     assert chosen(made, "auto", None, "cpu", "int8") == "native"
     assert chosen(odd, "auto", None, "cpu") == "torch"
-    assert chosen(wide, "auto", None, "cpu", "w8a8") == "torch"
+    with pytest.raises(UnsupportedModelError, match=r"overflow.*no kernels for quantised weights"):
+        chosen(wide, "auto", None, "cpu", "w8a8")
     assert chosen(made, "auto", torch.float64, "cpu") == "torch"
     for changed, quantised, says in (
         (odd, None, "heads of 24 values"),
         (wide, WEIGHT_FORMATS["w8a16"], "may overflow 32 bits"),
+        (dataclasses.replace(made, intermediate_size=144), WEIGHT_FORMATS["w4a8"], "intermediate_size is 144"),
     ):
         with pytest.raises(UnsupportedModelError, match=says):
             check_supported(changed, quantised, torch.float32)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.backends.int8 import quantise_rows
 from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.models.config import Experts
 from slipstream.models.load_settings import LoadSettings

@@ -28,7 +28,7 @@ def test_logits_and_texts_are_those_of_our_own_decoder(tmp_path: Path) -> None:
     """In float32: to 1e-3 of the largest logit at every token of a text, the bound for all models; it is 1e-5 here.
     A chat, plain and with a lookup drafter, gives the same tokens."""
     file = convert_to_gguf(target_dir(), tmp_path / "embedded.gguf", "f32").file
-    llm, own = LLM(file, threads=2), Decoder.load(target_dir(), "torch", torch.float32, "cpu")
+    llm, own = LLM(file, executor="llamacpp", threads=2), Decoder.load(target_dir(), "torch", torch.float32, "cpu")
     ids = llm.tokenizer.encode(TEXT)
     seqs = [Sequence(ids[:2]), Sequence(ids[:2])]
     found = llm.target.run(seqs[:1], Draft.chains([ids[2:]])).logits

@@ -54,12 +54,12 @@ def files(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="module")
 def llm(files: Tiny) -> LLM:
-    return LLM(files.target, threads=1)
+    return LLM(files.target, executor="llamacpp", threads=1)
 
 
 @pytest.fixture(scope="module")
 def small(files: Tiny) -> GgufTarget:
-    return as_target(files.draft, threads=1)
+    return as_target(files.draft, executor="llamacpp", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_plain_texts_are_those_of_our_own_decoder(llm: LLM, texts: list[str]) ->
     assert [llm.generate(prompt, PARAMS)[0].text for prompt in PROMPTS] == texts
     assert "".join(chunk.text for chunk in llm.stream(PROMPTS[1], PARAMS)) == texts[1]
     assert repr(llm).startswith("LLM(target=")
-    assert "backend='llama.cpp'" in repr(llm)
+    assert "backend='llamacpp'" in repr(llm)
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in DRAFTERS.values() if spec.needs is Needs.NOTHING])
@@ -108,7 +108,7 @@ def test_our_own_draft_model_and_a_gguf_target_and_the_other_way_round(
     files: Tiny, tiny: Tiny, texts: list[str]
 ) -> None:
     for target, draft in ((files.target, tiny.draft), (tiny.target, files.draft)):
-        own = "torch" if target == tiny.target else "auto"
+        own = "torch" if target == tiny.target else "llamacpp"
         llm = LLM(target, draft, draft_tokens=4, threads=1, executor=own)
         done = llm.generate(PROMPTS, PARAMS)
         assert [one.text for one in done] == texts
@@ -163,7 +163,7 @@ def test_lengths_are_chosen_from_measured_costs(llm: LLM, texts: list[str]) -> N
 
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:
     """And a cache that is smaller than what a pass could take is enough, with a tree that takes most of it."""
-    llm = LLM(files.target, "recycling", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
+    llm = LLM(files.target, "recycling", executor="llamacpp", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
     memory = llm.target.capabilities.memory
     assert memory is not None
     assert memory.capacity == 512 // memory.block
@@ -172,7 +172,7 @@ def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[s
 
 
 def test_more_requests_than_llamacpp_has_ids_wait(files: Tiny, texts: list[str]) -> None:
-    llm = LLM(files.target, threads=1, kv_tokens=32 * 300, max_batch=IDS + 4)
+    llm = LLM(files.target, executor="llamacpp", threads=1, kv_tokens=32 * 300, max_batch=IDS + 4)
     params = SamplingParams(max_tokens=2)
     done = llm.generate([PROMPTS[3]] * (IDS + 4), params)
     assert {one.finish_reason for one in done} == {"length"}
@@ -185,7 +185,7 @@ def test_requests_come_and_go_and_each_text_is_that_of_the_request_alone(llm: LL
     llm.use(None)
     stems = [[chosen.randrange(90) for _ in range(length)] for length in (33, 64, 100)]
     for drafter in ("recycling", files.draft):
-        served = LLM(files.target, drafter, draft_tokens=5, threads=1, kv_tokens=512, max_batch=24)
+        served = LLM(files.target, drafter, executor="llamacpp", draft_tokens=5, threads=1, kv_tokens=512, max_batch=24)
         engine, seqs = served.engine(), list[Sequence]()
         for turn in range(40):
             if turn < 24:
@@ -210,7 +210,8 @@ def test_requests_come_and_go_and_each_text_is_that_of_the_request_alone(llm: LL
 
 def test_two_models_of_one_file_run_in_two_threads(files: Tiny, texts: list[str]) -> None:
     """One as a draft model of the other, too."""
-    both = [LLM(files.target, "suffix", threads=1), LLM(files.target, files.target, draft_tokens=4, threads=1)]
+    drafts = {"suffix": {}, files.target: {"draft_tokens": 4}}
+    both = [LLM(files.target, draft, executor="llamacpp", threads=1, **more) for draft, more in drafts.items()]
     with ThreadPoolExecutor() as pool:
         for done in pool.map(lambda one: one.generate(PROMPTS * 2, PARAMS), both):
             assert [one.text for one in done] == texts * 2
@@ -228,7 +229,7 @@ def test_prompts_of_very_different_length_and_a_full_context(llm: LLM) -> None:
 
 def test_a_served_chat_reads_only_what_is_new(files: Tiny, texts: list[str]) -> None:
     """And requests that share less than a block do not wait for each other."""
-    llm = LLM(files.target, "suffix", draft_tokens=3, threads=1, kv_tokens=512)
+    llm = LLM(files.target, "suffix", executor="llamacpp", draft_tokens=3, threads=1, kv_tokens=512)
     engine = llm.engine()
     long = PROMPTS[2] * 3
     for prompts, cached in (([long], 0), ([long], 1), ([PROMPTS[0], PROMPTS[0] + "x"], 0)):
@@ -266,7 +267,7 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
     seen = engine_facts(llm)
     assert seen["target"]["name"] == "target.gguf"
     assert len(seen["target"]["sha256"]) == 16
-    assert (seen["executor"], seen["quantize"], seen["kv_dtype"]) == ("llama.cpp", None, "float32")
+    assert (seen["executor"], seen["quantize"], seen["kv_dtype"]) == ("llamacpp", None, "float32")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,6 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
     [
         ({"quantize": "int8"}, "slipstream convert"),
         ({"dtype": "bfloat16"}, "leave it out"),
-        ({"executor": "native"}, "leave it out"),
         ({"device": "cuda"}, "leave it out"),
         ({"device": "nonesuch"}, "leave it out"),
         ({"kv_dtype": "int4"}, "float32"),
@@ -284,13 +284,13 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
 )
 def test_settings_that_a_gguf_model_does_not_have_are_refused(files: Tiny, settings: dict[str, Any], fix: str) -> None:
     with pytest.raises(ParameterError) as error:
-        LLM(files.target, **settings)
+        LLM(files.target, executor="llamacpp", **settings)
     assert next(iter(settings)) in error.value.what
     assert fix in str(error.value)
 
 
 def test_quantisation_of_a_gguf_draft_is_refused_not_ignored(files: Tiny, tiny: Tiny) -> None:
-    with pytest.raises(ParameterError, match="quantize='w8a8' was asked of a GGUF model"):
+    with pytest.raises(ParameterError, match="quantize='w8a8' was asked of a GGUF file"):
         LLM(tiny.target, files.draft, executor="torch", draft_quantize="w8a8")
 
 
@@ -299,12 +299,12 @@ def test_a_draft_of_other_tokens_is_refused(files: Tiny, tmp_path: Path) -> None
     other = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 8}
     (tmp_path / "other.gguf").write_bytes(tiny_model(**other))
     with pytest.raises(PairError, match="do not share a vocabulary"):
-        LLM(files.target, tmp_path / "other.gguf", threads=1)
+        LLM(files.target, tmp_path / "other.gguf", executor="llamacpp", threads=1)
 
 
 def test_without_a_tokenizer_prompts_are_ids(tmp_path: Path) -> None:
     (tmp_path / "bare.gguf").write_bytes(tiny_model())
-    llm = LLM(tmp_path / "bare.gguf", threads=1)
+    llm = LLM(tmp_path / "bare.gguf", executor="llamacpp", threads=1)
     assert llm.tokenizer is None
     assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].token_ids) == 4
     with pytest.raises(SlipstreamError, match="tokenizer"):
@@ -318,13 +318,13 @@ def test_weights_that_are_no_numbers_are_an_error_that_names_what_a_gguf_model_h
     data[at : at + 4] = np.float32("nan").tobytes()
     (tmp_path / "nan.gguf").write_bytes(data)
     with pytest.raises(TargetError, match=r"not finite .* kv_dtype='float32'"):
-        LLM(tmp_path / "nan.gguf", threads=1).generate(PROMPTS[0], PARAMS)
+        LLM(tmp_path / "nan.gguf", executor="llamacpp", threads=1).generate(PROMPTS[0], PARAMS)
 
 
 def refused(file: Path, data: bytes, kind: type[SlipstreamError], match: str) -> None:
     file.write_bytes(data)
     with pytest.raises(kind, match=match) as error:
-        LLM(file, threads=1)
+        LLM(file, executor="llamacpp", threads=1)
     assert error.value.fix
 
 
@@ -343,7 +343,7 @@ def test_models_that_llamacpp_refuses_are_one_clear_error(
     refused(tmp_path / "d.gguf", tiny_model()[:-64], LoadError, "not a whole GGUF file")
     refused(tmp_path / "e.gguf", tiny_model(**{"tokenizer.ggml.model": None}), LoadError, "tokenizer")
     (tmp_path / "f.gguf").write_bytes(tiny_model())
-    LLM(tmp_path / "f.gguf", threads=1).generate([[1]], SamplingParams(max_tokens=2))
+    LLM(tmp_path / "f.gguf", executor="llamacpp", threads=1).generate([[1]], SamplingParams(max_tokens=2))
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
 
@@ -353,7 +353,7 @@ def test_an_architecture_whose_state_cannot_be_rolled_back_is_named(
 ) -> None:
     monkeypatch.setattr(llamacpp_library.llama_cpp(), "llama_model_is_recurrent", lambda model: True)
     with pytest.raises(UnsupportedModelError, match="'llama' cannot be rolled back"):
-        as_target(files.target, threads=1)
+        as_target(files.target, executor="llamacpp", threads=1)
 
 
 def test_without_the_package_it_is_named(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_without_the_package_it_is_named(files: Tiny, monkeypatch: pytest.Monkey
     llamacpp_library.llama_cpp.cache_clear()
     try:
         with pytest.raises(LoadError, match=r"llama-cpp-python cannot be imported.*slipstream\[gguf\]"):
-            as_target(files.target, threads=1)
+            as_target(files.target, executor="llamacpp", threads=1)
     finally:
         monkeypatch.undo()
         llamacpp_library.llama_cpp.cache_clear()
@@ -374,7 +374,7 @@ def test_weights_of_less_precision_are_close(gguf_file: Callable[..., Path]) -> 
     prompt, errors = list(range(1, 40)), {}
     logits = {}
     for kind in ("f32", "f16", "q8_0", "q4_k_m"):
-        target = as_target(gguf_file("llama", kind), threads=1)
+        target = as_target(gguf_file("llama", kind), executor="llamacpp", threads=1)
         logits[kind] = target.run([Sequence(prompt)], Draft.empty(1)).logits.clone()
         runtime = target.capabilities.runtime
         assert runtime is not None

@@ -209,7 +209,7 @@ def test_several_steps_in_one_call_are_single_steps(llama: Case, kind: str) -> N
 def test_a_context_gets_more_ids_when_they_are_needed(gguf_file: Callable[..., Path], reference: Ref) -> None:
     """By a tree with many branches, by many sequences, and by a fork; what was read before is read again."""
     for reason in ("tree", "sequences", "fork"):
-        target = as_target(gguf_file("llama"), threads=1)
+        target = as_target(gguf_file("llama"), executor="llamacpp", threads=1)
         case = Case(target, reference("llama", torch.float32), CLOSE)
         seqs = [case.prefilled(7), case.prefilled(4)]
         assert target.ids.context.ids == FEW_IDS
@@ -232,7 +232,7 @@ def test_a_context_gets_more_ids_when_they_are_needed(gguf_file: Callable[..., P
 
 
 def test_steps_in_one_call_may_need_more_ids(gguf_file: Callable[..., Path], reference: Ref) -> None:
-    target = as_target(gguf_file("llama"), threads=1)
+    target = as_target(gguf_file("llama"), executor="llamacpp", threads=1)
     case = Case(target, reference("llama", torch.float32), CLOSE)
     seqs = [case.sequence(3) for _ in range(FEW_IDS + 1)]
     made = target.decode_steps(seqs, 3)
@@ -313,7 +313,7 @@ def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(llama: C
 
 def test_kept_texts_give_way_to_requests(gguf_file: Callable[..., Path], reference: Ref) -> None:
     """Where cells run short, where ids do, and when a context gets more ids, which empties it."""
-    target = as_target(gguf_file("llama"), threads=1, kv_tokens=512)
+    target = as_target(gguf_file("llama"), executor="llamacpp", threads=1, kv_tokens=512)
     case = Case(target, reference("llama", torch.float32), CLOSE)
     memory = target.capabilities.memory
     assert memory is not None

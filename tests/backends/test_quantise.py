@@ -1,11 +1,11 @@
-"""`int4.quantise_blocks`: small errors, and weights that it holds exactly."""
+"""`quantise_blocks`: small errors, and weights that it holds exactly."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from slipstream.backends.int4 import GROUP, LEVELS, quantise_blocks
+from slipstream.backends.quantise import GROUP, LEVELS, quantise_blocks
 
 
 def plain(weight: torch.Tensor) -> torch.Tensor:
@@ -19,7 +19,7 @@ def plain(weight: torch.Tensor) -> torch.Tensor:
 def test_errors_are_smaller_than_those_of_rounding_between_the_ends() -> None:
     rng = torch.Generator().manual_seed(1)
     for weight in (torch.randn(64, 256, generator=rng), torch.randn(64, 256, generator=rng) ** 3):
-        error = (torch.from_numpy(quantise_blocks(weight).floats()) - weight).square().mean()
+        error = (torch.from_numpy(quantise_blocks(weight, 4).floats()) - weight).square().mean()
         assert error < 0.9 * (plain(weight) - weight).square().mean()
 
 
@@ -28,18 +28,27 @@ def test_weights_of_sixteen_levels_are_held_exactly() -> None:
     integers = rng.integers(0, 16, (8, 4, GROUP))
     integers[..., 0], integers[..., 1] = 0, 15
     weight = torch.from_numpy((integers * 0.25 - 1.5).reshape(8, -1)).float()
-    assert torch.equal(torch.from_numpy(quantise_blocks(weight).floats()), weight)
+    assert torch.equal(torch.from_numpy(quantise_blocks(weight, 4).floats()), weight)
 
 
 def test_groups_of_one_value_and_tiny_values_are_finite_and_close() -> None:
     weight = torch.zeros(3, 2 * GROUP)
     weight[1], weight[2, GROUP:] = 0.75, 1e-9
-    found = quantise_blocks(weight).floats()
+    found = quantise_blocks(weight, 4).floats()
     assert np.isfinite(found).all()
     assert np.abs(found - weight.numpy()).max() < 1e-6
 
 
 def test_a_matrix_of_several_chunks_is_quantised_like_its_rows() -> None:
     weight = torch.randn(70, 64, generator=torch.Generator().manual_seed(2))
-    whole = quantise_blocks(weight).floats()
-    assert np.array_equal(whole[33:34], quantise_blocks(weight[33:34]).floats())
+    whole = quantise_blocks(weight, 4).floats()
+    assert np.array_equal(whole[33:34], quantise_blocks(weight[33:34], 4).floats())
+
+
+def test_eight_bits_are_symmetric_and_hold_whole_multiples_of_a_scale() -> None:
+    integers = np.random.default_rng(3).integers(-127, 128, (8, 4, GROUP))
+    integers[..., 0] = 127
+    weight = torch.from_numpy(integers.reshape(8, -1) * 0.25).float()
+    made = quantise_blocks(weight, 8)
+    assert made.minima is None
+    assert torch.equal(torch.from_numpy(made.floats()), weight)
