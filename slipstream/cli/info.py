@@ -29,7 +29,7 @@ NARROW = 8
 
 @grouped
 def info(
-    model: str = argument("Model: folder, hub id, GGUF file, or 'embedded'.", default="embedded"),
+    model: str = argument("Model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", default="embedded"),
     draft: str | None = argument("Draft model, to check the pair.", default=None, shown=False),
     measure: bool = option(False, "Of a pair: load both models and measure acceptance rate and speed-up."),
     draft_tokens: int = option(4, "Draft tokens per step, with --measure.", "--draft-tokens", "-k"),

@@ -20,6 +20,7 @@ from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import AUTO, RULES, one_of
+from slipstream.zoo import checkpoint_of
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -73,9 +74,15 @@ class ModelOptions(LoadSettings):
     """Target, draft and speculation, beside the settings of loading."""
 
     PANEL: ClassVar[str] = "Models"
-    target: str = option("embedded", "Target model: folder, hub id, GGUF file, or 'embedded'.", "--target", "-m")
+    target: str = option(
+        "embedded", "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2'.", "--target", "-m"
+    )
     draft: str | None = option(
-        None, "Draft model or draft head: folder, hub id, GGUF file, or 'embedded'.", "--draft", "-md", shown="embedded"
+        None,
+        "Draft model or draft head: folder, hub id, GGUF file, 'embedded' or 'smollm2'.",
+        "--draft",
+        "-md",
+        shown="embedded",
     )
     drafter: str | None = option(
         None,
@@ -118,7 +125,7 @@ class ModelOptions(LoadSettings):
     def __post_init__(self) -> None:
         one_of("rule", self.rule, tuple(RULES))
         super().__post_init__()
-        self.check_device_map(is_gguf(self.target))
+        self.check_device_map(is_gguf(checkpoint_of(self.target, "target")))
         self.length  # noqa: B018 raises for K < 0
         asked(self.names, self.draft_model)  # raises for unknown names and for a drafter that lacks its draft model
         parse_options(self.drafter_option or ())

@@ -81,7 +81,7 @@ def draft(
     loop: LoopOptions,
     texts: TextOptions,
     begin: str | None = option(
-        None, "Draft model to continue from: folder, hub id or 'embedded'.", "--start", shown="from scratch"
+        None, "Draft model to continue from: folder, hub id, 'embedded' or 'smollm2'.", "--start", shown="from scratch"
     ),
     hidden_size: int = option(256, "Hidden size, from scratch."),
     layers: int = option(2, "Number of layers, from scratch."),

@@ -29,8 +29,14 @@ class DataOptions:
 
     PANEL: ClassVar[str] = "Data"
     out: Path | None = option(None, "Output folder.", shown="runs/METHOD")
-    target: str = option("embedded", "Target model: folder, hub id, or 'embedded'.", "--target", "-m")
+    target: str = option("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
     data: list[str] | None = option(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
+    self_tokens: int = option(
+        0,
+        "Train on conversations of about this many tokens that the target, a chat model, writes by itself.",
+        "--self",
+        metavar="TOKENS",
+    )
     share: list[float] | None = option(
         None, "Sampling weight of a --data; repeatable, one per --data.", shown="by size"
     )
@@ -87,10 +93,10 @@ class TextOptions:
 
 def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, options: Callable[[], Any]) -> None:
     """Prepare, print the estimate, and train unless it is a dry run. options: creates the options of the objective."""
-    if not data.data:
+    if not data.data and not data.self_tokens:
         raise ParameterError(
             "no training data was given",
-            fix="give --data: a file or a folder",
+            fix="give --data, a file or a folder; or --self TOKENS for a chat model",
         )
     quieten()
     made = options()  # reports invalid options before the slow imports
@@ -109,8 +115,9 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
         eval_steps=loop.eval_steps, max_steps=loop.max_steps,
     )  # fmt: skip
     settings = RunConfig(
-        kind=kind, target=data.target, data=tuple(data.data), options=made, loop=wanted,
-        heldout_share=data.heldout_share, regenerate=data.regenerate, regenerate_share=data.regenerate_share,
+        kind=kind, target=data.target, data=tuple(data.data or ()), options=made, loop=wanted,
+        self_tokens=data.self_tokens, heldout_share=data.heldout_share, regenerate=data.regenerate,
+        regenerate_share=data.regenerate_share,
         cache_hidden=data.cache_hidden, texts=texts.texts, text_tokens=texts.text_tokens,
         temperatures=tuple(dict.fromkeys((0.0, *(texts.temperature or (0.8,))))), executor=data.executor,
         command=shlex.join(["slipstream", *sys.argv[1:]]),

@@ -21,7 +21,7 @@ from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, checkpoint_of
+from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
@@ -166,7 +166,9 @@ class DraftPlan:
             return self
         path = self.options["model"]
         refuse_misspelt(path)
-        folder = path if weights or is_gguf(path) else _small_files(path, "draft")
+        if is_gguf(checkpoint_of(path, "draft")):
+            return replace(self, bare=False)
+        folder = path if weights else _small_files(path, "draft")
         from slipstream.heads.recognition import recognise
 
         kind = None if folder is None else recognise(folder)
@@ -234,8 +236,9 @@ def check_vocabulary(target: str, draft: Any) -> None:
         return
     from slipstream.models.pair_check import require_pair
 
-    if is_gguf(target) or is_gguf(draft):
-        return require_pair(checkpoint_of(target, "target"), checkpoint_of(draft, "draft"))
+    files = checkpoint_of(target, "target"), checkpoint_of(draft, "draft")
+    if any(map(is_gguf, files)):
+        return require_pair(*files)
     ours, theirs = _small_files(target, "target"), _small_files(draft, "draft")
     if ours and theirs and (_is_here(draft) or _has_tokens(theirs)):
         require_pair(ours, theirs)
@@ -266,9 +269,9 @@ def _small_files(name: str | Path, role: str) -> Path | None:
 def refuse_misspelt(name: str | Path) -> None:
     """Raise ParameterError for a name that is nearly one of ours, before the hub is asked for it."""
     draft = str(name)
-    if draft == EMBEDDED or "/" in draft or Path(draft).expanduser().exists():
+    if draft in NAMES or "/" in draft or Path(draft).expanduser().exists():
         return
-    near = get_close_matches(draft, [*DRAFTERS, EMBEDDED], n=1, cutoff=0.75)
+    near = get_close_matches(draft, [*DRAFTERS, *NAMES], n=1, cutoff=0.75)
     if near:
         raise ParameterError(
             f"there is no drafter, folder or model {draft!r}", fix=f"did you mean {near[0]!r}? A folder: ./{draft}"

@@ -1,4 +1,4 @@
-"""Generates training text with the target: prefixes of the data, continued by the target.
+"""Generates training text with the target: prompts, continued by the target.
 
 A head predicts the target's text, not the text of the data, so training on the former raises acceptance (EAGLE,
 2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting is lossless either way.
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slipstream.bench.loops import looping
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -25,14 +26,13 @@ from slipstream.training.packing import Stream, write_masked
 @dataclass(frozen=True)
 class RegenerateConfig(Strict):
     """tokens        number of tokens to generate in total.
-    new_tokens    maximum tokens of one answer. prompt_tokens: (minimum, maximum) of a prefix without answers.
+    new_tokens    maximum tokens of one answer.
     temperatures  each continuation uses one of these at random; 0 gives the text of greedy decoding.
     shard         continuations per shard.
     """
 
     tokens: int
     new_tokens: int = 160
-    prompt_tokens: tuple[int, int] = (32, 300)
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.8, 1.0)
     shard: int = 128
     seed: int = 0
@@ -40,13 +40,25 @@ class RegenerateConfig(Strict):
     def __post_init__(self) -> None:
         for name in ("tokens", "new_tokens", "shard"):
             check_integer(name, getattr(self, name), 1)
-        low, high = self.prompt_tokens
-        if not 1 <= low <= high:
-            raise ParameterError(f"prompt_tokens is {self.prompt_tokens}", fix="give (minimum, maximum), at least 1")
         if not self.temperatures:
             raise ParameterError("temperatures is empty", fix="give at least one, e.g. 0")
         for temperature in self.temperatures:
             check_number("temperature", temperature, 0.0, 100.0)
+
+
+Prompts = Callable[[np.random.Generator, int], list[list[int]]]
+"""(random numbers, count) -> at most so many prompts."""
+
+
+def prefixes(streams: list[Stream], lengths: tuple[int, int], longest: int) -> Prompts:
+    """Prefixes of documents (`prompts_of`). Sources are drawn in proportion to their size."""
+    sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
+
+    def draw(rng: np.random.Generator, count: int) -> list[list[int]]:
+        stream = streams[int(rng.choice(len(streams), p=sizes / sizes.sum()))]
+        return prompts_of(stream, rng, count, lengths, longest)
+
+    return draw
 
 
 def prompts_of(
@@ -84,29 +96,28 @@ def prompts_of(
 
 def regenerate(
     llm: LLM,
-    streams: list[Stream],
-    folder: Path,
+    prompts: Prompts,
+    path: Path,
     config: RegenerateConfig,
-    vocab_size: int,
     say: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Write `folder/regenerated.bin` (a stream with a mask of the answers) and return its path.
+    """Write a stream with a mask of the answers, and return its path. Answers that loop are left out.
 
-    Sources are drawn in proportion to their size. say: called with (tokens so far, total) after every shard.
+    say: called with (tokens of answers so far, total) after every shard. Raises ParameterError if nearly all loop.
     """
-    path = folder / "regenerated.bin"
     if path.is_file():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes = np.array([len(s.tokens) for s in streams], dtype=np.float64)
-    made, shard = 0, 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made, shard, vocab_size = 0, 0, llm.target.vocab_size
+
+    def part_of(shard: int) -> Path:
+        return path.with_name(f"{path.stem}-{shard:05d}.bin")
+
     while made < config.tokens:
-        part = folder / f"regenerated-{shard:05d}.bin"
+        part, before = part_of(shard), made
         if not part.is_file():
             rng = np.random.default_rng([config.seed, 17, shard])
-            stream = streams[int(rng.choice(len(streams), p=sizes / sizes.sum()))]
-            longest = max(1, llm.target.context - config.new_tokens)
-            asked = prompts_of(stream, rng, config.shard, config.prompt_tokens, longest)
+            asked = prompts(rng, config.shard)
             params = [
                 SamplingParams(
                     temperature=float(rng.choice(config.temperatures)),
@@ -119,19 +130,30 @@ def regenerate(
             texts = [
                 ([*c.prompt_token_ids, *c.token_ids], [False] * len(p) + [True] * len(c.token_ids))
                 for p, c in zip(asked, done, strict=True)
+                if not looping({0: c.token_ids})
             ]
+            if not texts:
+                raise ParameterError(
+                    "every text that the target wrote ends in a loop",
+                    why="a head would learn nothing but the loops",
+                    fix="give other --data, or a target that writes better",
+                )
             write_masked(part, texts, None, vocab_size)
-        found = Stream.open(part, whole=True)
-        made += 0 if found.mask is None else int(found.mask.sum())
+        written = Stream.open(part, whole=True)
+        made = before + (0 if written.mask is None else int(written.mask.sum()))
         shard += 1
         say(made, config.tokens)
 
     def everything() -> Iterator[Marked]:
+        seen = set[tuple[int, ...]]()
         for i in range(shard):
-            yield from Stream.open(folder / f"regenerated-{i:05d}.bin", whole=True).documents()
+            for ids, mask in Stream.open(part_of(i), whole=True).documents():
+                if tuple(ids) not in seen:
+                    seen.add(tuple(ids))
+                    yield ids, mask
 
     write_masked(path, everything(), None, vocab_size)
     for i in range(shard):
         for suffix in (".bin", ".starts.npy", ".mask.bin"):
-            (folder / f"regenerated-{i:05d}").with_suffix(suffix).unlink(missing_ok=True)
+            part_of(i).with_suffix(suffix).unlink(missing_ok=True)
     return path

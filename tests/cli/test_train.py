@@ -112,7 +112,7 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
     assert "holds no text files" in refused(target, "empty")
     assert "the training data is too short" in refused(tiny.target, "short.txt")
     assert "is text, but the target has no tokenizer" in refused(target, "short.txt")
-    assert "is a GGUF file" in refused(tmp_path / "model.gguf", "short.txt")
+    assert "has version 0 of GGUF" in refused(tmp_path / "model.gguf", "short.txt")
     assert "nothing can be trained for it" in refused(tmp_path / "gptj", "short.txt")
     assert "is not a folder" in refused(tmp_path / "nowhere" / "at" / "all", "short.txt")
     assert "there is no checkpoint" in refused(tiny.target, "short.txt", "--resume")

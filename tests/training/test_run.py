@@ -311,8 +311,9 @@ def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
 
     llm = LLM(Decoder.load(tiny_target, "torch", threads=1), max_batch=16, draft_tokens=4)
     source = Stream.open(tiny_data, whole=False)
-    config = module.RegenerateConfig(tokens=200, new_tokens=10, prompt_tokens=(4, 12), shard=8, seed=3)
-    whole = Stream.open(module.regenerate(llm, [source], tmp_path / "a", config, 48), whole=True)
+    prompts = module.prefixes([source], (4, 12), 100)
+    config = module.RegenerateConfig(tokens=200, new_tokens=10, shard=8, seed=3)
+    whole = Stream.open(module.regenerate(llm, prompts, tmp_path / "a.bin", config), whole=True)
     assert whole.mask is not None
     assert int(whole.mask.sum()) >= 200
 
@@ -324,12 +325,12 @@ def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
             raise Stopped
 
     with pytest.raises(Stopped):
-        module.regenerate(llm, [source], tmp_path / "b", config, 48, stop)
-    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "b").glob("*.bin")}
+        module.regenerate(llm, prompts, tmp_path / "b.bin", config, stop)
+    parts = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("b-*.bin")}
     assert parts
-    resumed = Stream.open(module.regenerate(llm, [source], tmp_path / "b", config, 48), whole=True)
+    resumed = Stream.open(module.regenerate(llm, prompts, tmp_path / "b.bin", config), whole=True)
     assert resumed.tokens.tolist() == whole.tokens.tolist()
-    assert not list((tmp_path / "b").glob("regenerated-*"))
+    assert not list(tmp_path.glob("b-*"))
     # The answers are the target's text: greedy decoding repeats the greedy ones.
     _, mask = next(iter(whole.documents()))
     assert mask is not None
