@@ -127,7 +127,8 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
         )
     text = config.self_tokens or any(not name.endswith(".bin") for name in config.data)
     tokenizer = tokenizer_of(source) if text else None
-    check_sources(config.data, tokenizer)
+    if config.data or not config.self_tokens:
+        check_sources(config.data, tokenizer)
 
     def load() -> tuple[Decoder, LLM]:
         say(f"loading {config.target}")
