@@ -2,11 +2,12 @@
 # `make bench BENCH="--rounds 3"`.
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
+IK := .venv-peer-ik
 VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp vllm bench-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-ik vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -23,8 +24,8 @@ bench-serve: $(READY)
 bench-vllm: $(READY) $(VLLM)/.ready
 	$(BIN)/python -m benchmarks.serve --vllm $(BENCH_VLLM)
 
-# Needs `make gguf`.
-bench-gguf: $(READY)
+# Q4_K_M files and llama.cpp need `make gguf`.
+bench-gguf: $(READY) $(IK)/.ready
 	$(BIN)/python -m benchmarks.gguf $(GGUF)
 
 # Not a measurement: which causal models of transformers run, as tiny random ones. Writes the table in docs/support.md.
@@ -49,6 +50,8 @@ side-by-side: $(READY)
 peers: peer-genai peer-llamacpp vllm
 peer-genai: $(GENAI)/.ready
 peer-llamacpp: $(LLAMACPP)/.ready
+# ik_llama.cpp, compiled for this processor: twelve minutes on two cores. Its wheel has AVX2 only.
+peer-ik: $(IK)/.ready
 # vLLM's CPU build, for `slipstream serve --engine vllm` and for comparisons.
 vllm: $(VLLM)/.ready
 
@@ -56,6 +59,17 @@ $(GENAI)/.ready: benchmarks/peers/constraints.txt
 	$(PYTHON) -m venv $(GENAI)
 	$(GENAI)/bin/pip install --quiet $(TORCH)
 	$(GENAI)/bin/pip install --quiet --no-deps --requirement $<
+	@touch $@
+
+$(IK)/.ready:
+	$(PYTHON) -m venv $(IK)
+	$(IK)/bin/pip download --quiet --no-deps --no-binary :all: --dest $(IK)/archive ik-llama-cpp-python==0.1.5
+	mkdir -p $(IK)/src
+	tar -xzf $(IK)/archive/*.tar.gz -C $(IK)/src --strip-components 1
+	cmake -S $(IK)/src/vendor/ik_llama.cpp -B $(IK)/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+		-DBUILD_SHARED_LIBS=ON $(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)
+	cmake --build $(IK)/build --target ggml llama --parallel 2
+	$(IK)/bin/pip install --quiet numpy
 	@touch $@
 
 # Compiles llama.cpp: ten minutes on one core. CMAKE_BUILD_PARALLEL_LEVEL sets how many files at a time.

@@ -30,15 +30,18 @@ class ContenderError(RuntimeError):
 class Worker:
     """The driver's end of one contender process."""
 
-    def __init__(self, name: str, module: str, python: str | Path = sys.executable):
-        """`module` is run by `python` from the repository root, with every thread pool limited to `THREADS`."""
+    def __init__(
+        self, name: str, module: str, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
+    ):
+        """`module` is run by `python` from the repository root, with every thread pool limited to `THREADS`.
+        environment: variables besides."""
         self.name = name
         threads = {key: str(THREADS) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OPENVINO_LOG_LEVEL": "0"}
         self.process = subprocess.Popen(
             [str(python), "-m", module],
             cwd=ROOT,
-            env={**os.environ, **threads, **quiet, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **threads, **quiet, "PYTHONPATH": str(ROOT), **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

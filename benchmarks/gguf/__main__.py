@@ -1,173 +1,156 @@
-"""GGUF models: Slipstream against llama-cpp-python's own `Llama`, on the same files and the same compiled llama.cpp.
+"""GGUF files on our own kernels against ik_llama.cpp and llama.cpp: plain decoding, prompts, perplexity, memory.
 
-    python -m benchmarks.gguf --minutes 8
-    python -m benchmarks.gguf --model 110M --only Q4_K_M --rounds 3
+    python -m benchmarks.gguf                      # SmolLM2; needs `make peer-ik`, and `make gguf` for llama.cpp
+    python -m benchmarks.gguf --model 510M --prompts ../data/question.jsonl
 
-Each contender runs in a process of its own; for each prompt every one runs once, in rotating order.
+Each contender is a process of its own. For each prompt every one runs once, in rotating order. A contender counts in a
+comparison if its perplexity is at most 5 % above the lowest one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import math
 import statistics
 import sys
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
-from benchmarks.backend.models import MODELS, checkpoint
 from benchmarks.figures import spread
-from benchmarks.gguf.lineup import KINDS, LENGTHS, Side, bars, sides
+from benchmarks.gguf.files import IK_HOME, file_of, ik_environment
+from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, OURS, Side, bars, sides
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from benchmarks.prompts import SETS, Prompt, load, shortened
-from benchmarks.protocol import ROOT, THREADS, Worker, fingerprint
+from benchmarks.protocol import ROOT, THREADS, Worker
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends
-from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
 
-console = Console(stderr=True)
-WORKERS = {"slipstream": "benchmarks.gguf.slipstream_worker", "bindings": "benchmarks.gguf.bindings_worker"}
+REQUEST, LENGTHS, ROWS = 80, (512, 2048), (1, 2, 4, 6, 8)
+WINDOW, ORDERLY = 512, 1.05
 
 
 def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf", description=__doc__)
-    parser.add_argument("--model", choices=[n for n in MODELS if MODELS[n].kind == "llama"], default="14M")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="quantisations")
-    parser.add_argument("--prompt-folder", type=Path, default=ROOT / "slipstream" / "zoo" / "prompts")
-    parser.add_argument("--prompts", type=int, default=4, help="of each set")
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--model", choices=MODELS, default="smollm2")
+    parser.add_argument("--prompts", type=Path, help="Spec-Bench's question.jsonl; without it the embedded prompts")
+    parser.add_argument("--each", type=int, default=1, help="prompts of each category")
+    parser.add_argument("--only", nargs="+", choices=(OURS, IK, LLAMACPP), default=[OURS, IK, LLAMACPP])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=10.0, help="no round begins after so many")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="draft lengths to choose from")
-    parser.add_argument(
-        "--processor-time",
-        action="store_true",
-        help="one thread, and its processor time instead of wall time: for a machine with other work",
-    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="no round begins after so many")
+    parser.add_argument("--scored", type=int, default=9675, help="tokens of the text whose perplexity is measured")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
 
 
-def converted(folder: Path, kind: str, files: Path) -> Path:
-    """The checkpoint as a GGUF file, made once for each content of its weights."""
-    file = files / f"{fingerprint(folder)}-{kind}.gguf"
-    if not file.exists():
-        files.mkdir(parents=True, exist_ok=True)
-        convert_to_gguf(folder, file, kind.lower())
-    return file
+def texts_of(options: argparse.Namespace) -> tuple[dict[str, list[int]], list[int]]:
+    """(requests by name, ids of a long text). Made targets read code, SmolLM2 chats."""
+    chat = options.model == "smollm2"
+    tokenizer = load_tokenizer(zoo.smollm2_file() if chat else zoo.target_dir())
+    if options.prompts is None:
+        asked = {f"{kind} {i}": one["prompt"] for kind in ("varied", "edit", "code")
+                 for i, one in enumerate(zoo.prompts(kind)[: 8 * options.each])}  # fmt: skip
+    else:
+        asked, counts = {}, dict[str, int]()
+        for line in options.prompts.read_text(encoding="utf-8").splitlines():
+            one = json.loads(line)
+            number = counts[one["category"]] = counts.get(one["category"], 0) + 1
+            asked[f"{one['category']} {number}"] = one["turns"][0]
+    whole = tokenizer.encode("\n\n".join(asked.values()))
+    kept = {name: text for name, text in asked.items() if int(name.split()[-1]) <= options.each}
+    ids = {name: tokenizer.encode(text) for name, text in kept.items()}
+    if chat:
+        talk = {name: [{"role": "user", "content": text}] for name, text in kept.items()}
+        frames = {
+            n: tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for n, t in talk.items()
+        }
+        ids = {name: tokenizer.encode(text) for name, text in frames.items()}
+    return {name: one[-1024:] for name, one in ids.items()}, whole
 
 
 class Run:
-    """The workers, and what was measured: contender -> seconds, [prompts][rounds]."""
+    """The workers, and what was measured: what -> contender -> seconds a token, [texts][rounds]."""
 
-    def __init__(self, who: dict[str, Side], texts: dict[str, list[Prompt]], processor_time: bool):
-        self.who, self.texts, self.processor_time = who, texts, processor_time
-        self.workers = {name: Worker(name, module) for name, module in WORKERS.items()}
-        self.chosen: dict[str, int] = {}
-        self.seconds: dict[str, list[list[float]]] = {key: [[] for _ in texts[side.text]] for key, side in who.items()}
-        self.outputs: dict[str, list[list[int]]] = {}
-        self.stats: dict[str, list[dict[str, Any]]] = {}
+    def __init__(self, who: Mapping[str, Side], model: str, files: Path):
+        self.who, self.seconds = dict(who), dict[str, dict[str, list[list[float]]]]()
+        self.workers, self.found = dict[str, Worker](), dict[str, dict[str, Any]]()
+        for key, side in who.items():
+            more = ik_environment() if side.who == IK else {}
+            python = IK_HOME / "bin/python" if side.who == IK else sys.executable
+            module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
+            self.workers[key] = Worker(key, module, python, more)
+            file, quantize = str(file_of(model, side.kind, files)), side.quantize
+            self.workers[key].call("load", name="model", file=file, threads=THREADS, quantize=quantize)
 
-    def one(self, key: str, prompt: Prompt, seed: int, length: int | None) -> dict[str, Any]:
-        side = self.who[key]
-        own = side.arguments | {"processor_time": self.processor_time}
-        if side.text == "random":
-            own = own | {"seed": seed}
-        if length is not None:
-            own = own | {"draft_tokens": length}
-        return self.workers[side.worker].call("generate", name=side.model, ids=prompt.ids, tokens=prompt.tokens, **own)
-
-    def choose(self, spare: list[Prompt]) -> None:
-        """The fastest of each contender's draft lengths."""
-        for key, side in self.who.items():
-            if side.lengths:
-                times = {
-                    n: statistics.median(self.one(key, p, 0, n)["seconds"] / p.tokens for p in spare * 2)
-                    for n in side.lengths
-                }
-                self.chosen[key] = min(times, key=lambda n: times[n])
-
-    def round(self, number: int) -> None:
+    def text(self, what: str, number: int, place: int, ids: list[int], tokens: int) -> None:
+        """One request of every contender."""
         keys = list(self.who)
-        for text, prompts in self.texts.items():
-            own = [key for key in keys if self.who[key].text == text]
-            for p, prompt in enumerate(prompts):
-                turn = (number + p) % len(own)
-                for key in own[turn:] + own[:turn]:
-                    found = self.one(key, prompt, p, self.chosen.get(key))
-                    self.seconds[key][p].append(found["seconds"])
-                    if number == 0:
-                        self.outputs.setdefault(key, []).append(found["tokens"])
-                        if "stats" in found:
-                            self.stats.setdefault(key, []).append(found["stats"])
+        turn = (number + place) % len(keys)
+        for key in keys[turn:] + keys[:turn]:
+            took = self.workers[key].call("request", name="model", ids=ids, tokens=tokens)
+            later = (took["seconds"] - took["first"]) / max(1, tokens - took["count"])
+            values = {what: took["seconds"] / tokens} if tokens == 1 else {"requests": took["seconds"] / tokens,
+                                                                         "decoding": later}  # fmt: skip
+            for name, value in values.items():
+                cells = self.seconds.setdefault(name, {}).setdefault(key, [])
+                while len(cells) <= place:
+                    cells.append([])
+                cells[place].append(value)
+
+    def scores(self, whole: list[int]) -> None:
+        """Perplexity, cost of several rows, and memory of each."""
+        windows = [whole[i : i + WINDOW] for i in range(0, len(whole) - 1, WINDOW)]
+        for key, worker in self.workers.items():
+            losses = [worker.call("loss", name="model", ids=window) for window in windows]
+            mean = sum(one["loss"] for one in losses) / sum(one["count"] for one in losses)
+            self.found[key] = {"perplexity": math.exp(mean), **worker.call("memory", name="model")}
+            if self.who[key].who == OURS:
+                passes = {n: list[float]() for n in ROWS}
+                for _ in range(5):
+                    for n in ROWS:
+                        passes[n] += worker.call("rows", name="model", count=n, repeats=12)["milliseconds"][2:]
+                self.found[key]["rows"] = {n: statistics.median(times) for n, times in passes.items()}
 
     def close(self) -> None:
         for worker in self.workers.values():
             worker.close()
 
 
-def texts_of(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[Prompt]], list[Prompt]]:
-    """(kind of text -> prompts, prompts that draft lengths are chosen on). A model of random weights has random ids,
-    whose greedy texts repeat themselves."""
-    draw = random.Random(0)
-    rows_of = json.loads((folder / "config.json").read_text())["vocab_size"]
-    noise = [Prompt([draw.randrange(4, rows_of) for _ in range(64)], options.tokens) for _ in range(options.prompts)]
-    if MODELS[options.model].config:
-        spare = [Prompt([draw.randrange(4, rows_of) for _ in range(64)], options.tokens) for _ in range(3)]
-        return {"greedy": noise, "random": noise}, spare
-    measured, spare_sets = load(options.prompt_folder, load_tokenizer(zoo.target_dir()), options.prompts)
-    both, spare = (shortened(sets, options.tokens) for sets in (measured, spare_sets))
-    return {"greedy": [p for s in SETS for p in both[s]], "random": noise}, [p for s in SETS for p in spare[s]]
-
-
 def main(words: Seq[str] | None = None) -> int:
     """Measure, and write gguf-MODEL.json and gguf-MODEL.md; 1 if a bar is missed."""
     options = arguments(words)
-    kinds = tuple(kind for kind in KINDS if kind in options.only)
-    folder = checkpoint(options.model, options.files)
-    files = {kind: converted(folder, kind, options.files) for kind in kinds}
-    texts, spare = texts_of(options, folder)
-    who, neighbours, run = sides(kinds, tuple(options.lengths)), OtherProcesses(), None
-    threads = 1 if options.processor_time else THREADS
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("loading", total=options.rounds)
-        run = Run(who, texts, options.processor_time)
-        try:
-            for kind, file in files.items():
-                run.workers["slipstream"].call("load", name=kind, file=str(file), threads=threads)
-                for name, lookup in ((kind, False), (f"{kind} lookup", True)):
-                    own = {"name": name, "kind": kind, "lookup": lookup, "threads": threads}
-                    run.workers["bindings"].call("load", file=str(file), **own)
-            run.choose(spare)
-            for key in who:  # warm up; draft lengths are learned
-                run.one(key, spare[0], 0, run.chosen.get(key))
-            deadline = monotonic() + 60 * options.minutes
-            for number in range(options.rounds):
-                progress.update(task, description=f"round {number + 1}", completed=number)
-                run.round(number)
-                if monotonic() > deadline:
-                    break
-            seen = {name: worker.call("info")["versions"] for name, worker in run.workers.items()}
-        finally:
-            run.close()
-    prompts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
+    requests, whole = texts_of(options)
+    run, neighbours = Run({k: s for k, s in sides(options.model).items() if s.who in options.only}, options.model,
+                          options.files), OtherProcesses()  # fmt: skip
+    try:
+        run.scores(whole[: options.scored])
+        deadline = monotonic() + 60 * options.minutes
+        for number in range(-1, options.rounds):  # the first round is not kept
+            for place, ids in enumerate(requests.values()):
+                run.text("requests", number, place, ids, REQUEST)
+            for length in LENGTHS:
+                run.text(f"prompt of {length}", number, 0, whole[:length], 1)
+            if number < 0:
+                run.seconds.clear()
+            elif monotonic() > deadline:
+                break
+        seen = {name: worker.call("info")["versions"] for name, worker in run.workers.items()}
+    finally:
+        run.close()
+    prompts = {} if options.prompts is None else {options.prompts.name: digest([options.prompts])}
     command = ["python", "-m", "benchmarks.gguf", *(sys.argv[1:] if words is None else words)]
-    source = provenance(str(folder), str(folder), prompts, command)
-    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "threads": threads}
-    source["processor_time"] = options.processor_time
-    results = assembled(run, kinds, source)
-    table = document(results, [heading, noise, figures, speeds])
+    source = provenance(options.model, options.model, prompts, command)
+    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "requests": list(requests)}
+    results = {"schema": 2, "provenance": source, "figures": figures_of(run, options.model),
+               "contenders": {key: run.found[key] | {"seconds": {what: each[key] for what, each in run.seconds.items()}}
+                              for key in run.who}}  # fmt: skip
+    table = document(results, [heading, noise, figures, speeds, widths])
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"gguf-{options.model}.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / f"gguf-{options.model}.md").write_text(table)
@@ -175,73 +158,70 @@ def main(words: Seq[str] | None = None) -> int:
     return 0 if all(row["reached"] for row in results["figures"]) else 1
 
 
-def assembled(run: Run, kinds: tuple[str, ...], source: dict[str, Any]) -> dict[str, Any]:
-    """The results as plain JSON values."""
+def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
+    """What was reached of `bars`; without a rival that is in order, nothing is said."""
+    best = min(one["perplexity"] for one in run.found.values())
     made = []
-    for bar in bars(kinds):
-        found = ratio(run.seconds[bar.bottom], run.seconds[bar.top])
-        same = None
-        if run.who[bar.top].text == "greedy":
-            pairs = zip(run.outputs[bar.top], run.outputs[bar.bottom], strict=True)
-            same = statistics.mean(a == b for a, b in pairs)
-        made.append(
-            {"text": bar.text, "reach": bar.reach, **vars(found), "reached": found.value >= bar.reach,
-             "same_texts": same}
-        )  # fmt: skip
-    contenders = []
-    for key, side in run.who.items():
-        speed = [[p.tokens / s for s in row] for p, row in zip(run.texts[side.text], run.seconds[key], strict=True)]
-        stats = run.stats.get(key, [])
-        proposed, accepted = (sum(s[n] for s in stats) for n in ("proposed", "accepted"))
-        contenders.append(
-            {"key": key, "label": side.label, "draft_tokens": run.chosen.get(key), "seconds": run.seconds[key],
-             "tokens_per_second": spread(speed),
-             "acceptance_rate": accepted / proposed if proposed else None}
-        )  # fmt: skip
-    return {"schema": 1, "provenance": source, "figures": made, "contenders": contenders}
+    for bar in bars(model):
+        orderly = [key for key in bar.bottoms if key in run.found and run.found[key]["perplexity"] <= ORDERLY * best]
+        orderly = orderly or [key for key in bar.bottoms if key in run.found and bar.top in run.found
+                              and run.found[key]["perplexity"] <= 1.2 * run.found[bar.top]["perplexity"]]  # fmt: skip
+        if bar.top not in run.found or not orderly:
+            continue
+        cells = run.seconds[bar.what]
+        found = min((ratio(cells[key], cells[bar.top]), key) for key in orderly)
+        made.append({"text": f"{bar.what}: {bar.top} against {found[1]}", "reach": bar.reach, **vars(found[0]),
+                     "reached": found[0].value >= bar.reach})  # fmt: skip
+    return made
 
 
 def heading(results: dict[str, Any]) -> list[str]:
     source = results["provenance"]
     return [
-        f"# GGUF: Slipstream and llama-cpp-python, {MODELS[source['model']].label}",
+        f"# GGUF files: {MODELS[source['model']]}",
         "",
-        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {source['threads']} threads, commit "
-        f"{source['commit']}. {versions(source)}"
-        + (" Times are processor time, not wall time." if source["processor_time"] else "")
-        + " Both run the same llama.cpp on the same files. Ratios are of typical times, "
-        "with 95 % intervals; see [README](../README.md#gguf).",
+        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
+        f"{source['commit']}. {versions(source)} Greedy, plain decoding; ratios are of typical times, with 95 % "
+        "intervals.",
     ]
 
 
 def figures(results: dict[str, Any]) -> list[str]:
     body = [
         (
-            row["text"],
-            f"at least {bound(row['reach'], unit='x')}",
-            beside(row["value"], row["reach"], unit="x"),
-            ends(row, "{:.2f}".format, " to "),
-            "yes" if row["reached"] else "**no**",
-            "" if row["same_texts"] is None else f"{row['same_texts']:.0%}",
+            row["text"], f"at least {bound(row['reach'], unit='x')}", beside(row["value"], row["reach"], unit="x"),
+            ends(row, "{:.2f}".format, " to "), "yes" if row["reached"] else "**no**",
         )
-        for row in results["figures"]
-    ]
-    return [rows(["figure", "must reach", "measured", "95 % interval", "reached", "same texts"], body, (0, 1))]
+        for row in sorted(results["figures"], key=lambda row: row["reached"])
+    ]  # fmt: skip
+    return [rows(["figure", "must reach", "measured", "95 % interval", "reached"], body, (0, 1))]
 
 
 def speeds(results: dict[str, Any]) -> list[str]:
+    whats = ["requests", "decoding", *(f"prompt of {length}" for length in LENGTHS)]
     body = []
-    for row in results["contenders"]:
-        speed, rate = row["tokens_per_second"], row["acceptance_rate"]
-        body.append(
-            (
-                row["label"],
-                f"{speed['median']:.0f} ({speed['q1']:.0f} to {speed['q3']:.0f})",
-                "" if row["draft_tokens"] is None else str(row["draft_tokens"]),
-                "" if rate is None else f"{rate:.0%}",
-            )
-        )
-    return [rows(["contender", "tokens/s (quartiles)", "draft length", "acceptance rate"], body)]
+    for key, row in results["contenders"].items():
+        cells = []
+        for what in whats:
+            scale = int(what.split()[-1]) if what.startswith("prompt") else 1
+            rate = spread([[scale / s for s in text] for text in row["seconds"][what]])
+            cells.append(f"{rate['median']:.0f} ({rate['q1']:.0f} to {rate['q3']:.0f})")
+        over = f"{row['peak'] / (row['weights'] + row['kv']):.2f}" if "weights" in row else ""
+        body.append((key, f"{row['perplexity']:.3f}", *cells, f"{row['peak'] / 2**20:.0f}", over))
+    heads = ["contender", "perplexity", *(f"{what}, tokens/s" for what in whats), "peak MiB", "over weights and KV"]
+    return [rows(heads, body)]
+
+
+def widths(results: dict[str, Any]) -> list[str]:
+    """Milliseconds of a pass by its rows."""
+    ours = {key: one["rows"] for key, one in results["contenders"].items() if "rows" in one}
+    if not ours:
+        return []
+    body = []
+    for key, times in ours.items():
+        first = next(iter(times.values()))
+        body.append((key, *(f"{ms:.2f} ({ms / first:.2f}x)" for ms in times.values())))
+    return [rows(["ms of a pass over so many rows", *map(str, ROWS)], body)]
 
 
 if __name__ == "__main__":

@@ -2,80 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-KINDS = ("F32", "Q8_0", "Q4_K_M")
-LENGTHS = (2, 4, 8, 16)
-"""Draft lengths of the lookups: of each the fastest on prompts that are not measured is taken."""
-SUFFIX = {"drafter": "suffix"}
-RANDOM = {"temperature": 1.0}
-"""Random text: sampled at temperature 1 after random ids, so that no draft is right for long."""
+OURS, IK, LLAMACPP = "slipstream", "ik_llama.cpp", "llama.cpp"
+MODELS = {"smollm2": "SmolLM2-135M-Instruct", "510M": "made target, 510M", "1.1B": "made target, 1.1B"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One contender: its worker, the name of its model there, and further arguments of `generate`.
+    """One contender: who runs which file (`files.KINDS`), and in how many bits. quantize: of ours, from the file in 16
+    bits."""
 
-    text  "greedy" or "random". lengths: to choose from.
-    """
+    who: str
+    kind: str
+    bits: int
+    quantize: str | None = None
 
-    label: str
-    worker: str
-    model: str
-    text: str = "greedy"
-    lengths: tuple[int, ...] = ()
-    arguments: dict[str, Any] = field(default_factory=dict)
+    @property
+    def label(self) -> str:
+        return f"{self.who} {self.quantize or self.kind}"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The typical time of `bottom` over that of `top` must be at least `reach`."""
+    """`top` must be `reach` times as fast as the fastest of `bottoms` whose perplexity is in order. what: a measurement
+    of `Run.seconds`."""
 
-    text: str
+    what: str
     top: str
-    bottom: str
+    bottoms: tuple[str, ...]
     reach: float
 
 
-def sides(kinds: tuple[str, ...], lengths: tuple[int, ...]) -> dict[str, Side]:
-    """All contenders, by key. lengths: draft lengths to choose from."""
-    found = {}
-    for kind in kinds:
-        found |= {
-            f"{kind} plain": Side(f"{kind}, Slipstream plain", "slipstream", kind),
-            f"{kind} bindings": Side(f"{kind}, llama-cpp-python plain", "bindings", kind),
-            f"{kind} lookup": Side(
-                f"{kind}, Slipstream with the suffix tree", "slipstream", kind, lengths=lengths, arguments=SUFFIX
-            ),
-            f"{kind} auto": Side(
-                f"{kind}, Slipstream with the suffix tree, chosen lengths", "slipstream", kind, arguments=SUFFIX
-            ),
-            f"{kind} bindings lookup": Side(
-                f"{kind}, llama-cpp-python with prompt lookup", "bindings", f"{kind} lookup", lengths=lengths
-            ),
-            f"{kind} random": Side(
-                f"{kind}, random text, Slipstream plain", "slipstream", kind, "random", arguments=RANDOM
-            ),
-            f"{kind} control": Side(
-                f"{kind}, random text, Slipstream with the suffix tree", "slipstream", kind, "random",
-                arguments=RANDOM | SUFFIX,
-            ),
-        }  # fmt: skip
-    return found
+def sides(model: str) -> dict[str, Side]:
+    """All contenders, by label."""
+    small = "Q4_1" if model == "smollm2" else "Q4_K_M"  # SmolLM2's own file
+    made = [
+        *(Side(OURS, kind, bits) for kind, bits in (("F16", 16), ("Q8_0", 8), (small, 4))),
+        Side(OURS, "F16", 8, "w8a8"),
+        *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
+    ]
+    if model == "smollm2":
+        made += [Side(who, small, 4) for who in (IK, LLAMACPP)]
+    else:
+        made.append(Side(OURS, "F16", 4, "int4"))
+    return {side.label: side for side in made}
 
 
-def bars(kinds: tuple[str, ...]) -> list[Bar]:
+def bars(model: str) -> list[Bar]:
     """What must be reached."""
-    found = [
-        Bar(f"{kind}: plain against llama-cpp-python plain", f"{kind} plain", f"{kind} bindings", 0.95)
-        for kind in kinds
-    ]
-    found += [
-        Bar(f"{kind}: lookup against llama-cpp-python's lookup", f"{kind} lookup", f"{kind} bindings lookup", 1.15)
-        for kind in kinds
-    ]
-    return found + [
-        Bar(f"{kind}: random text, chosen lengths against plain", f"{kind} control", f"{kind} random", 0.97)
-        for kind in kinds
-    ]
+    ik, llamacpp = ((f"{who} Q8_0", f"{who} Q4_K_M") for who in (IK, LLAMACPP))
+    if model == "smollm2":
+        top = f"{OURS} Q4_1"
+        both = ((ik, 1.2, 1.4), ((*llamacpp, f"{LLAMACPP} Q4_1"), 2.0, 3.0))
+        return [
+            bar
+            for rivals, plain, reading in both
+            for bar in (Bar("requests", top, rivals, plain), Bar("prompt of 512", top, rivals, reading))
+        ]
+    found = []
+    for top, rival, plain, reading in (
+        (f"{OURS} F16", f"{IK} F16", 1.0, 1.1),
+        (f"{OURS} w8a8", f"{IK} Q8_0", 1.0, 1.5),
+        (f"{OURS} Q4_K_M", f"{IK} Q4_K_M", 1.15, 1.5),
+    ):
+        found.append(Bar("decoding", top, (rival,), plain))
+        found += [Bar(f"prompt of {length}", top, (rival,), reading) for length in (512, 2048)]
+    return [*found, Bar("decoding", f"{OURS} Q4_K_M", (f"{OURS} w8a8",), 1.4)]

@@ -1,51 +1,71 @@
-"""Slipstream on GGUF files: plain, with a lookup drafter, and with draft lengths that it chooses."""
+"""Slipstream on GGUF files, plain."""
 
 from __future__ import annotations
 
+import math
+import resource
 import time
 from typing import Any
 
+import torch
+
 from benchmarks.protocol import serve, versions
 from slipstream import LLM, SamplingParams
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
 
 models: dict[str, LLM] = {}
-engines: dict[tuple[str, str | None, int | str], LLM] = {}
 
 
-def load(name: str, file: str, threads: int) -> dict[str, Any]:
+def load(name: str, file: str, threads: int, quantize: str | None = None) -> dict[str, Any]:
     """Load a file under a name."""
-    models[name] = LLM(file, threads=threads)
+    models[name] = LLM(file, threads=threads, quantize=quantize)
     return {}
 
 
-def _engine(name: str, drafter: str | None, draft_tokens: int | str) -> LLM:
-    """One for each drafter, around the same target: it keeps what it has learned about draft lengths."""
-    key = name, drafter, draft_tokens
-    if key not in engines:
-        of = models[name]
-        engines[key] = LLM(of.target, drafter, tokenizer=of.tokenizer, draft_tokens=draft_tokens)
-    return engines[key]
+def request(name: str, ids: list[int], tokens: int) -> dict[str, Any]:
+    """Greedy continuation of `ids`. seconds: from the call to the last token; first: to the first
+    `count` tokens."""
+    started, first, count = time.perf_counter(), 0.0, 0
+    seq = models[name].sequence(ids, SamplingParams(max_tokens=tokens, ignore_eos=True))
+    for _ in models[name].decode([seq]):
+        if not count:
+            first, count = time.perf_counter() - started, len(seq.output)
+    return {"seconds": time.perf_counter() - started, "first": first, "count": count, "tokens": seq.output}
 
 
-def generate(
-    name: str, ids: list[int], tokens: int, drafter: str | None = None, draft_tokens: int | None = None,
-    temperature: float = 0.0, seed: int | None = None, processor_time: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Continue `ids` by `tokens` tokens. draft_tokens: None lets Slipstream choose.
+def loss(name: str, ids: list[int]) -> dict[str, Any]:
+    """Sum of -log p of ids after the first, in one window."""
+    target = models[name].target
+    seq = Sequence(ids[:1])
+    logits = target.run([seq], Draft.chains([ids[1:]])).logits[: len(ids) - 1]
+    target.release(seq.id)
+    found = torch.nn.functional.cross_entropy(logits.double(), torch.tensor(ids[1:]), reduction="sum")
+    assert math.isfinite(float(found))
+    return {"loss": float(found), "count": len(ids) - 1}
 
-    seconds: wall time of the call, or the processor time of this process; prefill and detokenisation included.
-    """
-    llm = _engine(name, drafter, "auto" if draft_tokens is None else draft_tokens)
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=seed)
-    clock = time.process_time if processor_time else time.perf_counter
-    start = clock()
-    out = llm.generate([ids], params)[0]
-    seconds = clock() - start
-    if out.stats.drafter_faults:
-        raise RuntimeError(f"the drafter {drafter!r} failed {out.stats.drafter_faults} times; see the log above")
-    return {"tokens": list(out.token_ids), "seconds": seconds, "stats": out.stats.as_dict()}
+
+def rows(name: str, count: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a pass over so many rows of one text, after 64 tokens."""
+    target = models[name].target
+    seq, times = Sequence(list(range(10, 74))), []
+    target.run([seq], Draft.empty(1))
+    seq.kv_len = len(seq.tokens)
+    seq.tokens.append(7)
+    for _ in range(repeats):
+        started = time.perf_counter()
+        target.run([seq], Draft.chains([list(range(20, 20 + count - 1))]) if count > 1 else Draft.empty(1))
+        times.append(1000 * (time.perf_counter() - started))
+    target.release(seq.id)
+    return {"milliseconds": times}
+
+
+def memory(name: str) -> dict[str, Any]:
+    """Bytes: the highest of the process so far, weights that a pass reads, keys and values."""
+    parts = models[name].target.executor.memory()
+    return {"peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **parts}
 
 
 if __name__ == "__main__":
-    info = lambda: {"versions": versions("slipstream", "llama-cpp-python", "torch")}  # noqa: E731
-    serve({"info": info, "load": load, "generate": generate})
+    info = lambda: {"versions": versions("slipstream", "torch")}  # noqa: E731
+    serve({"info": info, "load": load, "request": request, "loss": loss, "rows": rows, "memory": memory})

@@ -1,0 +1,79 @@
+"""The GGUF files that are compared, made once and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.made_models import deeper, wider
+from benchmarks.protocol import ROOT
+from slipstream import zoo
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_weights import GgufWeights, gguf_config
+
+IK_HOME = ROOT / ".venv-peer-ik"
+"""What `make peer-ik` makes: bin/python, src (its Python package), build (its libraries)."""
+SIZES = {"510M": (4, 12), "1.1B": (6, 12)}
+"""Times the width of the embedded target, and layers more."""
+
+
+def ik_environment() -> dict[str, str]:
+    return {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{IK_HOME / 'src'}",
+        "IK_LLAMA_CPP_LIB_PATH": str(IK_HOME / "build" / "src" / "libllama.so"),
+    }
+
+
+def file_of(model: str, kind: str, folder: Path) -> Path:
+    """The model as a file of this kind. Q4_K_M is written by llama.cpp (`make gguf`)."""
+    if kind == "Q4_1":
+        return zoo.smollm2_file()
+    file = folder / f"{model}-{kind}.gguf"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        convert_to_gguf(checkpoint(model, folder), file, kind.lower())
+    return file
+
+
+def checkpoint(model: str, folder: Path) -> Path:
+    """The weights in 16 bits. Those of SmolLM2 are the values of its 4-bit file, so its Q4_K_M file is rounded a second
+    time."""
+    made = folder / model
+    if made.exists():
+        return made
+    if model == "smollm2":
+        return _unpacked(made)
+    times, layers = SIZES[model]
+    wide = folder / f"{model}-wide"
+    if not wide.exists():
+        wider(wide, zoo.target_dir(), times)
+    return deeper(made, wide, layers)
+
+
+def _unpacked(folder: Path) -> Path:
+    """Without a tokenizer: prompts are ids."""
+    header = read_header(zoo.smollm2_file())
+    config = gguf_config(header)
+    weights = GgufWeights(header, config)
+    folder.mkdir(parents=True)
+    tensors = {f"model.{name}": weights[name].to(torch.float16) for name in weights}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    rope = config.rope_parameters["rope_theta"]
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama", "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
+                "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads,
+                "num_hidden_layers": config.layers, "head_dim": config.head_dim,
+                "intermediate_size": config.intermediate_size, "max_position_embeddings": config.context,
+                "rms_norm_eps": config.norm_eps, "rope_theta": rope, "tie_word_embeddings": True,
+                "eos_token_id": list(config.eos_ids),
+            }
+        )
+    )  # fmt: skip
+    return folder

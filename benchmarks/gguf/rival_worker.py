@@ -1,0 +1,106 @@
+"""ik_llama.cpp or llama.cpp on GGUF files, through the C interface of their Python packages: `llama_decode`, and
+numpy's argmax over the logits. (The samplers of ik_llama.cpp's package take 10 ms a token.)"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.protocol import serve, versions
+
+try:
+    from ik_llama_cpp import _ctypes_api as api
+
+    IK = True
+except ImportError:
+    import llama_cpp as api  # type: ignore[no-redef]
+
+    IK = False
+CONTEXT, CHUNK = 4096, 512
+models: dict[str, Model] = {}
+
+
+class Model:
+    """A model and a context of CONTEXT tokens, with flash attention."""
+
+    def __init__(self, file: str, threads: int):
+        self.model = api.llama_model_load_from_file(file.encode(), api.llama_model_default_params())
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = CONTEXT, CHUNK, CHUNK
+        params.n_threads = params.n_threads_batch = threads
+        if IK:
+            params.flash_attn = True
+        else:
+            params.flash_attn_type = 1
+        self.context = api.llama_init_from_model(self.model, params)
+        self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+        self.batch = api.llama_batch_init(CHUNK, 0, 1)
+
+    def clear(self) -> None:
+        if IK:
+            api.llama_kv_cache_clear(self.context)
+        else:
+            api.llama_memory_clear(api.llama_get_memory(self.context), True)
+
+    def decode(self, ids: list[int], start: int, every: bool = False) -> np.ndarray:
+        """Logits after the last token [1, V], or after each [n, V]."""
+        batch = self.batch
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, start + i, 1, 0
+            batch.logits[i] = every or i == len(ids) - 1
+        if api.llama_decode(self.context, batch):
+            raise RuntimeError("llama_decode failed")
+        chosen = range(len(ids)) if every else [-1]
+        rows = [np.ctypeslib.as_array(api.llama_get_logits_ith(self.context, i), (self.vocab,)) for i in chosen]
+        return np.stack(rows) if every else rows[0][None]
+
+    def read(self, ids: list[int]) -> np.ndarray:
+        self.clear()
+        for at in range(0, len(ids), CHUNK):
+            logits = self.decode(ids[at : at + CHUNK], at)
+        return logits
+
+
+def load(name: str, file: str, threads: int, quantize: None = None) -> dict[str, Any]:
+    """Load a file under a name."""
+    models[name] = Model(file, threads)
+    return {}
+
+
+def request(name: str, ids: list[int], tokens: int) -> dict[str, Any]:
+    """As that of `slipstream_worker`."""
+    model, started = models[name], time.perf_counter()
+    made = [int(model.read(ids)[0].argmax())]
+    first = time.perf_counter() - started
+    while len(made) < tokens:
+        made.append(int(model.decode(made[-1:], len(ids) + len(made) - 1)[0].argmax()))
+    return {"seconds": time.perf_counter() - started, "first": first, "count": 1, "tokens": made}
+
+
+def loss(name: str, ids: list[int]) -> dict[str, Any]:
+    """As that of `slipstream_worker`."""
+    models[name].clear()
+    logits = models[name].decode(ids, 0, every=True)[:-1].astype(np.float64)
+    top = logits.max(-1, keepdims=True)
+    log_sums = top[:, 0] + np.log(np.exp(logits - top).sum(-1))
+    return {"loss": float((log_sums - logits[np.arange(len(ids) - 1), ids[1:]]).sum()), "count": len(ids) - 1}
+
+
+def memory(name: str) -> dict[str, Any]:
+    """Bytes: the highest of the process so far."""
+    return {"peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+_QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+
+if __name__ == "__main__":
+    if not IK:
+        api.llama_log_set(_QUIET, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    info = lambda: {"versions": versions("ik-llama-cpp-python" if IK else "llama-cpp-python", "numpy")}  # noqa: E731
+    serve({"info": info, "load": load, "request": request, "loss": loss, "memory": memory})
