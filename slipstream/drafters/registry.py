@@ -36,7 +36,6 @@ class Needs(Enum):
     EARLY_EXIT = "a target with early exits"
     MEMBERS = "its members"
     """Other drafters: `make(target, members=...)`, or `model=...` for the usual ones with this draft model."""
-    RECORDING = "a recording"
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,6 @@ DRAFTERS: dict[str, DrafterSpec] = {
         DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),
         DrafterSpec("eagle3", Needs.DRAFT_HEAD, 5, trained_by="eagle3", module="eagle", maker="make_eagle3"),
         DrafterSpec("hybrid", Needs.MEMBERS, 10),
-        DrafterSpec("replay", Needs.RECORDING, 4),
     )
 }
 """Every drafter by name, in the order in which they are listed to users."""
