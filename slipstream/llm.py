@@ -36,11 +36,9 @@ from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
-from slipstream.engine.log_likelihoods import score
 from slipstream.engine.messages import Ask
 from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
-from slipstream.engine.scored import Scored
-from slipstream.errors import ParameterError, PromptError, UnsupportedModelError
+from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
 from slipstream.models.generation_defaults import generation_defaults
@@ -271,16 +269,6 @@ class LLM:
         return [
             [replace(beam, text=self.text_of(beam.token_ids)) for beam in search.beams.best()] for search in searches
         ]
-
-    def log_likelihoods(self, texts: Iterable[tuple[Prompt, Prompt]]) -> list[Scored]:
-        """How probable the target finds given continuations. texts: pairs (context, continuation), each text or token
-        ids; a continuation as text is encoded by itself. Several texts are one forward; the drafter is not asked."""
-        if not isinstance(texts, Iterable):
-            raise PromptError(f"the texts are {texts!r:.60}", fix="write pairs: [(context, continuation), ...]")
-        scored = [self.checks.pair(text) for text in texts]
-        for _ in score(self.target, scored, self.max_batch, self._lock):
-            pass
-        return scored
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, step by step. Closing the iterator early releases everything."""

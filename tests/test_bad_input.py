@@ -54,19 +54,13 @@ def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> N
         llm.chat(messages)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [[("a",)], [("a", "b", "c")], ["ab"], "ab", [5], 5, [None]], ids=repr)
-def test_texts_to_score_that_are_no_pairs(llm: LLM, given: object) -> None:
-    with pytest.raises(PromptError, match=r"write pairs: \[\(context, continuation\)"):
-        llm.log_likelihoods(given)  # type: ignore[arg-type]
-
-
 def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
     half = "for \udce9"
     said = "is no UTF-8 text: it has byte 0xe9 at character 4"
     with pytest.raises(PromptError, match="the prompt " + said):
         llm.generate(half)
-    with pytest.raises(PromptError, match="the continuation " + said):
-        llm.log_likelihoods([("a", half)])
+    with pytest.raises(PromptError, match="the prediction " + said):
+        llm.checks.prediction(half)
     for name in ("stop", "bad_words"):
         with pytest.raises(ParameterError, match=f"{name} {said}"):
             SamplingParams(**{name: [half]})  # type: ignore[arg-type]

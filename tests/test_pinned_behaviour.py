@@ -20,7 +20,7 @@ from tests.pinned.cases import COURSE, EDITED, EXECUTORS, GREEDY, SAMPLED, ask, 
 
 TEXTS, SAMPLES, OUTCOMES, NAMES = (pinned(name) for name in ("greedy", "sampled", "commands", "names"))
 RECORDING = cases.recording_of(TEXTS["greedy"]["texts"])
-NO_FILES = cases.speculations(Path(), RECORDING)
+NO_FILES = cases.speculations(Path())
 DRAFTERS = tuple(NO_FILES)
 KINDS = {"greedy": GREEDY, "edited": EDITED}
 NATIVE_ONLY = (
@@ -68,7 +68,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafting(scratch: Path) -> Callable[..., LLM]:
     """The engine with a drafter and a rule. A drafter is kept until the next one is requested: creating one takes
     longer than a text."""
-    known = cases.speculations(scratch, RECORDING)
+    known = cases.speculations(scratch)
 
     def engine_with(executor: str, drafter: str, rule: str = "rejection") -> LLM:
         llm = engine(executor)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.architectures.replayed import Replayed
 from benchmarks.architectures.tiny import VOCAB, tiny_model
 from slipstream import LLM, SamplingParams
 from slipstream.core.target import Target
@@ -123,11 +124,13 @@ def difference(target: Target, texts: Seq[list[int]]) -> str:
     recorded = {tuple(prompt): text for prompt, text in zip(PROMPTS, texts, strict=False)}
     for batch in (1, len(PROMPTS)) if recorded else ():
         llm = LLM(target, draft_tokens=4, max_batch=batch)
-        for drafter, options in ((None, {}), ("ngram", {}), ("replay", {"continuations": recorded, "rate": 0.7})):
-            llm.use(drafter, **options)
+        for drafter in (None, "ngram", Replayed(recorded, target.vocab_size, 0.7)):
+            llm.use(drafter)
             for one in llm.generate(PROMPTS[:batch], SamplingParams(max_tokens=TOKENS)):
                 if one.token_ids != recorded[tuple(one.prompt_token_ids)] or one.stats.drafter_faults:
-                    return f"batch of {batch}, drafter {drafter}, prompt {one.prompt_token_ids}: {one.token_ids}"
+                    return (
+                        f"batch of {batch}, drafter {llm.drafter.name}, prompt {one.prompt_token_ids}: {one.token_ids}"
+                    )
     return ""
 
 

@@ -32,6 +32,7 @@ from slipstream.bench.estimates import ratio
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.bench.tables import ends, interval, percent
 from slipstream.core.params import SamplingParams
+from slipstream.core.structured import Structured
 from slipstream.llm import LLM
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.targets.describe import as_target
@@ -56,9 +57,15 @@ def held_out(llm: LLM) -> dict[str, list[Text]]:
 
 def losses(llm: LLM, texts: Mapping[str, list[Text]]) -> dict[str, list[list[float]]]:
     """For each text of each set: [negative log-likelihood in nats, its tokens]."""
-    return {
-        name: [[-one.logprob, len(one.continuation)] for one in llm.log_likelihoods(own)] for name, own in texts.items()
-    }
+    found: dict[str, list[list[float]]] = {}
+    for name, pairs in texts.items():
+        params = [
+            SamplingParams(max_tokens=len(text), ignore_eos=True, logprobs=0, structured=Structured(tokens=text))
+            for _, text in pairs
+        ]
+        done = llm.generate([read for read, _ in pairs], params)
+        found[name] = [[-sum(each.logprob for each in one.logprobs or ()), len(one.token_ids)] for one in done]
+    return found
 
 
 def perplexity(of: Seq[Seq[float]]) -> float:

@@ -36,8 +36,9 @@ from slipstream.host.interrupt import Interrupt
 from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from slipstream.training.devices import has_bfloat16_products
 from slipstream.training.display import Display
-from slipstream.training.layerskip_objective import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
 from slipstream.training.loop import SIGNALS, STOPPING
+from slipstream.training.method_options import LayerSkipOptions
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
 from slipstream.training.schedule import Progress, Schedule
 from slipstream.training.training_settings import check_budget
@@ -81,7 +82,7 @@ class BaseConfig:
     lr: float = 3e-3
     weight_decay: float = 0.1
     clip: float = 1.0
-    layerskip: LayerSkip = field(default_factory=LayerSkip)
+    layerskip: LayerSkipOptions = field(default_factory=LayerSkipOptions)
     mix: Mix = field(default_factory=Mix)
     start: Path | None = None
     pre_tokenizer: str = "code"

@@ -15,7 +15,7 @@ an option by a plain value: `rate: float | None = 8.0`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
@@ -95,7 +95,7 @@ def _members(group: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _declaration(group: Any, name: str) -> tuple[Any, str | None]:
-    """What declares a field, `option`, `argument` or `load_settings.setting`, and its panel: that of the class, or of
+    """What declares a field, `option`, `argument` or a `setting`, and its panel: that of the class, or of
     the first one that is derived from it and has one. None for a field that is no option."""
     for at, kind in enumerate(group.__mro__):
         known = kind.__dict__.get("__dataclass_fields__", {}).get(name)
@@ -103,9 +103,10 @@ def _declaration(group: Any, name: str) -> tuple[Any, str | None]:
             continue
         panels = [owner.__dict__["PANEL"] for owner in group.__mro__[at::-1] if "PANEL" in owner.__dict__]
         declared = known.metadata.get(_DECLARED)
-        if declared is None and known.metadata.get("help"):  # a setting of loading
-            metavar, shown = known.metadata["metavar"], known.metadata["shown"]
-            declared = typer.Option(help=known.metadata["help"], metavar=metavar, show_default=shown or True)
+        if declared is None and known.metadata.get("help"):  # a setting of loading, or of a method of training
+            names, metavar = known.metadata.get("names", ()), known.metadata.get("metavar")
+            shown = known.metadata["shown"] or True
+            declared = typer.Option(*names, help=known.metadata["help"], metavar=metavar, show_default=shown)
         return declared, panels[0] if panels else None
     return None, None
 
@@ -114,6 +115,8 @@ def _annotated(name: str, hint: Any, declared: Any, default: Any, panel: str | N
     """The annotation of an option: its type, and what `option` declared, with what follows from name and type."""
     if hint is Any:  # a setting of loading, which takes more than text in Python
         hint = str if default is not None else str | None
+    if hint == Seq[int] | None:  # the option is repeated, and typer collects a list
+        hint = list[int] | None
     kind, *more = get_args(hint) if declared is None else (hint, declared)
     for each in more:
         if isinstance(each, typer.models.ParameterInfo):

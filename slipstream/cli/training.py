@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import typer
 
@@ -17,10 +16,8 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import option
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
-from slipstream.training.methods import METHODS
-
-if TYPE_CHECKING:
-    from slipstream.training.training_settings import LoopConfig
+from slipstream.training.methods import METHODS, TrainingMethod
+from slipstream.training.training_settings import LoopConfig
 
 
 @dataclass(frozen=True)
@@ -53,32 +50,25 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
-class LoopOptions:
-    """Training loop settings."""
+class LoopOptions(LoopConfig):
+    """Training loop settings. Those that depend on the method or on `DataOptions` are not known yet."""
 
     PANEL: ClassVar[str] = "Training"
-    budget_minutes: float | None = option(None, "Training time of the whole run, in minutes.")
-    budget_tokens: int | None = option(
-        None, "Training tokens, instead of minutes; the result is then reproducible by seed."
-    )
-    length: int = option(512, "Tokens per window.")
-    rows: int = option(8, "Windows per optimiser step.")
-    micro_rows: int | None = option(None, "Windows per forward pass; fewer need less memory.")
-    lr: float | None = option(None, "Peak learning rate.", shown="by method")
-    optimiser: str | None = option(None, "Optimiser: adamw or muon.", shown="by method")
-    decay_share: float = option(0.35, "Share of the budget, at its end, in which the learning rate decays.")
-    warmup_steps: int = option(50, "Number of warm-up steps.")
-    seed: int = option(0, "Seed for weights, data order and texts.")
-    resume: bool = option(False, "Continue exactly from the checkpoint in --out.")
+    out: Path = field(default=Path(), init=False)
+    shares: None = field(default=None, init=False)
+    answers_only: bool = field(default=False, init=False)
+    lr: float | None = option(None, "Peak learning rate.", shown="by method")  # type: ignore[assignment]
+    optimiser: str | None = option(None, "Optimiser: adamw or muon.", shown="by method")  # type: ignore[assignment]
     dry_run: bool = option(False, "Print the estimated disk, memory and time, and exit.")
-    device: str = option("cpu", "Device: cpu, cuda, cuda:1; for several GPUs use `accelerate launch`.")
-    threads: int | None = option(None, "Number of CPU threads.")
-    bf16: bool | None = option(
-        None, "Matrix products in bfloat16, else in float32.", shown="where the hardware has them"
-    )
-    save_minutes: float = option(4.0, "Minutes between checkpoints.")
-    eval_steps: int = option(200, "Steps between evaluations.")
-    max_steps: int | None = option(None, "Stop this call after this many steps; --resume continues.")
+
+    def __post_init__(self) -> None:
+        """Nothing: `of` makes what is checked."""
+
+    def of(self, method: TrainingMethod, **more: Any) -> LoopConfig:
+        """The settings for a method; more: further ones. Raises ParameterError."""
+        given = {f.name: getattr(self, f.name) for f in fields(LoopConfig)}
+        chosen = {"lr": method.rate if self.lr is None else self.lr, "optimiser": self.optimiser or method.optimiser}
+        return LoopConfig(**given | chosen | more)
 
 
 @dataclass(frozen=True)
@@ -91,35 +81,26 @@ class TextOptions:
     temperature: list[float] | None = option(None, "Temperature in addition to 0; repeatable.", shown="0.8")
 
 
-def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, options: Callable[[], Any]) -> None:
-    """Prepare, print the estimate, and train unless it is a dry run. options: creates the options of the objective."""
+def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, options: Any) -> None:
+    """Prepare, print the estimate, and train unless it is a dry run. options: of the method."""
     if not data.data and not data.self_tokens:
         raise ParameterError(
             "no training data was given",
             fix="give --data, a file or a folder; or --self TOKENS for a chat model",
         )
     quieten()
-    made = options()  # reports invalid options before the slow imports
     from slipstream.training.estimate import LIMIT
     from slipstream.training.run import RunConfig, prepare
-    from slipstream.training.training_settings import LoopConfig
 
-    method = METHODS[kind]
-    wanted = LoopConfig(
-        out=data.out or Path("runs") / kind, budget_tokens=loop.budget_tokens,
-        budget_minutes=loop.budget_minutes, length=loop.length,
-        rows=loop.rows, micro_rows=loop.micro_rows, lr=method.rate if loop.lr is None else loop.lr,
-        optimiser=loop.optimiser or method.optimiser, decay_share=loop.decay_share, warmup_steps=loop.warmup_steps,
-        shares=tuple(data.share) if data.share else None, answers_only=data.answers_only, seed=loop.seed,
-        resume=loop.resume, device=loop.device, bf16=loop.bf16, threads=loop.threads, save_minutes=loop.save_minutes,
-        eval_steps=loop.eval_steps, max_steps=loop.max_steps,
+    wanted = loop.of(
+        METHODS[kind], out=data.out or Path("runs") / kind, answers_only=data.answers_only,
+        shares=tuple(data.share) if data.share else None,
     )  # fmt: skip
+    shared = {f.name for f in fields(RunConfig)}
+    given = {name: value for group in (data, texts) for name, value in vars(group).items() if name in shared}
     settings = RunConfig(
-        kind=kind, target=data.target, data=tuple(data.data or ()), options=made, loop=wanted,
-        self_tokens=data.self_tokens, heldout_share=data.heldout_share, regenerate=data.regenerate,
-        regenerate_share=data.regenerate_share,
-        cache_hidden=data.cache_hidden, texts=texts.texts, text_tokens=texts.text_tokens,
-        temperatures=tuple(dict.fromkeys((0.0, *(texts.temperature or (0.8,))))), executor=data.executor,
+        **given | {"data": tuple(data.data or ())}, kind=kind, options=options, loop=wanted,
+        temperatures=tuple(dict.fromkeys((0.0, *(texts.temperature or (0.8,))))),
         command=shlex.join(["slipstream", *sys.argv[1:]]),
     )  # fmt: skip
     try:

@@ -249,8 +249,8 @@ def make(
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
     ships for this target. quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the head's weights on the native
-    backend: draft tokens may change, the output distribution does not. options: as in `EagleDraftConfig`;
-    costs="measured" measures the target here. Raises ParameterError and the families of LoadError and PairError."""
+    backend: draft tokens may change, the output distribution does not. options: as in `EagleDraftConfig`.
+    Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
 
 
@@ -267,8 +267,7 @@ def make_eagle3(
 def _make(
     target: Target, head: str | Path | EagleHead | None, quantize: str | None, asked: str, options: dict[str, Any]
 ) -> EagleDrafter:
-    measured = options.get("costs") == "measured"
-    config = EagleDraftConfig(**options | ({"costs": None} if measured else {}))
+    config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")
     if head is None:
         from slipstream.zoo import head_dir
@@ -278,10 +277,6 @@ def _make(
         loaded = copy.deepcopy(head).eval().requires_grad_(False)
     else:
         loaded = load_eagle(head, host.layers)
-    if measured:
-        from slipstream.targets.target_costs import measure_costs
-
-        config = replace(config, costs=measure_costs(target))
     fitted = fit(loaded, host)
     backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
     runtime = backend.eagle(fitted, host, settings)

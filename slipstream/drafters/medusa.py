@@ -61,7 +61,7 @@ class MedusaDraftConfig(Strict):
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
     nodes: int = 0
     accuracies: Accuracies | None = None
-    costs: float | str | CostCurve = 0.05
+    costs: float | CostCurve = 0.05
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
@@ -74,9 +74,9 @@ class MedusaDraftConfig(Strict):
             raise ParameterError(
                 "a fixed tree was given together with nodes or accuracies", fix="give one or the other"
             )
-        if isinstance(self.costs, str) and self.costs != "measured":
+        if isinstance(self.costs, str):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a share of a step such as 0.05, or 'measured'")
-        if not isinstance(self.costs, (str, CostCurve)):
+        if not isinstance(self.costs, CostCurve):
             check_number("costs", self.costs, 0.0, float("inf"))
         for h, row in enumerate(self.accuracies or ()):
             check_accuracies(f"accuracies[{h}]", row)
@@ -133,10 +133,8 @@ class MedusaDrafter:
         self.heads, self.vocab_size, self.device = heads, vocab_size, torch.device(device)
         self.config = config or MedusaDraftConfig()
         c = self.config
-        if isinstance(c.costs, str):
-            raise ParameterError("costs='measured' needs a target to measure", fix="use make, or give a CostCurve")
         self.costs = c.costs if isinstance(c.costs, CostCurve) else CostCurve.flat(c.costs)
-        self._fixed = self._checked(c.fixed_tree())
+        self._fixed = self._checked(c.fixed_tree() if c.mode == "tree" else Tree.full((1,) * heads.config.heads))
         self._accuracies = self._measured()
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, _Shape] = {}  # by depth
@@ -154,10 +152,8 @@ class MedusaDrafter:
             return Draft.empty(len(seqs), self.device)
         hidden = torch.stack([self._states[seqs[b].id][1] for b in rows])  # [R, d]
         logits = self.heads(hidden.to(self.heads.dtype))  # [R, K, draft_vocab]
-        if self.config.mode == "tree":
+        if self.config.mode != "sampled" or all(seqs[b].params.argmax_only for b in rows):
             return self._trees(len(seqs), rows, depth, logits)
-        if self.config.mode == "chain" or all(seqs[b].params.argmax_only for b in rows):
-            return self._first_choices(len(seqs), rows, depth, logits)
         return self._sampled(seqs, rows, depth, logits)
 
     def _trees(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
@@ -187,17 +183,6 @@ class MedusaDrafter:
             accepted.append(node_probs[place] * (1.0 if parent < 0 else accepted[parent]))
         parents, least = shape.tree.parents, self.config.confidence
         return [i for i, parent in enumerate(parents) if parent < 0 or accepted[parent] >= least]
-
-    def _first_choices(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
-        first = logits.argmax(-1)  # [R, K]
-        tokens = self.heads.token_map[first].tolist()
-        own_probs = [[1.0] * len(row) for row in tokens]
-        if self.config.confidence:
-            own_probs = torch.softmax(logits.float(), -1).amax(-1).tolist()
-        chains: list[list[int]] = [[] for _ in range(batch)]
-        for r, b in enumerate(rows):
-            chains[b] = tokens[r][: self._length(own_probs[r], depth[b])]
-        return Draft.chains(chains, None, self.device)
 
     def _sampled(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
         """Sample every draft token from its head's distribution, which becomes q. Distribution and length may depend on
@@ -324,10 +309,4 @@ def make(
     made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     backend, settings = backend_for_head(None, host, quantize)
     heads: MedusaRuntime = backend.medusa(made, settings)
-    if config.costs == "measured":
-        from dataclasses import replace
-
-        from slipstream.targets.target_costs import measure_costs
-
-        config = replace(config, costs=measure_costs(target))
     return MedusaDrafter(heads, target.vocab_size, config, target.device)

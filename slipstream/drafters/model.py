@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -57,7 +57,7 @@ class ModelDraftConfig(Strict):
     tree: str | None = None
     width: int = 4
     nodes: int = 16
-    costs: CostCurve | str | None = None
+    costs: CostCurve | None = None
     window: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class ModelDraftConfig(Strict):
         check_integer("width", self.width, 1)
         if self.window is not None:
             check_integer("window", self.window, 1)
-        if not isinstance(self.costs, CostCurve) and self.costs not in (None, "measured"):
+        if self.costs is not None and not isinstance(self.costs, CostCurve):
             raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
 
 
@@ -162,10 +162,9 @@ class ModelDrafter:
         if not drafting:
             return Draft.empty(len(seqs), self.device)
         c, shadows = self.config, [self._follow(seqs[b], ()) for b in drafting]
-        costs = c.costs if isinstance(c.costs, CostCurve) else None
         trees = {
             b: Tree(
-                seqs[b], depth[b], c.width, c.nodes, c.tree == "sampled" and not seqs[b].params.greedy, costs,
+                seqs[b], depth[b], c.width, c.nodes, c.tree == "sampled" and not seqs[b].params.greedy, c.costs,
                 confidence=c.confidence,
             )
             for b in drafting
@@ -296,10 +295,6 @@ def make(target: Target, *, model: Target | Writer, **options: Any) -> ModelDraf
         return StringDrafter(model, target.device)
     config = ModelDraftConfig(**options)
     _check_kinds(target.capabilities.encoder, model.capabilities.encoder)
-    if config.costs == "measured":
-        from slipstream.targets.target_costs import measure_costs
-
-        config = replace(config, costs=measure_costs(target))
     return ModelDrafter(model, target.vocab_size, config)
 
 

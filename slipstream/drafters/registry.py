@@ -7,7 +7,7 @@ the members of `core.drafter.Drafter`; and `make(target, **options)`, to which w
 be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small one.
 
 Only where it applies: a new kind of draft head is recognised by a line in `heads.recognition.SIGNS`; a drafter that is
-trained here names its method in `trained_by`, which is a line in `training.methods` and a command in `cli/train.py`;
+trained here names its method in `trained_by`, which is a line in `training.methods`;
 what other programs call the method is written in `bench/configs.py`.
 """
 
@@ -36,7 +36,6 @@ class Needs(Enum):
     EARLY_EXIT = "a target with early exits"
     MEMBERS = "its members"
     """Other drafters: `make(target, members=...)`, or `model=...` for the usual ones with this draft model."""
-    RECORDING = "a recording"
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,6 @@ DRAFTERS: dict[str, DrafterSpec] = {
         DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),
         DrafterSpec("eagle3", Needs.DRAFT_HEAD, 5, trained_by="eagle3", module="eagle", maker="make_eagle3"),
         DrafterSpec("hybrid", Needs.MEMBERS, 10),
-        DrafterSpec("replay", Needs.RECORDING, 4),
     )
 }
 """Every drafter by name, in the order in which they are listed to users."""
@@ -113,9 +111,14 @@ def most_chosen(name: str) -> int:
 
 
 def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
-    """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
+    """The drafter of that name for `target`. The option costs="measured" measures those of the target here. Raises
+    ParameterError for unknown names and options."""
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
     spec = DRAFTERS[name]
+    if options.get("costs") == "measured":
+        from slipstream.targets.target_costs import measure_costs
+
+        options["costs"] = measure_costs(target)
     made: Drafter = getattr(import_module(spec.path), spec.maker)(target, **options)
     return made

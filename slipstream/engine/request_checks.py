@@ -15,7 +15,6 @@ from slipstream.core.beam_params import BeamParams
 from slipstream.core.checked_text import check_text
 from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
-from slipstream.engine.scored import Scored
 from slipstream.errors import ParameterError, PromptError
 
 Prompt = str | Seq[int]
@@ -84,24 +83,6 @@ class RequestChecks:
         check_text(f"the {name}", text, PromptError)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
-
-    def pair(self, given: Any) -> Scored:
-        """A text that is given as (context, continuation), to be scored; no longer than the context, its last token,
-        which is not run, apart."""
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise PromptError(
-                f"a text to be scored is {given!r:.60}", fix="write pairs: [(context, continuation), ...]"
-            )
-        context, continuation = given
-        ids = self._prompt_ids(context) if self.encoder is None else self.prompt(context)
-        text = Scored(ids, self.prediction(continuation, "continuation"))
-        if len(text.continuation) - 1 > self.room(len(ids)):
-            raise PromptError(
-                f"context and continuation have {text.slots + 1} tokens, the target's context holds {self.context}",
-                why="every token but the last one is run",
-                fix="shorten the context, or score the text in windows",
-            )
-        return text
 
     def chat(self, messages: str | Seq[Message]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak."""

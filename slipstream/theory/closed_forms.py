@@ -18,7 +18,6 @@ costs and overheads.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,11 +38,6 @@ def acceptance_rate(p: Seq[Number], q: Seq[Number]) -> Number:
 def expected_tokens(alpha: float, gamma: int) -> float:
     """tau = (1 - alpha^(gamma + 1)) / (1 - alpha): tokens a step (L, equation 1)."""
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
-
-
-def expected_accepted(alpha: float, gamma: int) -> float:
-    """Accepted draft tokens a step: tau - 1."""
-    return expected_tokens(alpha, gamma) - 1
 
 
 def step_cost(
@@ -148,25 +142,6 @@ def expected_length(position_rates: Seq[float]) -> float:
     """tau = 1 + the sum of the shares of steps that accept the draft token at position 1, 2, ... Exact, whatever the
     rates depend on, if every step drafts to full depth: the expectation of a count is the sum of P(count >= j)."""
     return 1 + sum(position_rates)
-
-
-def block_expected_accepted(p: Seq[Number], q: Seq[Number], gamma: int) -> Number:
-    """Draft tokens accepted in one step under block verification, for distributions p and q that do not depend on the
-    text: sum over i <= gamma of E[w_i], with w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)) (2403.10444, section 4).
-
-    For comparison, token-by-token rejection accepts `expected_accepted(acceptance_rate(p, q), gamma)`.
-    """
-    total: Number = 0
-    probs: dict[Number, Number] = {1: 1}  # value of w -> its probability
-    for _ in range(gamma):
-        longer: dict[Number, Number] = defaultdict(int)
-        for w, weight in probs.items():
-            for a, b in zip(p, q, strict=True):
-                if b:
-                    longer[min(1, w * a / b)] += weight * b
-        probs = longer
-        total += sum(w * weight for w, weight in probs.items())
-    return total
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import Acceptance, Tree, expected_tokens, optimal_tree
+from slipstream.theory.trees import Acceptance, Tree, optimal_tree
 
 ASSUMED_ACCEPTANCE = 0.7
 """Acceptance rate where no source gives one. Always shown as assumed."""
@@ -196,8 +196,3 @@ def best_tree(acceptance: Acceptance, costs: StepCosts, most: int = 64, deepest:
                 if tree.height == depth:
                     best, gain = tree, tokens / costs.step(n, depth)
     return best, gain
-
-
-def tree_speedup(tree: Tree, acceptance: Acceptance, costs: StepCosts) -> float:
-    """Expected speed-up of drafting this tree in every step."""
-    return float(expected_tokens(tree, acceptance)) / costs.step(len(tree), tree.height)

@@ -9,7 +9,7 @@ nothing), and returns the hidden states after any layer. `state_dict()` has exac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.errors import ParameterError
+from slipstream.training.method_options import DraftOptions
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,11 @@ class ModelShape:
 
 
 DRAFT = ModelShape(
-    hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, intermediate_size=640
+    hidden_size=DraftOptions.hidden_size,
+    num_hidden_layers=DraftOptions.layers,
+    num_attention_heads=DraftOptions.heads,
+    num_key_value_heads=DraftOptions.kv_heads,
+    intermediate_size=DraftOptions.intermediate,
 )
 """The embedded draft model (2.4M parameters)."""
 
@@ -99,24 +104,37 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-b, a), -1) * sin
 
 
-def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
+BLOCK = 128
+"""Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
+
+
+def blocked_attention(q: Tensor, k: Tensor, v: Tensor, own: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
     """Causal attention as plain matrix products, one block of queries at a time.
 
-    q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. A block only reads keys up to its own end,
-    which skips nearly half of the scores. The heads of one group share their keys as extra rows.
+    q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. The heads of one group share their keys as extra rows.
+
+    own: further keys and values `[B, KV, T, D]`, of which the query at a position sees only the one at that position.
     """
     batch, heads, length, dim = q.shape
     groups = k.shape[1]
     q = q.view(batch, groups, heads // groups, length, dim) * dim**-0.5
     rows = []
-    for start in range(0, length, block):
-        end = min(start + block, length)
+    for start in range(0, length, BLOCK):
+        end = min(start + BLOCK, length)
         size = end - start
-        part = q[:, :, :, start:end].reshape(batch, groups, -1, dim)  # [B, KV, G*size, D]
-        scores = (part @ k[:, :, :end].transpose(-1, -2)).view(batch, groups, -1, size, end).float()
+        part = q[:, :, :, start:end]  # [B, KV, G, size, D]
+        scores = (part.reshape(batch, groups, -1, dim) @ k[:, :, :end].transpose(-1, -2)).view(
+            batch, groups, -1, size, end
+        )
         mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(start)  # [size, end]
-        probs = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(v.dtype)
-        rows.append((probs.view(batch, groups, -1, end) @ v[:, :, :end]).view(batch, groups, -1, size, dim))
+        scores = scores.masked_fill(~mask, float("-inf"))
+        if own:
+            scores = torch.cat([scores, *((part * x[:, :, None, start:end]).sum(-1, keepdim=True) for x, _ in own)], -1)
+        probs = scores.float().softmax(-1).to(v.dtype)
+        seen = (probs[..., :end].reshape(batch, groups, -1, end) @ v[:, :, :end]).view(batch, groups, -1, size, dim)
+        for j, (_, x) in enumerate(own):
+            seen = seen + probs[..., end + j, None] * x[:, :, None, start:end]
+        rows.append(seen)
     return torch.cat(rows, 3).view(batch, heads, length, dim)
 
 

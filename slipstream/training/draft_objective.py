@@ -7,17 +7,16 @@ generated works best (`--regenerate`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from slipstream.core.params import Strict, check_integer
 from slipstream.errors import PairError
-from slipstream.training.compact import DRAFT, CompactLlama, ModelShape
+from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss
+from slipstream.training.losses import Aims
+from slipstream.training.method_options import DraftOptions
 from slipstream.training.objective import Predictions
 from slipstream.training.trainable import ModelObjective, load_trainable
 from slipstream.zoo import checkpoint_of
@@ -25,31 +24,6 @@ from slipstream.zoo import checkpoint_of
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
     from slipstream.training.run import RunConfig
-
-
-@dataclass(frozen=True)
-class DraftOptions(Strict):
-    """start    checkpoint to start from ("embedded" is the embedded draft); None: from scratch, in the shape given by
-             hidden_size, layers, heads, kv_heads and intermediate (head size 64).
-    loss     one of `losses.KINDS`.
-    depth    K, the draft length whose acceptance is simulated.
-    compile  compile the layers (needs a C++ compiler on a CPU).
-    """
-
-    start: str | None = None
-    hidden_size: int = DRAFT.hidden_size
-    layers: int = DRAFT.num_hidden_layers
-    heads: int = DRAFT.num_attention_heads
-    kv_heads: int = DRAFT.num_key_value_heads
-    intermediate: int = DRAFT.intermediate_size
-    loss: str = "kl"
-    depth: int = 4
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("hidden_size", "layers", "heads", "kv_heads", "intermediate", "depth"):
-            check_integer(name, getattr(self, name), 1)
-        check_loss(self.loss)
 
 
 class DraftObjective(ModelObjective):

@@ -15,7 +15,6 @@ checkpoints). This makes a step of the head cheap if the target's vocabulary is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +23,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_taps, rotary_tables
 from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.config import DecoderConfig
+from slipstream.training.compact import blocked_attention
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss
+from slipstream.training.losses import Aims
+from slipstream.training.method_options import EagleOptions
 from slipstream.training.objective import Objective, Predictions, decaying
 from slipstream.training.packing import Stream
 
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
     from slipstream.training.run import RunConfig
-
-
-BLOCK = 128
-"""Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
 
 class ChainAttention:
@@ -50,35 +46,12 @@ class ChainAttention:
     """
 
     def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.seen: list[tuple[Tensor, Tensor]] = []  # keys and values [B, Hk, N, D] of each step
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys.append(k)
-        self.values.append(v)
-        batch, length, heads, dim = q.shape
-        groups = k.shape[2]
-        q = q.view(batch, length, groups, heads // groups, dim).permute(0, 2, 3, 1, 4) * dim**-0.5  # [B, Hk, G, N, D]
-        true_k, true_v = self.keys[0].transpose(1, 2), self.values[0].transpose(1, 2)  # [B, Hk, N, D]
-        own_k = [x.transpose(1, 2)[:, :, None] for x in self.keys[1:]]  # [B, Hk, 1, N, D] each
-        own_v = [x.transpose(1, 2)[:, :, None] for x in self.values[1:]]
-        own = [(q * x).sum(-1, keepdim=True) for x in own_k]  # [B, Hk, G, N, 1] each
-        out = []
-        for start in range(0, length, BLOCK):
-            end = min(start + BLOCK, length)
-            size = end - start
-            part = q[:, :, :, start:end].reshape(batch, groups, -1, dim)  # [B, Hk, G size, D]
-            scores = (part @ true_k[:, :, :end].transpose(-1, -2)).view(batch, groups, -1, size, end)
-            mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(start)  # [size, end]
-            scores = scores.masked_fill(~mask, float("-inf"))
-            probs = torch.cat([scores, *(x[:, :, :, start:end] for x in own)], -1).float().softmax(-1).to(v.dtype)
-            seen = (probs[..., :end].reshape(batch, groups, -1, end) @ true_v[:, :, :end]).view(
-                batch, groups, -1, size, dim
-            )
-            for j, value in enumerate(own_v):
-                seen = seen + probs[..., end + j, None] * value[:, :, :, start:end]
-            out.append(seen)
-        return torch.cat(out, 3).permute(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
+        self.seen.append((k.transpose(1, 2), v.transpose(1, 2)))
+        first, *own = self.seen
+        return blocked_attention(q.transpose(1, 2), *first, own).transpose(1, 2)
 
 
 def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int) -> list[Tensor]:
@@ -97,31 +70,6 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
     return out
 
 
-@dataclass(frozen=True)
-class EagleOptions(Strict):
-    """steps         length of the chains that are trained and simulated (training-time test).
-    draft_vocab   size of the draft vocabulary; None: all ids up to 8192, otherwise 32000.
-    taps          target layers that the head reads; None: low, middle and high.
-    intermediate  width of its MLP; None: the target's.
-    loss          one of `losses.KINDS`. decay: weight of step j is decay^j.
-    """
-
-    steps: int = 4
-    draft_vocab: int | None = None
-    taps: tuple[int, ...] | None = None
-    intermediate: int | None = None
-    loss: str = "kl"
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        check_integer("steps", self.steps, 1)
-        for name in ("draft_vocab", "intermediate"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        check_number("decay", self.decay, 0.0, 1.0, open_low=True)
-        check_loss(self.loss)
-
-
 class EagleObjective(Objective):
     """counts: how often each id occurs in the data, [V]; the most frequent ids form the draft vocabulary."""
 
@@ -132,7 +80,7 @@ class EagleObjective(Objective):
         super().__init__()
         c = teacher.config
         self.teacher, self.options, self.depth = teacher, options, options.steps
-        reads = layers_read(c.layers) if options.taps is None else options.taps
+        reads = layers_read(c.layers) if options.taps is None else tuple(options.taps)
         strange = [t for t in reads if not (t == FINAL or 0 <= t <= c.layers)]
         if strange:
             raise ParameterError(f"taps are {reads}, the target has layers 0..{c.layers}", fix=f"leave out {strange}")

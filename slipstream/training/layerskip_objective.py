@@ -10,47 +10,22 @@ learned not to depend on every late layer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.params import Strict, check_integer
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss
+from slipstream.training.losses import Aims
+from slipstream.training.method_options import LayerSkipOptions
 from slipstream.training.objective import Predictions
 from slipstream.training.trainable import ModelObjective, load_trainable
 
 if TYPE_CHECKING:
     from slipstream.training.data import Prepared
     from slipstream.training.run import RunConfig
-
-
-@dataclass(frozen=True)
-class LayerSkip:
-    """Settings of the recipe. Defaults suit eight layers trained from scratch.
-
-    Attributes:
-        p_max: dropout rate of the last layer at the end of the time schedule (section 4.1.1).
-        exit_scale: `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
-        rotation: `R` of the rotational curriculum `C_rot,R`: exit `l` is trained at the steps `t` with
-            `t % R == l % R`, so a step computes about `L / R` exits. 0 turns the exits off.
-    """
-
-    p_max: float = 0.1
-    exit_scale: float = 0.3
-    rotation: int = 7
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.p_max < 1:
-            raise ParameterError(
-                f"p_max={self.p_max} is not in [0, 1)",
-                why="it is a probability of skipping a layer",
-                fix="use about 0.1",
-            )
 
 
 def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
@@ -75,7 +50,7 @@ def kept_layers(rates: list[float], seed: int, step: int) -> list[bool]:
     return [bool(u >= p) for u, p in zip(draws, rates, strict=True)]
 
 
-def exit_weights(layers: int, settings: LayerSkip, step: int) -> dict[int, float]:
+def exit_weights(layers: int, settings: LayerSkipOptions, step: int) -> dict[int, float]:
     """Normalised loss weights of the layers that exit at this step (section 4.1.2); they sum to 1.
 
     `e(l) = e_scale * sum_{i<=l} i` for `l < L-1`, `e(L-1) = L-1 + e_scale * sum_{i<=L-2} i`, times the
@@ -89,32 +64,6 @@ def exit_weights(layers: int, settings: LayerSkip, step: int) -> dict[int, float
                 weights[level] = settings.exit_scale * level * (level + 1) / 2
     total = sum(weights.values())
     return {level: w / total for level, w in sorted(weights.items()) if w > 0}
-
-
-@dataclass(frozen=True)
-class LayerSkipOptions(Strict):
-    """exit     number of layers before the exit whose acceptance is simulated; None: half of all.
-    p_max, exit_scale, rotation   as in `LayerSkip`.
-    loss     one of `losses.KINDS`.
-    depth    K, the draft length whose acceptance is simulated.
-    compile  compile the layers (needs a C++ compiler on a CPU).
-    """
-
-    exit: int | None = None
-    p_max: float = 0.1
-    exit_scale: float = 0.3
-    rotation: int = 7
-    loss: str = "kl"
-    depth: int = 4
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        check_integer("depth", self.depth, 1)
-        check_integer("rotation", self.rotation, 0)
-        if self.exit is not None:
-            check_integer("exit", self.exit, 1)
-        check_loss(self.loss)
-        LayerSkip(self.p_max, self.exit_scale, self.rotation)  # raises ParameterError for bad values
 
 
 class LayerSkipObjective(ModelObjective):
@@ -132,14 +81,13 @@ class LayerSkipObjective(ModelObjective):
         self.exit = max(1, layers // 2) if options.exit is None else options.exit
         if not 0 < self.exit < layers:
             raise ParameterError(f"exit is {self.exit}, the target has {layers} layers", fix=f"choose 1..{layers - 1}")
-        self.settings = LayerSkip(options.p_max, options.exit_scale, options.rotation)
         self.begin_step(0, 0.0)
 
     def begin_step(self, step: int, share: float) -> None:
         layers = self.module.depth
         # The constant schedule of the paper's continual training: S(t) = 1.
-        self.kept = kept_layers(dropout_rates(layers, self.settings.p_max), self.seed, step)
-        self.exits = exit_weights(layers, self.settings, step)
+        self.kept = kept_layers(dropout_rates(layers, self.options.p_max), self.seed, step)
+        self.exits = exit_weights(layers, self.options, step)
 
     def predictions(self, window: Window) -> Predictions:
         layers = self.module.depth

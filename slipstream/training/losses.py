@@ -4,6 +4,13 @@ A distribution has one probability per vocabulary id, so those of a whole batch 
 else, and moving them would take most of the time. `distribution_losses` therefore processes the positions in blocks
 that fit a CPU cache. For each block it computes logits, losses and their gradients, which all have closed forms. Only
 the gradients of states and weights leave a block.
+
+The kinds, q being the draft's distribution and p the target's:
+
+    kl          KL(p || q): mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461)
+    reverse-kl  KL(q || p): mode-seeking
+    tv          1 - sum_x min(p, q): the rejection rate itself (Leviathan et al. 2211.17192, corollary 3.6)
+    ce          -log q(token of the text), as in the Medusa paper
 """
 
 from __future__ import annotations
@@ -15,24 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.errors import ParameterError, did_you_mean
-
-KINDS = ("kl", "reverse-kl", "tv", "ce")
-"""q: the draft's distribution, p: the target's.
-
-    kl          KL(p || q): mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461)
-    reverse-kl  KL(q || p): mode-seeking
-    tv          1 - sum_x min(p, q): the rejection rate itself (Leviathan et al. 2211.17192, corollary 3.6)
-    ce          -log q(token of the text), as in the Medusa paper
-"""
+from slipstream.training.method_options import check_loss
 
 BLOCK_BYTES = 8 * 2**20
 """Size of one block of distributions in float32."""
-
-
-def check_loss(kind: str) -> None:
-    if kind not in KINDS:
-        raise ParameterError(f"loss is {kind!r}", fix=did_you_mean(kind, KINDS))
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ far heads would dominate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
-from slipstream.training.losses import Aims, check_loss
+from slipstream.training.losses import Aims
+from slipstream.training.method_options import MedusaOptions
 from slipstream.training.objective import Objective, Predictions, decaying
 
 if TYPE_CHECKING:
@@ -30,26 +30,6 @@ if TYPE_CHECKING:
 
 RANKS = 10
 """Number of ranked candidates per head whose accuracy is measured; tree optimisation needs no more."""
-
-
-@dataclass(frozen=True)
-class MedusaOptions(Strict):
-    """heads     number of heads, K. layers: residual blocks per head.
-    own_head  each head trains its own lm_head, initialised with the target's; False: all share the target's.
-    loss      one of `losses.KINDS`. decay: weight of head k is decay^k.
-    """
-
-    heads: int = 4
-    layers: int = 1
-    own_head: bool = True
-    loss: str = "kl"
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        check_integer("heads", self.heads, 1)
-        check_integer("layers", self.layers, 1)
-        check_number("decay", self.decay, 0.0, 1.0, open_low=True)
-        check_loss(self.loss)
 
 
 class MedusaObjective(Objective):

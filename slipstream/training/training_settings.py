@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
 
 OPTIMISERS = ("adamw", "muon")
+
+
+def setting(default: Any, help: str, *names: str, shown: str | None = None) -> Any:
+    """A field that is an option of `slipstream train`, too. help: one sentence; names: as typed, if they do not follow
+    from the field's name; shown: the default in `--help`, in words; None: the default."""
+    return field(default=default, metadata={"help": help, "names": names, "shown": shown})
 
 
 def check_budget(tokens: int | None, minutes: float | None) -> None:
@@ -37,28 +44,32 @@ class LoopConfig(Strict):
     """
 
     out: Path
-    budget_tokens: int | None = None
-    budget_minutes: float | None = None
-    length: int = 512
-    rows: int = 8
-    micro_rows: int | None = None
+    budget_minutes: float | None = setting(None, "Training time of the whole run, in minutes.")
+    budget_tokens: int | None = setting(
+        None, "Training tokens, instead of minutes; the result is then reproducible by seed."
+    )
+    length: int = setting(512, "Tokens per window.")
+    rows: int = setting(8, "Windows per optimiser step.")
+    micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.")
     lr: float = 1e-3
     optimiser: str = "adamw"
     weight_decay: float = 0.01
     clip: float = 1.0
-    warmup_steps: int = 50
-    decay_share: float = 0.35
+    decay_share: float = setting(0.35, "Share of the budget, at its end, in which the learning rate decays.")
+    warmup_steps: int = setting(50, "Number of warm-up steps.")
     shares: tuple[float, ...] | None = None
     answers_only: bool = False
-    seed: int = 0
-    resume: bool = False
-    device: str = "cpu"
-    bf16: bool | None = None
-    threads: int | None = None
-    save_minutes: float = 4.0
-    eval_steps: int = 200
+    seed: int = setting(0, "Seed for weights, data order and texts.")
+    resume: bool = setting(False, "Continue exactly from the checkpoint in --out.")
+    device: str = setting("cpu", "Device: cpu, cuda, cuda:1; for several GPUs use `accelerate launch`.")
+    threads: int | None = setting(None, "Number of CPU threads.")
+    bf16: bool | None = setting(
+        None, "Matrix products in bfloat16, else in float32.", shown="where the hardware has them"
+    )
+    save_minutes: float = setting(4.0, "Minutes between checkpoints.")
+    eval_steps: int = setting(200, "Steps between evaluations.")
     eval_rows: int = 16
-    max_steps: int | None = None
+    max_steps: int | None = setting(None, "Stop this call after this many steps; --resume continues.")
 
     def __post_init__(self) -> None:
         check_budget(self.budget_tokens, self.budget_minutes)

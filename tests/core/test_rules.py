@@ -14,7 +14,7 @@ import torch
 from slipstream.core.draft import Draft
 from slipstream.core.rules import RULES, Rule, rule_named, verify
 from slipstream.errors import RuleError
-from slipstream.theory.closed_forms import acceptance_rate, block_expected_accepted, expected_accepted
+from slipstream.theory.closed_forms import acceptance_rate, expected_tokens
 from tests.core import wrong
 from tests.core.exact import (
     Outcome,
@@ -29,6 +29,7 @@ from tests.core.exact import (
 )
 from tests.core.fixed_dice import Fixed
 from tests.core.worlds import Distribution, Shape, WeightedDraft, every_draft, probs, random_world, steady
+from tests.theory.block_lengths import block_expected_accepted
 
 REJECTION, BLOCK, COUPLED = RULES["rejection"], RULES["block"], RULES["coupled"]
 P, Q = probs(7, 2, 1), probs(5, 3, 2)
@@ -244,7 +245,7 @@ def test_sampled_siblings_must_not_be_pruned_by_their_q() -> None:
 def test_block_verification_accepts_the_published_number(gamma: int, token: Fraction, block: Fraction) -> None:
     p, q = probs(1, 2), probs(2, 1)
     shape = Shape.chain("s" * gamma)
-    assert mean_accepted(REJECTION, steady(p, q), shape) == token == expected_accepted(acceptance_rate(p, q), gamma)
+    assert mean_accepted(REJECTION, steady(p, q), shape) == token == expected_tokens(acceptance_rate(p, q), gamma) - 1
     assert mean_accepted(BLOCK, steady(p, q), shape) == block == block_expected_accepted(p, q, gamma)
 
 

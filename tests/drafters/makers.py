@@ -45,7 +45,6 @@ MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "eagle": lambda target: eagle_drafter(V, 1),
     "eagle3": lambda target: eagle_drafter(V, 3),
     "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
-    "replay": lambda target: make_drafter("replay", target, continuations=_recorded(target), rate=0.7),
 }
 """Registered drafters that need more than a target."""
 

@@ -582,5 +582,5 @@ class TestMaking:
             make_eagle3(decoder, head=head_for(3), quantize="int3")
 
     def test_the_targets_costs_can_be_measured(self, decoder: Decoder) -> None:
-        drafter = make_eagle3(decoder, head=head_for(3), shape="tree", width=2, costs="measured")
+        drafter = make_drafter("eagle3", decoder, head=head_for(3), shape="tree", width=2, costs="measured")
         assert isinstance(drafter.config.costs, CostCurve)

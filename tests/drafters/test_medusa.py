@@ -409,7 +409,6 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
         ({"tree": "2", "nodes": 4}, "one or the other"),
         ({"costs": "guessed"}, "measured"),
         ({"costs": -0.1}, "costs"),
-        ({"costs": "measured"}, "needs a target"),
         ({"confidence": 1.0}, "confidence"),
         ({"accuracies": ((0.5,),)}, "one row per head"),
     ],

@@ -91,9 +91,8 @@ class Speculation:
     draft_tokens: int = 4
 
 
-def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
-    """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`; recording: prompt ->
-    continuation, for the drafters that replay one."""
+def speculations(scratch: Path) -> dict[str, Speculation]:
+    """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`."""
     return {
         "none": Speculation(None),
         "model": Speculation("embedded"),
@@ -115,7 +114,6 @@ def speculations(scratch: Path, recording: Recording) -> dict[str, Speculation]:
         "eagle3, tree": Speculation("eagle3", {"shape": "tree", "width": 2, "nodes": 8}),
         "hybrid": Speculation("hybrid", {"model": "embedded"}, 10),
         "suffix+eagle3": Speculation(["suffix", "eagle3"], {}, 10),
-        "replay": Speculation("replay", {"continuations": dict(recording), "rate": 0.8}),
     }
 
 
@@ -129,7 +127,7 @@ RULES = {
     "typical": ("model", "suffix", "medusa", "eagle3, tree"),
     "coupled": (
         "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "recycling", "lookahead",
-        "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid", "replay",
+        "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid",
     ),
 }  # fmt: skip
 """The default rule, rejection, is pinned for all of them."""
@@ -213,8 +211,6 @@ def make_scratch(folder: Path, recording: Recording) -> Path:
         "unknown.json": '{"draftr": "ngram"}',
         "list.json": "[]",
         "garbled.json": "{",
-        "replay.jsonl": '{"prompt": [5, 6], "continuation": [7]}\n',
-        "other.jsonl": '{"prompt": "x"}\n',
     }.items():
         (folder / name).write_text(text)
     return folder
@@ -300,8 +296,8 @@ COMMANDS = (
     "generate x -m mine --drafter model", "generate x --file y", "generate x -o max_ngram",
     "generate x --drafter ngram -o max_ngrams=2", "generate x --drafter ngram -o max_ngram=0",
     "generate x --drafter ngram -o max_ngram=two", "generate x --drafter eagle3 -o shape=bush",
-    "generate x --drafter layerskip -o exit=99", "generate x --drafter replay", "generate x --drafter eagle",
-    "generate x --drafter replay -o path={other.jsonl}", "generate x --drafter eagle3 --draft {broken}",
+    "generate x --drafter layerskip -o exit=99", "generate x --drafter eagle",
+    "generate x --drafter eagle3 --draft {broken}",
     "generate x --drafter ngram -o branches=2 --rule block --temperature 1 --seed 1 -n 8",
     "generate x --temperature 1 --rule greedy", "generate x --executor native --dtype float64",
     "generate x --executor torch --kv-dtype float16",
@@ -323,7 +319,6 @@ COMMANDS = (
     "generate --chat hello -n 4 -q --drafter suffix,eagle3", "generate x --max-tokens 4 --temp 0.5 --seed 1 -q",
     "generate x -n 4 --draft-max 2 --spec-type ngram --repeat-penalty 1.1 -q", "generate x -n 4 --drafter none",
     "generate x -n 4 --drafter medusa -o mode=chain --rule typical --temperature 0.7 --seed 2",
-    "generate x -n 4 --drafter replay -o path={replay.jsonl} --executor torch --dtype float64 -q",
     "generate x -n 4 -q --stop ' ' --ignore-eos --min-new-tokens 2", "chat -n 4", "chat --raw -n 4 --system hello",
     "info", "info --json", "info embedded embedded", "info embedded embedded --json", "drafters",
     "drafters --json", "drafters ngram", "drafters ngram --json",

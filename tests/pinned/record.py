@@ -18,7 +18,7 @@ from typing import Any
 
 from slipstream import LLM, Completion, SamplingParams
 from tests.pinned import cases
-from tests.pinned.cases import EDITED, GREEDY, HERE, SAMPLED, Recording, Speculation, ask, course_of, set_up, text_of
+from tests.pinned.cases import EDITED, GREEDY, HERE, SAMPLED, Speculation, ask, course_of, set_up, text_of
 
 MARGIN = 1e-3  # minimum gap between the two best logits; the noise has the same size
 ENGINES: dict[str, dict[str, Any]] = {
@@ -91,12 +91,12 @@ def plain_texts() -> dict[str, Any]:
     return {name: text_of(done) for name, done in looked.items()}
 
 
-def greedy(scratch: Path, recording: Recording) -> dict[str, Any]:
+def greedy(scratch: Path) -> dict[str, Any]:
     """The greedy texts, with and without edited logits, and the statistics of each drafter."""
     found: dict[str, Any] = {}
     for title, wanted in (("greedy", GREEDY), ("edited", EDITED)):
         found[title] = {"texts": {}, "courses": {}}
-        for label, speculation in cases.speculations(scratch, recording).items():
+        for label, speculation in cases.speculations(scratch).items():
             settle(speculation)
             done = ask(engine("native"), wanted)
             texts = {name: text_of(each) for name, each in done.items()}
@@ -112,10 +112,10 @@ def greedy(scratch: Path, recording: Recording) -> dict[str, Any]:
     return found
 
 
-def sampled(scratch: Path, recording: Recording) -> dict[str, Any]:
+def sampled(scratch: Path) -> dict[str, Any]:
     """Seeded texts of each drafter under each rule, with the first seeds that are not fragile."""
     found: dict[str, Any] = {}
-    for label, speculation in cases.speculations(scratch, recording).items():
+    for label, speculation in cases.speculations(scratch).items():
         found[label] = {}
         settle(speculation)
         for rule in cases.rules(label):
@@ -150,7 +150,7 @@ def values(done: Completion) -> list[Any]:
     return list(course_of(done).values())
 
 
-def commands(scratch: Path, recording: Recording) -> dict[str, Any]:
+def commands(scratch: Path) -> dict[str, Any]:
     """The result of each command line."""
     found = {}
     for line in cases.COMMANDS:
@@ -161,7 +161,7 @@ def commands(scratch: Path, recording: Recording) -> dict[str, Any]:
     return found
 
 
-def names(scratch: Path, recording: Recording) -> dict[str, Any]:
+def names(scratch: Path) -> dict[str, Any]:
     """Everything that users refer to: names, parameters, options, error classes."""
     llm = engine("native")
     return {
@@ -189,10 +189,9 @@ def main(chosen: list[str]) -> None:
             sys.exit(f"{name!r} is not one of {', '.join(parts)}")
     texts = plain_texts() if "greedy" in chosen or not chosen else cases.pinned("greedy")["greedy"]["texts"]
     with tempfile.TemporaryDirectory() as folder:
-        recording = cases.recording_of(texts)
-        scratch = cases.make_scratch(Path(folder), recording)
+        scratch = cases.make_scratch(Path(folder), cases.recording_of(texts))
         for name in chosen or parts:
-            (HERE / f"{name}.json").write_text(rows(parts[name](scratch, recording)) + "\n", encoding="utf-8")
+            (HERE / f"{name}.json").write_text(rows(parts[name](scratch)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

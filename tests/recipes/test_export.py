@@ -10,6 +10,7 @@ from recipes.embedded.agreement import compare, draft_agreement, exit_agreement
 from recipes.embedded.corpus import Package
 from recipes.embedded.export import Run, export
 from recipes.embedded.trainer import BaseConfig, train_base
+from slipstream.training import compact
 from slipstream.training.compact import CompactLlama, blocked_attention
 
 transformers = pytest.importorskip("transformers")
@@ -56,12 +57,13 @@ def test_card_states_the_facts(exported: tuple[Run, Path]) -> None:
         assert fact in card
 
 
-def test_blocked_attention_is_causal_attention() -> None:
+def test_blocked_attention_is_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "BLOCK", 32)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, h, 70, 16, generator=generator, dtype=torch.float64) for h in (6, 2, 2))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     # The softmax is in float32, as in training.
-    assert torch.allclose(blocked_attention(q, k, v, block=32), expected, atol=1e-6)
+    assert torch.allclose(blocked_attention(q, k, v), expected, atol=1e-6)
 
 
 def test_skipped_layers_and_taps(exported: tuple[Run, Path]) -> None:

@@ -20,9 +20,7 @@ from slipstream.training.acceptance import (
     load_texts,
     save_texts,
 )
-from slipstream.training.draft_objective import DraftOptions
-from slipstream.training.eagle3_objective import EagleOptions
-from slipstream.training.medusa_objective import MedusaOptions
+from slipstream.training.method_options import DraftOptions, EagleOptions, MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny_runs import run_config
 

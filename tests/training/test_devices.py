@@ -15,7 +15,7 @@ from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError
 from slipstream.training import devices
 from slipstream.training.devices import Devices
-from slipstream.training.medusa_objective import MedusaOptions
+from slipstream.training.method_options import MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny_runs import run_config
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, rotary_tables
 from slipstream.models.config import DecoderConfig
-from slipstream.training import eagle3_objective
+from slipstream.training import compact
 from slipstream.training.eagle3_objective import chain_states, most_frequent, token_counts
 from slipstream.training.packing import Stream, write_stream
 
@@ -64,7 +64,7 @@ def drafted(head: EagleHead, tokens: Tensor, taps: list[Tensor], start: int) -> 
 
 
 def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_objective, "BLOCK", 4)  # several blocks of queries, the last one shorter
+    monkeypatch.setattr(compact, "BLOCK", 4)  # several blocks of queries, the last one shorter
     tokens, taps = inputs()
     rotary = rotary_tables(DECODER, 64)
     states = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)

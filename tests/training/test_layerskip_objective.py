@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 
 from slipstream.errors import ParameterError
-from slipstream.training.layerskip_objective import LayerSkip, dropout_rates, exit_weights, kept_layers
+from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
+from slipstream.training.method_options import LayerSkipOptions
 
 
 def test_rates_follow_the_paper() -> None:
@@ -32,7 +33,7 @@ def test_kept_layers_are_a_function_of_seed_and_step() -> None:
 
 
 def test_exit_weights_follow_the_paper() -> None:
-    settings = LayerSkip(exit_scale=0.2, rotation=7)
+    settings = LayerSkipOptions(exit_scale=0.2, rotation=7)
     # Step 3: exit 3 and the last layer. e(3) = 0.2 * (0+1+2+3), e(7) = 7 + 0.2 * (0+...+6).
     weights = exit_weights(8, settings, 3)
     assert list(weights) == [3, 7]
@@ -41,11 +42,11 @@ def test_exit_weights_follow_the_paper() -> None:
 
 
 def test_rotation_visits_every_layer() -> None:
-    seen = [set(exit_weights(8, LayerSkip(rotation=7), step)) - {7} for step in range(7)]
+    seen = [set(exit_weights(8, LayerSkipOptions(rotation=7), step)) - {7} for step in range(7)]
     assert set().union(*seen) == {1, 2, 3, 4, 5, 6}  # e(0) = 0: an exit without weight is not computed
-    assert exit_weights(8, LayerSkip(rotation=0), 3) == {7: 1.0}
+    assert exit_weights(8, LayerSkipOptions(rotation=0), 3) == {7: 1.0}
 
 
 def test_impossible_rate_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"p_max=1\.5"):
-        LayerSkip(p_max=1.5)
+        LayerSkipOptions(p_max=1.5)

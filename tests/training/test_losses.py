@@ -8,7 +8,8 @@ from torch import Tensor
 
 from slipstream.errors import ParameterError
 from slipstream.training import losses
-from slipstream.training.losses import KINDS, Aims, distribution_losses
+from slipstream.training.losses import Aims, distribution_losses
+from slipstream.training.method_options import KINDS
 
 K, B, N, D, V = 3, 2, 7, 5, 11
 T = N + K + 1

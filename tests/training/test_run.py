@@ -22,11 +22,9 @@ from slipstream.errors import ParameterError, TrainingError
 from slipstream.models.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
 from slipstream.training import estimate, features, resume_state
-from slipstream.training.draft_objective import DraftOptions
-from slipstream.training.eagle3_objective import EagleOptions, layers_read
-from slipstream.training.layerskip_objective import LayerSkipOptions
+from slipstream.training.eagle3_objective import layers_read
 from slipstream.training.loop import Loop
-from slipstream.training.medusa_objective import MedusaOptions
+from slipstream.training.method_options import DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
 from slipstream.training.run import Run, RunConfig, prepare
 from tests.checkpoints import make_family
 from tests.training.tiny_runs import run_config

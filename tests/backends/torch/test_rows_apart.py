@@ -17,6 +17,7 @@ from slipstream.errors import TargetError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.checkpoints import random_llama
+from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.reference import Wide
 
@@ -103,7 +104,7 @@ def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> No
     wanted = LLM(target).generate([prompt], params)[0].token_ids
     assert SPOILT not in wanted
     recorded = {tuple(prompt): [SPOILT if i % 3 == 2 else token for i, token in enumerate(wanted)]}
-    llm = LLM(target, "replay", draft_tokens=4, draft_options={"continuations": recorded})
+    llm = LLM(target, ScriptedDrafter(recorded, target.vocab_size, replay(0.8)), draft_tokens=4)
     assert llm.generate([prompt], params)[0].token_ids == wanted
 
 

@@ -18,6 +18,7 @@ from slipstream.targets.huggingface import kinds
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
+from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VARIANTS, VOCAB, random_model
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
 from tests.targets.reference import Wide, assert_close
@@ -82,8 +83,8 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
     prompts, texts = PROMPTS[:batch], generated(name)[:batch]
     llm = LLM(target(name), draft_tokens=4, max_batch=batch)
     recorded = {tuple(p): text for p, text in zip(prompts, texts, strict=True)}
-    for drafter, options in ((None, {}), ("replay", {"continuations": recorded, "rate": 0.7})):
-        llm.use(drafter, **options)
+    for drafter in (None, ScriptedDrafter(recorded, VOCAB, replay(0.7))):
+        llm.use(drafter)
         done = llm.generate(prompts, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == texts
     assert all(c.stats.accepted for c in done)

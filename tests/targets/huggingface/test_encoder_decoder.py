@@ -24,6 +24,7 @@ from slipstream.targets.huggingface.encoder_decoder import ChainsEncoderDecoder,
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.rollback import states
 from tests.checkpoints import random_llama
+from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.end_to_end.sampling import sample
 from tests.significance import assert_distribution, beginnings, needed
 from tests.targets.conformance import Case, Conformance
@@ -111,8 +112,8 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
     sources, wanted = SOURCES[:batch], texts(name)[:batch]
     llm = LLM(target(name), draft_tokens=4, max_batch=batch)
     recorded = {tuple(s): text for s, text in zip(sources, wanted, strict=True)}
-    for drafter, options in ((None, {}), ("replay", {"continuations": recorded, "rate": 0.7})):
-        llm.use(drafter, **options)
+    for drafter in (None, ScriptedDrafter(recorded, VOCAB, replay(0.7))):
+        llm.use(drafter)
         with encodings(model(name)) as counted:
             done = llm.generate(sources, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == wanted
@@ -474,14 +475,6 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
             max_new_tokens=6,
         )  # fmt: skip
         assert [beam.token_ids for beam in beams] == [row[1:].tolist() for row in wanted]
-
-
-def test_likelihoods_are_those_of_a_direct_forward() -> None:
-    texts = [(SOURCES[0], [9, 8, 7, 30]), (SOURCES[2], [40]), (SOURCES[1], [12] * 10)]
-    for scored, (source, text) in zip(LLM(target("t5")).log_likelihoods(texts), texts, strict=True):
-        logs = torch.log_softmax(logits("t5", source, [0, *text[:-1]]), -1)
-        wanted = logs.gather(1, torch.tensor(text)[:, None])[:, 0]
-        assert_close(torch.tensor(scored.logprobs, dtype=torch.float64), wanted)
 
 
 # --- drafters -------------------------------------------------------------------------------------------------------

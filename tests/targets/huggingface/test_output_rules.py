@@ -13,6 +13,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.target import begun
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
+from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, generated, random_encoder_decoder
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
 
@@ -58,8 +59,8 @@ def test_texts_are_those_of_transformers(own: Any, name: str) -> None:
     assert wanted != plain
     llm = LLM(of_module(own), draft_tokens=4)
     continuations = {tuple(s): text for s, text in zip(SOURCES, wanted, strict=True)}
-    for drafter, options in ((None, {}), ("replay", {"continuations": continuations, "rate": 0.7})):
-        llm.use(drafter, **options)
+    for drafter in (None, ScriptedDrafter(continuations, VOCAB, replay(0.7))):
+        llm.use(drafter)
         done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == wanted
         assert all(c.finish_reason == ("stop" if c.token_ids[-1] in _eos(own) else "length") for c in done)

@@ -1,0 +1,44 @@
+"""A drafter whose acceptance rate is given: it drafts from known continuations, and makes some draft tokens wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Seq
+
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
+from slipstream.core.random import DRAFT
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
+
+
+class Replayed:
+    """continuations: prompt or source -> the tokens that follow it; nothing is drafted for an unknown prompt.
+    rate: probability that a draft token is that of the continuation; a wrong one is that plus one, modulo `vocab_size`.
+
+    Draft tokens are made wrong independently of the random numbers of verification, so q is None: a point mass.
+    """
+
+    name = "replayed"
+    traits = DrafterTraits()
+
+    def __init__(self, continuations: Mapping[tuple[int, ...], Seq[int]], vocab_size: int, rate: float):
+        self.continuations, self.vocab_size, self.rate = continuations, vocab_size, rate
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        return Draft.chains(
+            [self._row(seq, depth) if depth > 0 else [] for seq, depth in zip(seqs, budget, strict=True)]
+        )
+
+    def _row(self, seq: Sequence, depth: int) -> list[int]:
+        done = len(seq.tokens) - seq.prompt
+        known = self.continuations.get(tuple(seq.asked), ())[done : done + depth]
+        draws = [seq.random.uniforms(DRAFT, len(seq.tokens) + place, 1)[0] for place in range(len(known))]
+        return [
+            token if u < self.rate else (token + 1) % self.vocab_size for token, u in zip(known, draws, strict=True)
+        ]
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        pass
+
+    def release(self, seq_id: int) -> None:
+        pass
