@@ -169,9 +169,10 @@ def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
         if bar.top not in run.found or not orderly:
             continue
         cells = run.seconds[bar.what]
-        found = min((ratio(cells[key], cells[bar.top]), key) for key in orderly)
-        made.append({"text": f"{bar.what}: {bar.top} against {found[1]}", "reach": bar.reach, **vars(found[0]),
-                     "reached": found[0].value >= bar.reach})  # fmt: skip
+        found = {key: ratio(cells[key], cells[bar.top]) for key in orderly}
+        rival = min(found, key=lambda key: found[key].value)
+        made.append({"text": f"{bar.what}: {bar.top} against {rival}", "reach": bar.reach, **vars(found[rival]),
+                     "reached": found[rival].value >= bar.reach})  # fmt: skip
     return made
 
 
