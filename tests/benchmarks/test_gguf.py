@@ -23,7 +23,7 @@ def test_a_contender_of_a_much_higher_perplexity_does_not_count() -> None:
     seconds = {name: [[1.0, 1.1], [1.0, 1.1]] for name in names}
     seconds["ik_llama.cpp Q4_K_M"] = [[0.1, 0.11], [0.1, 0.11]]
     seconds["ik_llama.cpp Q8_0"] = [[0.5, 0.55], [0.5, 0.55]]
-    quality = dict.fromkeys(names, {"perplexity": 20.0}) | {"ik_llama.cpp Q4_K_M": {"perplexity": 134.0}}
+    quality = {name: {"perplexity": 20.0} for name in names} | {"ik_llama.cpp Q4_K_M": {"perplexity": 134.0}}
     run = SimpleNamespace(found=quality, seconds=dict.fromkeys(whats, seconds))
     made = figures_of(run, "smollm2")  # type: ignore[arg-type]
     assert [row["text"] for row in made if "ik_llama" in row["text"]] == [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
+from slipstream.drafters.draft_plan import DraftPlan
 from tests.models.gguf_bytes import tiny_model
 
 pytest.importorskip("gguf")
@@ -60,16 +63,22 @@ def test_what_cannot_be_written_is_one_message(cli, tiny, folder: Path, argument
 
 
 def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
-    pytest.importorskip("llama_cpp")
     info = json.loads(cli("info", file, "--json").out)
-    assert (info["executor"], info["architecture"], info["parameters"]) == ("llama.cpp", "llama", 67824)
+    assert (info["executor"], info["architecture"], info["parameters"]) == ("native", "llama", 67824)
     assert (info["stored_bytes"], info["loaded_bytes"]) == ({"F32": 271296}, 271296)
     wanted = cli("generate", "-m", tiny.target, "--executor", "torch", "--drafter", "none", "def add(", "-n", "12")
     for arguments in (["--drafter", "suffix"], ["-md", file], ["-md", tiny.draft], ["--drafter", "none"]):
         done = cli("generate", "-m", file, "--threads", "1", *arguments, "def add(", "-n", "12")
         assert (done.code, done.out) == (0, wanted.out)
-        assert "llama.cpp on cpu" in done.said
-        assert "llama_" not in done.said  # nothing of its log
+        assert "native on cpu" in done.said
+    pytest.importorskip("llama_cpp")
+    done = cli("generate", "-m", file, "--executor", "llamacpp", "--drafter", "none", "def add(", "-n", "12")
+    assert (done.code, done.out) == (0, wanted.out)
+    assert "llamacpp on cpu" in done.said
+    assert "llama_" not in done.said  # nothing of its log
+
+
+def test_pairs_and_measurements_take_the_file(cli, tiny, file: Path) -> None:
     pair = cli("info", tiny.target, file)
     assert pair.code == 0
     bench = cli(
@@ -98,8 +107,7 @@ def test_bad_files_are_one_message(cli, folder: Path, file: Path) -> None:
 
 
 def test_a_server_reserves_what_is_usual(file: Path, folder: Path) -> None:
-    from slipstream.cli.options import ModelOptions
-
-    arguments = {"draft_quantize": None, "quantize": None, "executor": "auto"}
-    assert kv_tokens(ModelOptions(target=str(file), drafter="suffix"), arguments, 8) == 8 * (192 + 256)
-    assert kv_tokens(ModelOptions(target=str(file), drafter="suffix", kv_tokens=512), arguments, 8) == 512
+    models, draft = ModelOptions(target=str(file), executor="llamacpp"), DraftPlan.of("suffix")
+    assert kv_tokens(models, draft, 8) == 8 * (192 + 256)
+    assert kv_tokens(replace(models, kv_tokens=512), draft, 8) == 512
+    assert kv_tokens(replace(models, executor="auto"), draft, 8) == 8 * 192

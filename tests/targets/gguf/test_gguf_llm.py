@@ -290,8 +290,8 @@ def test_settings_that_a_gguf_model_does_not_have_are_refused(files: Tiny, setti
 
 
 def test_quantisation_of_a_gguf_draft_is_refused_not_ignored(files: Tiny, tiny: Tiny) -> None:
-    with pytest.raises(ParameterError, match="quantize='w8a8' was asked of a GGUF file"):
-        LLM(tiny.target, files.draft, executor="torch", draft_quantize="w8a8")
+    with pytest.raises(ParameterError, match=r"quantize='w8a8' was asked of a model that llama\.cpp runs"):
+        LLM(files.target, files.draft, executor="llamacpp", draft_quantize="w8a8")
 
 
 def test_a_draft_of_other_tokens_is_refused(files: Tiny, tmp_path: Path) -> None:
