@@ -22,9 +22,6 @@ from slipstream.settings import WeightFormat
 if TYPE_CHECKING:
     from slipstream.backends.native.kernels.formats import Format
 
-GROUP = 64
-"""Number of columns of 8-bit activations that share a scale."""
-
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
 
@@ -99,7 +96,7 @@ def quantised_format(quantised: WeightFormat) -> str:
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
     kinds = (formats.named(name) for name in quantised.kernels)
-    return next(kind.name for kind in kinds if kind.step < 4 or kind.group or has_byte_dots())
+    return next(kind.name for kind in kinds if kind.step < 4 or kind.scales or has_byte_dots())
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:
@@ -149,10 +146,10 @@ class Layout:
         from slipstream.backends.native.kernels.products import ALIGN
 
         kind = formats.named(form)
-        if kind.group:
+        if kind.scales:
             return self.blocks(quantise_blocks(weight, kind.bits), bias)
         outs, width = weight.shape
-        unit = GROUP if kind.grouped else kind.step
+        unit = kind.group or kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
         scales = 0
         if kind.integer:
@@ -167,7 +164,7 @@ class Layout:
             values = np.zeros((padded, columns), bits.dtype)
             values[:outs, :width] = bits
         panels = values.reshape(padded // PANEL, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
-        return self._record(kind, panels, bias, width, columns, unit, scales)
+        return self._record(kind, panels, bias, width, columns, scales)
 
     def blocks(self, weight: Blocks, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weights in blocks, as they are stored."""
@@ -196,20 +193,13 @@ class Layout:
             integers = integers.view(np.uint8) ^ np.uint8(byte_offset())
         parts = [weight.scales, *([] if weight.minima is None else [weight.minima]), integers]
         whole = np.concatenate([panels(part) for part in parts], axis=2)
-        return self._record(kind, whole, bias, columns, columns, kind.group)
+        return self._record(kind, whole, bias, columns, columns)
 
     def _record(
-        self,
-        kind: Format,
-        panels: np.ndarray,
-        bias: Tensor | None,
-        width: int,
-        columns: int,
-        unit: int,
-        scales: int = 0,
+        self, kind: Format, panels: np.ndarray, bias: Tensor | None, width: int, columns: int, scales: int = 0
     ) -> Any:
-        """A MATRIX record of weights in panels [padded outs / PANEL, ...]. columns: `width`, padded; unit: columns of a
-        group of activations, if the format has groups; scales: an address."""
+        """A MATRIX record of weights in panels [padded outs / PANEL, ...]. columns: `width`, padded; scales: an
+        address."""
         from slipstream.backends.native.kernels import addresses, formats
         from slipstream.backends.native.kernels.processor import PANEL
         from slipstream.backends.native.kernels.records import MATRIX
@@ -223,8 +213,8 @@ class Layout:
         else:
             made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, outs - len(bias))))
         made["outs"], made["width"], made["columns"] = outs, width, columns
-        made["most_rows"], made["group"] = kind.most_rows, unit if kind.grouped else columns
-        made["out_bytes"], made["row_bytes"] = panels.nbytes // outs, kind.row_bytes(columns, unit)
+        made["most_rows"], made["group"] = kind.most_rows, kind.group
+        made["out_bytes"], made["row_bytes"] = panels.nbytes // outs, kind.row_bytes(columns)
         return made[()]
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:

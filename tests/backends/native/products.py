@@ -10,7 +10,7 @@ from slipstream.backends.native.kernels import formats, records
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
-from slipstream.backends.native.packed_weights import GROUP, Layout
+from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import pool
 from slipstream.backends.quantise import quantise_rows
 from slipstream.models.weight_blocks import Blocks
@@ -95,10 +95,10 @@ def model(name: str, weight: torch.Tensor, x: np.ndarray, bias: np.ndarray) -> n
     w, scale = rounded_weight.numpy().astype(np.int64), scales.numpy()[:, 0]
     if name == "int8_quads":
         total = np.zeros((len(x), len(w)), np.float32)
-        for low in range(0, x.shape[1], GROUP):
-            part = x[:, low : low + GROUP]
+        for low in range(0, x.shape[1], form.group):
+            part = x[:, low : low + form.group]
             integers, unit = rounded(part, 127)
-            sums = integers @ w[:, low : low + GROUP].T
+            sums = integers @ w[:, low : low + form.group].T
             total = fused(sums.astype(np.float32), unit, total)
         return _scaled(total, scale, bias)
     if name == "int8_quads_twice":

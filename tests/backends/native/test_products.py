@@ -143,6 +143,13 @@ def test_a_row_that_is_not_finite_does_not_change_other_rows(form: str) -> None:
         assert np.array_equal(np.delete(found, 4, 0), np.delete(want, 4, 0))
 
 
+def test_activations_halfway_between_two_integers_are_rounded_up() -> None:
+    x = np.repeat(np.arange(-8, 8, dtype=np.float32) + np.float32(0.5), 8)[None]  # two groups
+    x[:, ::64] = [127, -127]
+    found = Product(torch.eye(128), "int8_quads")(x)[0]
+    assert np.abs(found - np.floor(x[0] + 0.5)).max() < 1e-4
+
+
 def test_the_model_of_rounding_keeps_the_largest_value() -> None:
     x = random(21, 7, 640)
     integers, unit = rounded(x, 127)

@@ -15,7 +15,7 @@ _float16 = matrix_tile(formats.FLOAT16)
 _bfloat16 = matrix_tile(formats.BFLOAT16)
 _bfloat16_pairs = matrix_tile(formats.BFLOAT16_PAIRS)
 _int8_pairs = matrix_tile(formats.INT8_PAIRS)
-_int8_quads = matrix_tile(formats.INT8_QUADS)
+_int8_quads = block_tile(formats.INT8_QUADS)
 _int8_quads_twice = matrix_tile(formats.INT8_QUADS_TWICE)
 (
     _blocks4,

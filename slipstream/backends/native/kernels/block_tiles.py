@@ -22,7 +22,7 @@ from numba.core import cgutils
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.formats import Format
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.tiles import add_quads, by_rows, pair_products, store_sums
+from slipstream.backends.native.kernels.tiles import add_quads, by_rows, pair_products, scale_sums, store_sums
 from slipstream.backends.native.kernels.vectors import (
     BYTE,
     CONTRACT,
@@ -83,15 +83,15 @@ def _add_narrow(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
 
 def _block_tile(module: ir.Module, form: Format) -> ir.Function:
     """See `tiles._matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
-    float32 [groups, rows], quads [columns / 4, rows]. A unit is the value of the integer 1; first sums compensate the
-    offset of unsigned weights; the sum of a group's activations is what its minimum is multiplied with."""
+    float32 [groups, rows], quads [groups, rows, group / 4]. A unit is the value of the integer 1; first sums compensate
+    the offset of unsigned weights; the sum of a group's activations is what its minimum is multiplied with."""
     name = f"slipstream_tile_{form.name}"
-    tile = new_function(module, name, 11)
+    tile = new_function(module, name, 10)
     if tile is None:
         return module.get_global(name)
     b = ir.IRBuilder(tile.append_basic_block())
-    w, _, bias, x, y = (bytes_at(b, each) for each in tile.args[:5])
-    columns, _, outs, rows, stride, onto = tile.args[5:]
+    w, scales, bias, x, y = (bytes_at(b, each) for each in tile.args[:5])
+    columns, outs, rows, stride, onto = tile.args[5:]
     groups = b.udiv(columns, WORD(form.group))
     narrow = _narrow(form)
     kind = ir.VectorType(SHORT, 2 * PANEL) if narrow else _INTS
@@ -122,6 +122,7 @@ def _block_tile(module: ir.Module, form: Format) -> ir.Function:
                 for p in range(panels):
                     b.store(begin, sums[r, p])
             steps = form.group // 4
+            near_numbers = b.gep(numbers, [b.mul(at, WORD(steps))])
             for step in range(0, steps, 8 // form.bits):
                 near = [
                     _quads(b, b.gep(block, [WORD(form.heading + step * PANEL * form.bits // 2)]), form)
@@ -129,26 +130,31 @@ def _block_tile(module: ir.Module, form: Format) -> ir.Function:
                 ]
                 for k in range(8 // form.bits):
                     for r in range(count):
-                        place = b.add(b.mul(b.add(b.mul(g, WORD(steps)), WORD(step + k)), WORD(count)), WORD(r))
-                        number = spread(b, b.load(b.gep(numbers, [place]), align=4))
+                        place = b.gep(near_numbers, [WORD(steps * r + step + k)])
+                        number = spread(b, b.load(place, align=4))
                         for p in range(panels):
                             b.store(add(b, b.load(sums[r, p]), near[p][k], number), sums[r, p])
             for p, block in enumerate(blocks):
-                scale = _scales(b, block, form)
+                scale = _scales(b, block, form) if form.scales else None
                 minimum = _scales(b, b.gep(block, [WORD(form.heading // 2)]), form) if form.minima else None
                 for r in range(count):
                     place = b.add(at, WORD(r))
                     whole = b.load(sums[r, p])
                     if narrow:
                         whole = pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
-                    part = b.fmul(b.sitofp(whole, _FLOATS), scale)
+                    part = b.sitofp(whole, _FLOATS)
+                    if scale is not None:
+                        part = b.fmul(part, scale)
                     unit = spread(b, b.load(b.gep(units, [place]), align=4))
                     total = b.fadd(b.load(totals[r, p]), b.fmul(part, unit, flags=CONTRACT), flags=CONTRACT)
                     if minimum is not None:
                         sum_of = spread(b, b.load(b.gep(wholes, [place]), align=4))
                         total = b.fadd(total, b.fmul(minimum, sum_of, flags=CONTRACT), flags=CONTRACT)
                     b.store(total, totals[r, p])
-        store_sums(b, {rp: b.load(totals[rp]) for rp in each}, places, y, bias, stride, onto)
+        made = {rp: b.load(totals[rp]) for rp in each}
+        if not form.scales:
+            scale_sums(b, made, places, scales)
+        store_sums(b, made, places, y, bias, stride, onto)
 
     by_rows(b, form, rows, outs, group, odd=False)
     return tile

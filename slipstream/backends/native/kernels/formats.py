@@ -16,22 +16,20 @@ class Format:
     step     columns per step of the inner loop
     bits     per weight
     passes   number of parts that an activation is split into
-    grouped  whether activations have a scale per group of columns instead of one per row
     row      bytes of a packed row of activations: per column, and per group or row (see `tiles._matrix_tile`)
-    group    columns that share a scale of weights, see `block_tiles`; 0: all
+    group    columns of activations that share a scale, see `block_tiles`; 0: all
+    scales   bits of a scale, and of a minimum, of each group of weights; 0: weights have one scale per output
     minima   whether each group of weights has a minimum besides
-    scales   bits of a scale and of a minimum
     """
 
     name: str
     step: int
     bits: int
     passes: int = 1
-    grouped: bool = False
     row: tuple[int, int] = (4, 0)
     group: int = 0
+    scales: int = 0
     minima: bool = False
-    scales: int = 16
 
     @property
     def bytes(self) -> int:
@@ -51,9 +49,9 @@ class Format:
         """Bytes of the scales and minima of PANEL outputs."""
         return PANEL * self.scales // 8 * (1 + self.minima)
 
-    def row_bytes(self, columns: int, unit: int) -> int:
-        """Bytes of a packed row of activations. unit: columns of a group."""
-        return self.row[0] * columns + self.row[1] * (columns // unit if self.grouped else 1)
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a packed row of activations."""
+        return self.row[0] * columns + self.row[1] * (columns // self.group if self.group else 1)
 
     def panels(self, rows: int) -> int:
         """Number of panels in a tile of `rows` rows such that its sums stay in registers; 0 if none fits."""
@@ -72,10 +70,10 @@ class Format:
 FLOAT32, FLOAT16, BFLOAT16 = Format("float32", 1, 32), Format("float16", 1, 16), Format("bfloat16", 1, 16)
 BFLOAT16_PAIRS = Format("bfloat16_pairs", 2, 16, row=(2, 0))
 INT8_PAIRS = Format("int8_pairs", 2, 8, row=(2, 4))
-INT8_QUADS = Format("int8_quads", 4, 8, grouped=True, row=(1, 8))
+INT8_QUADS = Format("int8_quads", 4, 8, row=(1, 12), group=64)
 INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 8, passes=2, row=(2, 12))
 BLOCKS = tuple(
-    Format(name, 4, bits, grouped=True, row=(1, 12), group=group, minima=minima, scales=scales)
+    Format(name, 4, bits, row=(1, 12), group=group, scales=scales, minima=minima)
     for name, bits, group, minima, scales in (
         ("blocks4", 4, 32, True, 16),  # Q4_0, Q4_1
         ("blocks4_float32", 4, 32, True, 32),  # Q4_K

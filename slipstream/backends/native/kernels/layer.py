@@ -174,7 +174,7 @@ def embed(table, tokens, x, stride, add):
         if not add:
             for i in range(width):
                 out[i] = 0
-        if table.group:
+        if table.scales:
             _add_block_row(table, tokens[r], out)
         elif table.form == _FLOAT32:
             values = floats(table.values + 4 * first, apart * width)

@@ -64,7 +64,7 @@ def multiply(board, matrix, rows, packed, y, stride, add):
     job.tile, job.weights, job.scales, job.bias, job.packed, job.y = (
         matrix.tile, matrix.weights, matrix.scales, matrix.bias, packed, y,
     )  # fmt: skip
-    job.columns, job.group, job.outs, job.out_bytes = matrix.columns, matrix.group, matrix.outs, matrix.out_bytes
+    job.columns, job.outs, job.out_bytes = matrix.columns, matrix.outs, matrix.out_bytes
     job.row_bytes, job.rows, job.most_rows, job.stride, job.add = (
         matrix.row_bytes, rows, matrix.most_rows, stride, add,
     )  # fmt: skip

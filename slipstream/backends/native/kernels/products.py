@@ -30,6 +30,6 @@ def product(job, unit, thread):
                 (
                     job.weights + o * job.out_bytes, job.scales + 4 * o, job.bias + 4 * o,
                     job.packed + first * job.row_bytes, job.y + 4 * (first * job.stride + o),
-                    job.columns, job.group, outs, count, job.stride, job.add,
+                    job.columns, outs, count, job.stride, job.add,
                 ),
             )  # fmt: skip

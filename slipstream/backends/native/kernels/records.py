@@ -30,7 +30,7 @@ MATRIX = _record(
     outs=_I,  # padded to a multiple of ALIGN
     width=_I,  # number of inputs
     columns=_I,  # the same, padded for the format
-    group=_I,  # columns that share a scale of activations
+    group=_I,  # columns that share a scale of activations; 0: all
     out_bytes=_I,  # of the weights of one output
     row_bytes=_I,  # of one packed row
 )
@@ -123,8 +123,8 @@ PREPARE = _record(
 """Rows to transform (`mode`) and to pack for a product: see `rows.prepare`."""
 
 PRODUCT = _record(
-    tile=_I, weights=_I, scales=_I, bias=_I, packed=_I, y=_I, columns=_I, group=_I, outs=_I, out_bytes=_I, row_bytes=_I,
-    rows=_I, most_rows=_I, stride=_I, add=_I, share=_I, bands=_I,
+    tile=_I, weights=_I, scales=_I, bias=_I, packed=_I, y=_I, columns=_I, outs=_I, out_bytes=_I, row_bytes=_I, rows=_I,
+    most_rows=_I, stride=_I, add=_I, share=_I, bands=_I,
 )  # fmt: skip
 """Packed rows times a matrix: see `products.product`."""
 

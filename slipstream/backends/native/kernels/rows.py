@@ -6,22 +6,16 @@ import numpy as np
 
 from slipstream.backends.native.kernels.arithmetic import activate, gate, layer_norm, max_abs, rms_norm
 from slipstream.backends.native.kernels.compiled import EXACT, kernel
-from slipstream.backends.native.kernels.formats import (
-    BFLOAT16_PAIRS,
-    FORMATS,
-    INT8_PAIRS,
-    INT8_QUADS,
-    INT8_QUADS_TWICE,
-)  # fmt: skip
-from slipstream.backends.native.kernels.memory import floats, integers, small, words
+from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FORMATS, INT8_PAIRS, INT8_QUADS_TWICE
+from slipstream.backends.native.kernels.memory import address_of, floats, integers, small, words
 from slipstream.backends.native.kernels.processor import byte_offset
+from slipstream.backends.native.kernels.rounding import round_groups
 
 PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal argument would have its own type
 """How a row is transformed first."""
 
-_PAIRS, _INT8_PAIRS, _QUADS, _TWICE = (
-    FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE)
-)
+_PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
+_round_16, _round_32, _round_64 = map(round_groups, (16, 32, 64))
 _OFFSET = np.int32(byte_offset())
 _MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
 
@@ -83,25 +77,13 @@ def _pack_int8_pairs(x, base, r, count, narrow):
 
 
 @kernel()
-def _pack_quads(x, base, r, count, group, with_sums, narrow, bytes):
-    """with_sums: whether the sum of each group is stored, too, for weights with minima (see `block_tiles`)."""
-    n = x.shape[0]
-    groups = n // group
-    units, firsts = floats(base, groups * count), words(base + 4 * groups * count, groups * count)
-    sums, heading = floats(base + 8 * groups * count, groups * count), 8 + 4 * with_sums
-    for g in range(groups):
-        part = narrow[g * group : (g + 1) * group]
-        unit = _round(x[g * group : (g + 1) * group], 127, part)
-        total = np.int32(0)
-        for i in range(group):
-            bytes[g * group + i] = np.int8(part[i])
-            total += part[i]
-        units[g * count + r], firsts[g * count + r] = unit, np.int32(-_OFFSET * total)
-        if with_sums:
-            sums[g * count + r] = unit * np.float32(total)
-    out, whole = words(base + heading * groups * count, n // 4 * count), bytes[:n].view(np.int32)
-    for i in range(n // 4):
-        out[i * count + r] = whole[i]
+def _pack_quads(x, base, r, count, group):
+    if group == 64:
+        _round_64(address_of(x), base, r, count, x.shape[0])
+    elif group == 32:
+        _round_32(address_of(x), base, r, count, x.shape[0])
+    else:
+        _round_16(address_of(x), base, r, count, x.shape[0])
 
 
 @kernel()
@@ -186,4 +168,4 @@ def prepare(job, tile, thread):
         elif job.form == _TWICE:
             _pack_quads_twice(row, base, r, count, narrow, bytes)
         else:
-            _pack_quads(row, base, r, count, job.group, job.form != _QUADS, narrow, bytes)
+            _pack_quads(row, base, r, count, job.group)

@@ -28,7 +28,6 @@ from slipstream.backends.native.kernels.formats import (
     BFLOAT16_PAIRS,
     FLOAT32,
     INT8_PAIRS,
-    INT8_QUADS,
     INT8_QUADS_TWICE,
     Format,
 )
@@ -141,6 +140,12 @@ def by_rows(
     b.ret_void()
 
 
+def scale_sums(b: ir.IRBuilder, sums: dict[tuple[int, int], Any], places: list[Any], scales: Any) -> None:
+    """Multiply the sums of each output with its scale."""
+    for (r, p), value in sums.items():
+        sums[r, p] = b.fmul(value, load_vector(b, b.gep(scales, [b.mul(places[p], WORD(4))]), FLOAT, PANEL, 4))
+
+
 def store_sums(
     b: ir.IRBuilder, sums: dict[tuple[int, int], Any], places: list[Any], y: Any, bias: Any, stride: Any, add: Any
 ) -> None:
@@ -166,25 +171,23 @@ def store_sums(
 def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
     """y[r * stride + o] = (add ? y[...] : 0) + bias[o] + sum over columns of x[r] * w[o], for r < rows and o < outs.
 
-    Arguments: w, scales, bias, x, y (addresses), columns, group, outs, rows, stride (of y, in floats), add (0 or 1).
+    Arguments: w, scales, bias, x, y (addresses), columns, outs, rows, stride (of y, in floats), add (0 or 1).
 
     x of a tile, by its format:
         float32, float16, bfloat16   float32 [columns, rows]
         bfloat16_pairs               pairs of bfloat16 [columns / 2, rows]
         int8_pairs                   units float32 [rows], then pairs of int16 [columns / 2, rows]
-        int8_quads                   units float32 [groups, rows], first sums int32 [groups, rows], quads [columns / 4,
-                                     rows]
         int8_quads_twice             units float32 [rows], first sums int32 [2, rows], quads [columns / 4, 2, rows]:
                                      upper bytes, then lower ones
     A unit is the value of the integer 1; first sums compensate the offset of unsigned weights.
     """
     name = f"slipstream_tile_{form.name}"
-    made = new_function(module, name, 11)
+    made = new_function(module, name, 10)
     if made is None:
         return module.get_global(name)
     b = ir.IRBuilder(made.append_basic_block())
     w, scales, bias, x, y = (bytes_at(b, each) for each in made.args[:5])
-    columns, length, outs, rows, stride, add = made.args[5:]
+    columns, outs, rows, stride, add = made.args[5:]
     steps = b.udiv(columns, WORD(form.step))
     panel_bytes = b.mul(columns, WORD(PANEL * form.bytes))
     step_bytes = PANEL * form.bytes * form.step
@@ -193,76 +196,41 @@ def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
         each = [(r, p) for r in range(count) for p in range(panels)]
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
         starts = [b.gep(w, [b.mul(b.udiv(at, WORD(PANEL)), panel_bytes)]) for at in places]
-        groups = b.udiv(columns, length) if form.grouped else WORD(1)
-        units = b.bitcast(x, FLOAT.as_pointer())
-        per_row = b.mul(groups, WORD(4 * count))  # bytes of one number a group and row
-        heading = {INT8_PAIRS: 1, INT8_QUADS: 2, INT8_QUADS_TWICE: 3}.get(form, 0)
-        numbers = b.gep(x, [b.mul(per_row, WORD(heading))])
-        first = place_at(b, x, per_row, INT)
+        units, first = b.bitcast(x, FLOAT.as_pointer()), place_at(b, x, WORD(4 * count), INT)
+        numbers = b.gep(x, [WORD(4 * count * {INT8_PAIRS: 1, INT8_QUADS_TWICE: 3}.get(form, 0))])
         zero = ir.Constant(_INTS, [0] * PANEL) if form.integer else ir.Constant(_FLOATS, [0.0] * PANEL)
 
-        def sum_up(low: Any, high: Any, sums: dict[tuple[int, int, int], Any]) -> None:
-            """Add steps low..high-1."""
-            with cgutils.for_range_slice(b, low, high, WORD(1), inc=True) as (i, _):
-                kind = FLOAT if form.step == 1 else INT
-                row = place_at(b, numbers, b.mul(i, WORD(4 * count * form.passes)), kind)
-                near = [_weights(b, b.gep(start, [b.mul(i, WORD(step_bytes))]), form) for start in starts]
-                for k in range(form.passes):
-                    for r in range(count):
-                        number = spread(b, b.load(b.gep(row, [WORD(k * count + r)]), align=4))
-                        for p in range(panels):
-                            place = sums[k, r, p]
-                            b.store(_add(b, form, b.load(place), near[p], number), place)
-
-        if form.grouped:
-            totals = {rp: cgutils.alloca_once_value(b, ir.Constant(_FLOATS, [0.0] * PANEL)) for rp in each}
-            for rp in each:
-                b.store(ir.Constant(_FLOATS, [0.0] * PANEL), totals[rp])
-            sums = {(0, r, p): cgutils.alloca_once(b, _INTS) for r, p in each}
-            per_group = b.udiv(length, WORD(form.step))
-            with cgutils.for_range_slice(b, WORD(0), groups, WORD(1), inc=True) as (g, _):
-                at = b.mul(g, WORD(count))
-                for r in range(count):
-                    begin = spread(b, b.load(b.gep(first, [b.add(at, WORD(r))]), align=4))
-                    for p in range(panels):
-                        b.store(begin, sums[0, r, p])
-                low = b.mul(g, per_group)
-                sum_up(low, b.add(low, per_group), sums)
-                for r in range(count):
-                    unit = spread(b, b.load(b.gep(units, [b.add(at, WORD(r))]), align=4))
-                    for p in range(panels):
-                        part = b.sitofp(b.load(sums[0, r, p]), _FLOATS)
-                        total = b.load(totals[r, p])
-                        b.store(b.fadd(total, b.fmul(part, unit, flags=CONTRACT), flags=CONTRACT), totals[r, p])
-            made_of = {rp: b.load(totals[rp]) for rp in each}
-        else:
-            sums = {(k, r, p): cgutils.alloca_once(b, zero.type) for k in range(form.passes) for r, p in each}
+        sums = {(k, r, p): cgutils.alloca_once(b, zero.type) for k in range(form.passes) for r, p in each}
+        for k in range(form.passes):
+            for r in range(count):
+                begin = zero
+                if form is INT8_QUADS_TWICE:
+                    begin = spread(b, b.load(b.gep(first, [WORD(k * count + r)]), align=4))
+                for p in range(panels):
+                    b.store(begin, sums[k, r, p])
+        with cgutils.for_range(b, steps) as loop:
+            row = place_at(b, numbers, b.mul(loop.index, WORD(4 * count * form.passes)), zero.type.element)
+            near = [_weights(b, b.gep(start, [b.mul(loop.index, WORD(step_bytes))]), form) for start in starts]
             for k in range(form.passes):
                 for r in range(count):
-                    begin = zero
-                    if form is INT8_QUADS_TWICE:
-                        begin = spread(b, b.load(b.gep(first, [WORD(k * count + r)]), align=4))
+                    number = spread(b, b.load(b.gep(row, [WORD(k * count + r)]), align=4))
                     for p in range(panels):
-                        b.store(begin, sums[k, r, p])
-            sum_up(WORD(0), steps, sums)
-            made_of = {}
-            for r, p in each:
-                found = b.load(sums[0, r, p])
-                if form.integer:
-                    found = b.sitofp(found, _FLOATS)
-                if form.passes == 2:  # the upper byte has weight 256
-                    lower = b.sitofp(b.load(sums[1, r, p]), _FLOATS)
-                    scaled = b.fmul(found, ir.Constant(_FLOATS, [256.0] * PANEL), flags=CONTRACT)
-                    found = b.fadd(scaled, lower, flags=CONTRACT)
-                if form.integer:
-                    found = b.fmul(found, spread(b, b.load(b.gep(units, [WORD(r)]), align=4)))
-                made_of[r, p] = found
-
-        for p, at in enumerate(places):
+                        b.store(_add(b, form, b.load(sums[k, r, p]), near[p], number), sums[k, r, p])
+        made_of = {}
+        for r, p in each:
+            found = b.load(sums[0, r, p])
             if form.integer:
-                scale = load_vector(b, b.gep(scales, [b.mul(at, WORD(4))]), FLOAT, PANEL, 4)
-                for r in range(count):
-                    made_of[r, p] = b.fmul(made_of[r, p], scale)
+                found = b.sitofp(found, _FLOATS)
+            if form.passes == 2:  # the upper byte has weight 256
+                lower = b.sitofp(b.load(sums[1, r, p]), _FLOATS)
+                scaled = b.fmul(found, ir.Constant(_FLOATS, [256.0] * PANEL), flags=CONTRACT)
+                found = b.fadd(scaled, lower, flags=CONTRACT)
+            if form.integer:
+                found = b.fmul(found, spread(b, b.load(b.gep(units, [WORD(r)]), align=4)))
+            made_of[r, p] = found
+
+        if form.integer:
+            scale_sums(b, made_of, places, scales)
         store_sums(b, made_of, places, y, bias, stride, add)
 
     by_rows(b, form, rows, outs, group, odd=False)

@@ -32,10 +32,10 @@ def take(b: ir.IRBuilder, v: Any, lanes: range | list[int]) -> Any:
     )
 
 
-def spread(b: ir.IRBuilder, number: Any) -> Any:
+def spread(b: ir.IRBuilder, number: Any, count: int = PANEL) -> Any:
     """A 32-bit number in every lane."""
-    kind = ir.VectorType(number.type, PANEL)
-    return take(b, b.insert_element(ir.Constant(kind, ir.Undefined), number, INT(0)), [0] * PANEL)
+    kind = ir.VectorType(number.type, count)
+    return take(b, b.insert_element(ir.Constant(kind, ir.Undefined), number, INT(0)), [0] * count)
 
 
 def split(b: ir.IRBuilder, v: Any, lanes: int) -> list[Any]:
