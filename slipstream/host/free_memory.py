@@ -1,13 +1,23 @@
-"""How much memory is free."""
+"""How much memory is free, and how what was freed is given back."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import torch
 
 from slipstream.host.cores import container_memory
+
+
+def give_back_freed() -> None:
+    """Give memory that was freed back to the system. glibc keeps what lies between pieces that are in use: after a
+    model of 500M parameters was packed, a fifth of its weights."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -36,7 +36,7 @@ Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
 
 
-_MAPPED = 32 * 2**20
+_MAPPED = 8 * 2**20
 
 
 class Weights(Mapping[str, Tensor]):

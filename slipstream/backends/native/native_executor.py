@@ -22,6 +22,7 @@ from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
+from slipstream.host.free_memory import give_back_freed
 from slipstream.host.torch_threads import host_threads
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_slice, check_steps
@@ -64,6 +65,7 @@ class NativeExecutor(NativePaged):
             super().__init__(config, KV_DTYPES[settings.kv_dtype], settings.kv_blocks)
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
+            give_back_freed()
             chosen = Threads(settings.threads, self._layout.nbytes)
             self._workspace = Workspace(chosen)
             kv_dtype, quantize = settings.kv_dtype or "float32", quantised.name if quantised else weights.quantised

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream.backends.quantise import GROUP as BLOCK_COLUMNS, quantise_blocks, quantise_rows
 from slipstream.backends.table import unsupported
+from slipstream.host.free_memory import give_back_freed
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weight_blocks import Blocks, stacked
 from slipstream.models.weights import Weights
@@ -141,28 +142,35 @@ class Layout:
 
     def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weight [out, in] and bias [out]."""
+        return self._stacked([weight], form, bias)
+
+    def _stacked(self, parts: Iterable[Tensor], form: str, bias: Tensor | None) -> Any:
+        """A MATRIX record of weights [out, in], one below the other. Each is rounded before the next one is read."""
         from slipstream.backends.native.kernels import formats
         from slipstream.backends.native.kernels.processor import PANEL, byte_offset
         from slipstream.backends.native.kernels.products import ALIGN
 
         kind = formats.named(form)
         if kind.scales:
-            return self.blocks(quantise_blocks(weight, kind.bits), bias)
-        outs, width = weight.shape
+            return self.blocks(stacked([quantise_blocks(part, kind.bits) for part in parts]), bias)
+        each, scale = list[np.ndarray](), list[np.ndarray]()
+        for part in parts:
+            if kind.integer:
+                rounded, units = quantise_rows(part.float())
+                each.append(rounded.numpy())
+                scale.append(units.numpy()[:, 0])
+            else:
+                each.append(_bits(part, form))
+        outs, width = sum(map(len, each)), each[0].shape[1]
         unit = kind.group or kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
-        scales = 0
-        if kind.integer:
-            rounded, scale = quantise_rows(weight.float())
-            values = np.zeros((padded, columns), np.int8)
-            values[:outs, :width] = rounded.numpy()
-            scales = self.keep(np.pad(scale.numpy()[:, 0], (0, padded - outs)))
-            if kind.step == 4 and byte_offset():
-                values = values.view(np.uint8) ^ np.uint8(byte_offset())  # adds 128
-        else:
-            bits = _bits(weight, form)
-            values = np.zeros((padded, columns), bits.dtype)
-            values[:outs, :width] = bits
+        values = np.zeros((padded, columns), each[0].dtype)
+        np.concatenate(each, out=values[:outs, :width])
+        del each
+        scales = self.keep(np.pad(np.concatenate(scale), (0, padded - outs))) if scale else 0
+        if kind.integer and kind.step == 4 and byte_offset():
+            values = values.view(np.uint8)
+            values ^= np.uint8(byte_offset())  # adds 128
         panels = values.reshape(padded // PANEL, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
         return self._record(kind, panels, bias, width, columns, scales)
 
@@ -219,8 +227,7 @@ class Layout:
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
-        rows = [weights[f"{n}.weight"] for n in names]
-        return self.matrix(rows[0] if len(rows) == 1 else torch.cat(rows), form, _joined_bias(weights, names))
+        return self._stacked((weights[f"{n}.weight"] for n in names), form, _joined_bias(weights, names))
 
     def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
@@ -316,6 +323,7 @@ def decoder_weights(
     up = [n for n in INPUTS["up"] if config.gated or "gate" not in n]
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()
     for i in range(config.layers):
+        give_back_freed()  # what the layer before left
         at, own = f"layers.{i}", layers[i]
         for field_name, name in (("norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
             own[field_name], own[f"{field_name}_bias"] = vector(f"{at}.{name}.weight"), vector(f"{at}.{name}.bias")

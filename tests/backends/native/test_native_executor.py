@@ -579,7 +579,3 @@ def test_everything_is_compiled_on_loading(form: str) -> None:
     model.forward(tree(9, 0, ids(5), TREE), (-1,), (1, 2), lower.hidden)
     model.forward(chain(9, 0, ids(5), []))
     assert compiled() == before
-
-
-def test_the_columns_of_the_groups_are_those_of_the_tiles() -> None:
-    assert native(form="w8a8")._model[0]["head"]["group"] == native_weights.GROUP
