@@ -171,7 +171,7 @@ def lines(
     """Draws named lines (name, xs, ys)."""
     for i, (name, xs, ys) in enumerate(groups):
         axes.plot(
-            xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)],
+            xs, ys, color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)] if len(xs) < 40 else None,
             linestyle=DASHES[i % len(DASHES)], label=name,
         )  # fmt: skip
     axes.set_xlabel(x)

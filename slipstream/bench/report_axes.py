@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,18 @@ def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str
         label = ", ".join(str(v) if name == "drafter" else f"{title(name)} {v}" for name, v in others.items())
         lines.setdefault(label or arm["label"], []).append(arm)
     series = list(lines.items())
-    return [speed(series, axis), acceptance(series, axis), length(series, axis)]
+    rates = (
+        "acceptance", "Acceptance rate", "acceptance rate", "Accepted draft tokens over verified ones.", percent,
+    )  # fmt: skip
+    lengths = (
+        "tokens-per-step", "Tokens per step", "tokens per step (tau)",
+        "Output tokens over steps, the bonus token included.", "{:.2f}".format,
+    )  # fmt: skip
+    return [
+        speed(series, axis),
+        over_axis(series, axis, "acceptance_rate", *rates),
+        over_axis(series, axis, "mean_acceptance_length", *lengths),
+    ]
 
 
 def value(arm: dict[str, Any], axis: str) -> Any:
@@ -82,30 +94,18 @@ def speed(series: Series, axis: str) -> Plot:
     )  # fmt: skip
 
 
-def acceptance(series: Series, axis: str) -> Plot:
-    groups = [(label, _xs(ps, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in ps]) for label, ps in series]
+def over_axis(
+    series: Series, axis: str, key: str, name: str, what: str, label: str, caption: str, written: Callable[[float], str]
+) -> Plot:
+    """A figure of the arms, `key` among their overall ones, over the axis. written: a value as text."""
+    groups = [(each, _xs(points, axis), [p["overall"][key] or 0.0 for p in points]) for each, points in series]
 
     def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, title(axis), "acceptance rate", narrow)
-        plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
-
-    return Plot(
-        "acceptance-by-axis", f"Acceptance rate by {title(axis)}", "Accepted draft tokens over verified ones.",
-        "; ".join(f"{label}: {', '.join(percent(y) for y in ys)}" for label, _, ys in groups),
-        draw,
-    )  # fmt: skip
-
-
-def length(series: Series, axis: str) -> Plot:
-    groups = [(label, _xs(ps, axis), [p["overall"]["mean_acceptance_length"] for p in ps]) for label, ps in series]
-
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, title(axis), "tokens per step (tau)", narrow, percent=False)
+        plots.lines(axes, groups, title(axis), label, narrow, percent=written is percent)
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
         axes.set_ylim(bottom=min(1.0, axes.get_ylim()[0]))
 
     return Plot(
-        "tokens-per-step-by-axis", f"Tokens per step by {title(axis)}",
-        "Output tokens over steps, the bonus token included.",
-        "; ".join(f"{label}: {', '.join(f'{y:.2f}' for y in ys)}" for label, _, ys in groups), draw,
+        f"{name}-by-axis", f"{what} by {title(axis)}", caption,
+        "; ".join(f"{each}: {', '.join(map(written, ys))}" for each, _, ys in groups), draw,
     )  # fmt: skip

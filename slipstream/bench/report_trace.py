@@ -134,13 +134,7 @@ def over_time(points: list[dict[str, Any]], window: int) -> Plot:
     ]
 
     def draw(axes: Any, narrow: bool) -> None:
-        for i, (name, x, y) in enumerate(groups):
-            axes.plot(x, y, color=plots.SERIES[i], linestyle=plots.DASHES[i], label=name,
-                      marker=plots.MARKERS[i] if len(x) < 40 else None, markersize=3.5)  # fmt: skip
-        axes.set_xlabel("output token")
-        axes.set_ylabel("acceptance rate")
-        plots.as_percent(axes)
-        plots.legend(axes, narrow, columns=2)
+        plots.lines(axes, groups, "output token", "acceptance rate", narrow)
 
     return Plot(
         "acceptance-over-time", "Acceptance over time",

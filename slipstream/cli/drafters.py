@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.draft_plan import options_of
@@ -32,12 +33,12 @@ def drafters(
         if as_json:
             print(json.dumps(rows))
             return
-        table = render.table("drafter", "needs", "K", "how it drafts", left=2)
-        table.columns[3].justify, table.columns[3].no_wrap, table.columns[3].ratio = "left", False, 1
-        for each, row in rows.items():
-            most = f"up to {row['longest']}" if row["longest"] else "0"
-            table.add_row(each, str(row["needs"]), most, str(row["is"]))
-        render.out().print(table)
+        cells = [
+            [each, row["needs"], f"up to {row['longest']}" if row["longest"] else "0", row["is"]]
+            for each, row in rows.items()
+        ]
+        columns = [words("drafter"), words("needs"), Column("K"), words("how it drafts")]
+        render.out().print(render.rendered(Table("", columns, cells)))
         render.out().print(
             "K: draft tokens, chosen in each step. All are lossless with every lossless rule. "
             "`slipstream drafters NAME` shows the options of one."
@@ -63,12 +64,9 @@ def drafters(
     if config is None:
         console.print("It has no options.")
         return
-    table = render.table("option", "default", "meaning", left=3)
-    table.columns[2].no_wrap, table.columns[2].ratio = False, 1
     known = defaults(config)
-    for key, meaning in meanings(config).items():
-        table.add_row(key, repr(known[key]), meaning)
-    console.print(table)
+    cells = [[key, repr(known[key]), meaning] for key, meaning in meanings(config).items()]
+    console.print(render.rendered(Table("", list(map(words, ("option", "default", "meaning"))), cells)))
 
 
 def summary(name: str) -> str:

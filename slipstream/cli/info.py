@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import TYPE_CHECKING, Any
 
+from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
@@ -22,9 +22,6 @@ SETTINGS = {
     "float16 KV": "kv-dtype float16",
 }
 """Name of a measured distance -> the option that it belongs to."""
-
-NARROW = 8
-"""Characters of a heading in the support matrix; its cells have at most six."""
 
 
 @grouped
@@ -75,12 +72,10 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
     elif markdown:
         print(support.page(), end="")
     else:
-        heads = ("\n".join(textwrap.wrap(kind.name, NARROW)) for kind in support.KINDS)
-        table = render.table("drafter", *heads, left=1 + len(support.KINDS))
-        for name, spec in DRAFTERS.items():
-            table.add_row(name, *(str(support.cell(kind, spec)) for kind in support.KINDS))
+        columns = [words("drafter"), *(Column(kind.name.replace("-", "- ")) for kind in support.KINDS)]
+        cells = [[name, *(str(support.cell(kind, spec)) for kind in support.KINDS)] for name, spec in DRAFTERS.items()]
         console = render.out()
-        console.print(table)
+        console.print(render.rendered(Table("", columns, cells)))
         for kind in support.KINDS:
             own = kind.models or ", ".join(name for name, of in support.architectures().items() if of is kind)
             console.print(f"{kind.name}: {kind.note}; a batch is {support.batch(kind)}. {own}", highlight=False)

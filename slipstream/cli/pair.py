@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
 from slipstream.cli.demo import summary
 from slipstream.cli.loading import load
@@ -66,7 +67,7 @@ def measured(pairs: Seq[ModelOptions]) -> dict[str, list[Run]]:
 
 def show(report: PairReport, runs: Mapping[str, Seq[Run]]) -> None:
     console = render.out()
-    console.print(sides(report))
+    console.print(render.rendered(sides(report)))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
         if report.target.source_context is report.draft.source_context is None:
@@ -97,15 +98,15 @@ def with_own_tokenizer(report: PairReport) -> str:
     return f"with --draft-tokenizer {INTERSECTION} or {STRING} the draft model keeps its tokenizer: {both.shared}"
 
 
-def sides(report: PairReport) -> Any:
-    table = render.table("", "parameters", "stored", "vocabulary", "tokens", "context")
+def sides(report: PairReport) -> Table:
+    columns = [words(""), *map(Column, ("parameters", "stored", "vocabulary", "tokens", "context"))]
+    rows = []
     for name, side in (("target", report.target), ("draft", report.draft)):
-        tokens = "none" if side.tokenizer is None else str(len(side.tokenizer.tokens))
-        context = render.context(side.config.context)
+        tokens = "none" if side.tokenizer is None else len(side.tokenizer.tokens)
         stored = "unknown" if side.stored is None else render.size(sum(side.stored.values()))
-        sizes = render.count(side.parameters), stored, str(side.config.vocab_size), tokens, context
-        table.add_row(f"{name} ({side.config.model_type})", *sizes)
-    return table
+        sizes = render.count(side.parameters), stored, side.config.vocab_size, tokens
+        rows.append([f"{name} ({side.config.model_type})", *sizes, render.context(side.config.context)])
+    return Table("", columns, rows)
 
 
 def outlook(report: PairReport) -> list[str]:

@@ -24,13 +24,14 @@ from rich.text import Text
 
 from slipstream.bench.tables import (
     Alarm,
+    Column,
     Section,
     Table,
     count as count,
     counted as counted,
-    interval,
     percent as percent,
     size as size,
+    words,
 )
 from slipstream.errors import SlipstreamError, sentence
 
@@ -225,26 +226,18 @@ def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> st
     return ", ".join(parts)
 
 
-def table(*columns: str, left: int = 1) -> RichTable:
-    """An empty table: the first `left` columns are left-aligned, the others right-aligned."""
-    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
-    return made
-
-
 def rendered(made: Table) -> RichTable:
     """A table for a terminal: headings are wrapped to the width of their cells, and wide text is folded."""
     texts = made.texts()
     widths = [NARROWEST if i else LABEL for i in range(len(made.columns))]
     heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(made.columns)]
-    out = table(*heads)
-    out.show_edge = False
-    for i, column in enumerate(made.columns):
-        shown = out.columns[i]
-        shown.justify = "left" if column.words else "right"
+    out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    for i, (head, column) in enumerate(zip(heads, made.columns, strict=True)):
         if column.words:
-            shown.no_wrap, shown.overflow, shown.min_width = False, "fold", None if i else LABEL
+            widest = max((len(line) for row in texts for line in row[i].splitlines()), default=0)
+            out.add_column(head, overflow="fold", min_width=None if i else min(LABEL, widest))
+        else:
+            out.add_column(head, justify="right", no_wrap=True)
     for row, cells in zip(texts, made.rows, strict=True):
         out.add_row(*(Text(t, BAD if isinstance(c, Alarm) else "") for t, c in zip(row, cells, strict=True)))
     return out
@@ -311,33 +304,30 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     return made
 
 
-def logprob_table(completion: Completion, show: Any) -> RichTable:
-    """Each token with its log-probability under the target alone; `show` decodes one id."""
-    made = table("token", "from", "logprob", "alternatives", left=2)
-    made.columns[3].justify, made.columns[3].no_wrap = "left", False
-    for token, drafted in zip(completion.logprobs or (), completion.drafted, strict=False):
-        others = ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)
-        made.add_row(repr(show(token.id)), "draft" if drafted else "target", f"{token.logprob:.3f}", others)
-    return made
+def logprobs(completion: Completion, show: Any) -> None:
+    """Print each token with its log-probability under the target alone; `show` decodes one id."""
+    rows = [
+        [repr(show(token.id)), "draft" if drafted else "target", token.logprob,
+         ", ".join(f"{show(i)!r} {value:.2f}" for i, value in token.top if i != token.id)]
+        for token, drafted in zip(completion.logprobs or (), completion.drafted, strict=False)
+    ]  # fmt: skip
+    columns = [words("token"), words("from"), Column("logprob", digits=3), words("alternatives")]
+    err().print(rendered(Table("", columns, rows)))
 
 
 def runs_table(groups: Mapping[str, Seq[Run]], what: str = "task") -> RichTable:
     """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
     most 80 characters wide. what: the groups are."""
-    heads = (what, "method", "tokens/s", "speed-up\n(95 % interval)", "accept\nrate", "mean\nlength", "lossless")
-    made = table(*heads, left=2)
+    columns = [words(what), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
+               Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
+    rows = []
     for name, runs in groups.items():
         for i, run in enumerate(runs):
-            stats, gain, k = run.stats(), run.speedup(), run.arm.draft_tokens
-            exact = (yes(True) + "*" * bool(run.divergences)) if run.exact else "NO"
-            made.add_row(
-                "" if i else name,
-                run.arm.name + (f", K={k}" if k else ""),
-                f"{run.tokens_per_second().value:.0f}",
-                interval(vars(gain)) if run.plain else "1",
-                percent(stats.acceptance_rate),
-                f"{stats.mean_acceptance_length or 0:.2f}",
-                Text(exact, "" if run.exact else BAD),
-            )
-        made.add_section()
-    return made
+            stats, k = run.stats(), run.arm.draft_tokens
+            exact = (yes(True) + "*" * bool(run.divergences)) if run.exact else Alarm("NO")
+            rows.append(
+                ["" if i else name, run.arm.name + (f", K={k}" if k else ""), run.tokens_per_second().value,
+                 vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
+                 exact]
+            )  # fmt: skip
+    return rendered(Table("", columns, rows))

@@ -91,7 +91,7 @@ class Session:
             self.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion.text}]
         self.last = render.summary(completion.stats, self.llm.rule.name, completion.lossless, finish)
         if completion.logprobs is not None:
-            render.err().print(render.logprob_table(completion, lambda token: self.llm.tokenizer.decode([token])))
+            render.logprobs(completion, lambda token: self.llm.tokenizer.decode([token]))
         render.line(self.last)
 
     def command(self, name: str, argument: str) -> bool | None:

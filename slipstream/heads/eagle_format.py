@@ -21,8 +21,8 @@ from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import TAPS, few, recognise, stored
-from slipstream.models.checkpoint import read_json, resolve
+from slipstream.heads.recognition import TAPS, recognise, stored
+from slipstream.models.checkpoint import few, read_json, resolve
 from slipstream.models.config import DecoderConfig
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
@@ -218,8 +218,8 @@ def _fill(head: EagleHead, tensors: Mapping[str, Tensor], folder: Path) -> None:
     wanted = head.state_dict()
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
-        parts = [f"lacks {len(missing)} tensors ({few(missing)})"] if missing else []
-        parts += [f"holds {len(unknown)} that are unknown ({few(unknown)})"] if unknown else []
+        parts = [f"lacks {len(missing)} tensors ({few(sorted(missing))})"] if missing else []
+        parts += [f"holds {len(unknown)} that are unknown ({few(sorted(unknown))})"] if unknown else []
         raise CheckpointError(
             f"the EAGLE head in {folder} {' and '.join(parts)}",
             why="with other tensors the head would not be the one that was trained",

@@ -24,8 +24,8 @@ from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, ParameterError
 from slipstream.heads.host_check import check_host
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
-from slipstream.heads.recognition import few, stored, write
-from slipstream.models.checkpoint import SINGLE, read_json, resolve
+from slipstream.heads.recognition import stored, write
+from slipstream.models.checkpoint import SINGLE, few, read_json, resolve
 
 log = logging.getLogger("slipstream")
 
@@ -51,7 +51,7 @@ def load_medusa(source: str | Path) -> MedusaHeads:
     token_map, shared = rest.pop("token_map", None), rest.pop(_SHARED, None)
     if rest:
         raise CheckpointError(
-            f"{folder} holds tensors that Medusa heads do not have: {few(rest)}",
+            f"{folder} holds tensors that Medusa heads do not have: {few(sorted(rest))}",
             why="their purpose is unknown",
             fix="load a whole model as a model; a checkpoint of heads holds residual blocks and lm_heads",
         )
@@ -186,7 +186,7 @@ def _config(
     missing = [name for name, key in wanted.items() if key not in blocks]
     missing += [f"lm_head of head {h}" for h in range(max(count, said)) if heads and h not in heads]
     if missing:
-        raise CheckpointError(f"{folder} lacks {few(missing)}", fix="download or export it again")
+        raise CheckpointError(f"{folder} lacks {few(sorted(missing))}", fix="download or export it again")
     if said < count:
         log.warning("%s names %d heads, the file holds %d: all of them are used", folder / "config.json", said, count)
     any_head = heads[0] if heads else shared

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, LoadError
-from slipstream.models.checkpoint import SINGLE, read_json, resolve, weight_files
+from slipstream.models.checkpoint import SINGLE, few, read_json, resolve, weight_files
+from slipstream.models.weights import check_finite, unreadable
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 """Key of config.json: the target layers whose states an EAGLE-3 head reads."""
@@ -82,12 +83,8 @@ def stored(folder: Path) -> dict[str, Tensor]:
         handle = _open(folder / file)
         for name in handle.keys():  # noqa: SIM118 no mapping
             tensor = handle.get_tensor(name)
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise CheckpointError(
-                    f"{name} in {folder} holds NaN or infinity",
-                    why="every draft token computed with it would be meaningless",
-                    fix="download the head again; if you trained it, check the training run for an overflow",
-                )
+            if tensor.is_floating_point():
+                check_finite(f"{name} in {folder}", tensor)
             tensors[name] = tensor
     return tensors
 
@@ -121,14 +118,4 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(str(path), framework="pt")
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is not a readable safetensors file: {error}",
-            why="it is truncated or corrupt",
-            fix="download or export this file again",
-        ) from error
-
-
-def few(names: Iterable[str]) -> str:
-    """The first five names, and the number of further ones."""
-    listed = sorted(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+        raise unreadable(path, error) from error

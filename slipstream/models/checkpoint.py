@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def few(names: list[str]) -> str:
+def few(names: Iterable[str]) -> str:
     """The first five, and how many more."""
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    listed = list(dict.fromkeys(names))
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def weight_files(folder: Path) -> dict[str, list[str] | None]:

@@ -139,7 +139,7 @@ class Adapter:
         if self._left:
             raise CheckpointError(
                 f"the adapter {self.folder} changes {len(self._left)} tensors that this model does not have: "
-                + few(sorted(self._left)),
+                + few(self._left),
                 why="leaving them out would run another model than the one that was trained",
                 fix=f"use the model that it was trained on ({self._base})" if self._base else "use its base model",
             )

@@ -39,6 +39,28 @@ Cut = Callable[[Tensor], Tensor]
 _MAPPED = 8 * 2**20
 
 
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError for a tensor that holds NaN or infinity."""
+    if not tensor.numel():
+        return
+    low, high = tensor.detach().aminmax()  # one pass, no copy; NaN propagates
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise CheckpointError(
+            f"{name} holds NaN or infinity",
+            why="every token computed with it would be meaningless",
+            fix="download the checkpoint again; if it was made here, look there for an overflow",
+        )
+
+
+def unreadable(path: Path, fault: Exception) -> CheckpointError:
+    """What to raise for a safetensors file that cannot be read."""
+    return CheckpointError(
+        f"{path} is not a readable safetensors file: {fault}",
+        why="it is truncated or corrupt",
+        fix="download or export this file again",
+    )
+
+
 class Weights(Mapping[str, Tensor]):
     """Canonical name -> tensor, read on access, converted to `dtype` and checked for NaN and infinity.
 
@@ -68,13 +90,7 @@ class Weights(Mapping[str, Tensor]):
             raw = cut(read())
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
-        low, high = raw.detach().aminmax()  # one pass, no copy; NaN propagates
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            raise CheckpointError(
-                f"{stored} holds NaN or infinity",
-                why="every token computed with it would be meaningless",
-                fix="download the checkpoint again; if it was trained or converted here, look there for an overflow",
-            )
+        check_finite(stored, raw)
         tensor = raw.detach().to(self.dtype).contiguous()
         self._read += tensor.nbytes
         if self._progress:
@@ -167,11 +183,7 @@ def load_weights(
                 shape = tuple(shard.handle.get_slice(name).get_shape())
                 readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
         except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder / file} is not a readable safetensors file: {error}",
-                why="it is truncated or corrupt",
-                fix="download or export this file again",
-            ) from error
+            raise unreadable(folder / file, error) from error
         lost = [] if promised is None else sorted(set(promised) - held)
         if lost:
             raise CheckpointError(

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 
 from slipstream.bench.benchmark import QUIET
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
+from slipstream.bench.measured_steps import Measured
 from slipstream.core.params import Strict
-from slipstream.plan.diagnosis_measured import Measured
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from slipstream.bench.benchmark import Contender, checkpoints, figures, warnings
 from slipstream.bench.configs import Choice, others, slipstream
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
+from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, provenance
 from slipstream.bench.results import Result, kept, recording
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.plan.diagnosis import diagnose
-from slipstream.plan.diagnosis_measured import CountingArm, Measured, measured, target_costs
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.zoo import checkpoint_of
 

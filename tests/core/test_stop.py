@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 
-import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
@@ -84,74 +83,6 @@ def sequence(params: SamplingParams, stop_ids: Seq[int] = (), **kwargs: int) -> 
     return Sequence([0], params, frozenset(stop_ids), **kwargs)
 
 
-def test_r2_a_stop_before_the_cap_wins_and_drops_what_follows() -> None:
-    """[10, 11, STOP, 20, 21, 22] with max_tokens 5: finish "stop", three tokens (not "length", five)."""
-    seq = sequence(SamplingParams(max_tokens=5), [99])
-    draft, verdict = halt(seq, [10, 11, 99, 20, 21, 22])
-    assert verdict.run(draft, 0) == [10, 11, 99]
-    assert verdict.finish == ["stop"]
-
-
-def test_eos_after_eight_tokens_gives_nine() -> None:
-    seq = sequence(SamplingParams(max_tokens=10), [99])
-    seq.tokens += [1] * 8
-    draft, verdict = halt(seq, [99, 3, 3])
-    seq.advance(verdict, draft, 0)
-    assert len(seq.output) == 9
-    assert seq.finish == "stop"
-
-
-@pytest.mark.parametrize("position", range(5))
-def test_r1_eos_ends_the_run_at_every_position(position: int) -> None:
-    run = [1, 2, 3, 4, 5]
-    seq = sequence(SamplingParams(), [run[position]])
-    draft, verdict = halt(seq, run)
-    assert verdict.run(draft, 0) == run[: position + 1]
-    assert verdict.finish == ["stop"]
-    assert verdict.cut == [position < 4]
-
-
-def test_a_stop_token_at_the_cap_is_a_stop() -> None:
-    _, verdict = halt(sequence(SamplingParams(max_tokens=2), [9]), [1, 9, 2])
-    assert verdict.finish == ["stop"]
-
-
-@pytest.mark.parametrize("cap", range(1, 6))
-def test_r3_the_cap_is_never_passed_with_and_without_eos(cap: int) -> None:
-    for stop_ids in ((), (77,)):
-        seq = sequence(SamplingParams(max_tokens=cap), stop_ids)
-        draft, verdict = halt(seq, [1, 2, 3, 4, 5])
-        assert len(verdict.run(draft, 0)) == cap
-        assert verdict.finish == ["length"]
-
-
-def test_the_end_of_the_context_is_a_length() -> None:
-    seq = sequence(SamplingParams(), context=3)
-    draft, verdict = halt(seq, [1, 2, 3])
-    assert verdict.run(draft, 0) == [1, 2]
-    assert verdict.finish == ["length"]
-
-
-def test_a_run_without_a_stop_is_not_changed() -> None:
-    _, verdict = halt(sequence(SamplingParams()), [1, 2, 3])
-    assert (verdict.path, verdict.next, verdict.finish, verdict.cut) == ([[0, 1]], [3], [None], [False])
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "cause"),
-    [
-        ([0, 1], ("ab",), "ab"),  # across two tokens
-        ([5, 6], ("é",), "é"),  # a character across two tokens
-        ([8], (" b", "a"), "a"),  # both in one token: the text is cut before the earlier
-    ],
-)
-def test_stop_strings_across_tokens(text: list[int], stops: tuple[str, ...], cause: str) -> None:
-    seq = Sequence([0], SamplingParams(stop=stops), decode=decode)
-    draft, verdict = halt(seq, [4, *text, 4, 4])
-    assert verdict.run(draft, 0) == [4, *text]
-    assert seq.stop_cause == cause
-
-
 def test_a_stop_string_from_before_min_tokens_does_not_end_the_text_later() -> None:
     """It was passed over when it appeared; only one that is completed from then on counts, however near the first."""
     seq = Sequence([0], SamplingParams(stop=("b",), min_tokens=3), decode=decode)
@@ -166,10 +97,3 @@ def test_each_sequence_of_a_batch_stops_by_itself() -> None:
     assert [verdict.run(draft, b) for b in range(3)] == [[1, 2], [5], [4]]
     assert verdict.finish == ["length", "stop", None]
     assert verdict.cut == [True, True, False]
-
-
-def test_the_targets_own_token_can_end_the_text_too() -> None:
-    seq = sequence(SamplingParams(), [9])
-    draft, verdict = halt(seq, [9])
-    assert verdict.run(draft, 0) == [9]
-    assert verdict.cut == [False]

@@ -247,6 +247,22 @@ class Conformance:
         assert done[1].stats.proposed == 0
         assert [d.token_ids for d in done] == [d.token_ids for d in plain]
 
+    def test_coupled_text_depends_on_target_and_seed_alone(self, case: Case) -> None:
+        """For every draft length and batch it is the text of plain decoding."""
+        target, prompts = case.target(), case.prompts(4)
+        params = [
+            SamplingParams(
+                temperature=1.0 + 0.1 * seed, frequency_penalty=0.3 * (seed % 2), max_tokens=LENGTH, seed=seed
+            )
+            for seed in range(4)
+        ]
+        plain = LLM(case.target(), rule="coupled", draft_tokens=4).generate(prompts, params)
+        for draft_tokens, most in ((1, 1), (4, 3), (8, 4)):
+            llm = LLM(target, case.make(target), draft_tokens=draft_tokens, rule="coupled", max_batch=most)
+            done = llm.generate(prompts, params)
+            assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+            assert not any(d.stats.drafter_faults for d in done)
+
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         """G-test on the joint distribution of the first three tokens, n = 20000, fails at p < 1e-6."""
         target, n = case.target(), 20_000

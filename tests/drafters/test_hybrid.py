@@ -11,7 +11,6 @@ import torch
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
-from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, members_of
@@ -20,7 +19,7 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from tests.drafters.conformance import LENGTH, Case, Conformance
+from tests.drafters.conformance import Case, Conformance
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
@@ -264,30 +263,6 @@ class Mixing:
         self.drafter.release(seq_id)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_under_coupled_does_not_depend_on_the_stack(temperature: float) -> None:
-    params, prompts = SamplingParams(temperature=temperature, max_tokens=40, seed=3), [[1, 2, 1, 2, 1], [3]]
-    texts = []
-    for drafter in (
-        None,
-        "ngram",
-        ModelDrafter(other(), V),
-        TestContinuedDrafts.stack(),
-        [NgramDrafter(), ModelDrafter(other(), V)],
-    ):
-        llm = LLM(target(), drafter, rule="coupled", draft_tokens=5)
-        texts.append([done.token_ids for done in llm.generate(prompts, params)])
-    assert all(text == texts[0] for text in texts)
-
-
-def test_block_accepts_the_stack() -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
-    stack = HybridDrafter([NgramDrafter(), ModelDrafter(other(), V)], V)
-    done = LLM(target(), stack, rule="block", draft_tokens=4).generate([0, 1, 2, 0, 1, 2, 0], params)[0]
-    assert done.stats.proposed
-    assert not done.stats.drafter_faults
-
-
 def test_each_members_kv_is_correct_when_others_drafted() -> None:
     """`ToyTarget` checks the KV slots of the draft model at every run; alternating members leave it gaps."""
     alternating = Found([0, 1, 2, 3], {n: 9 * (n // 3 % 2) for n in range(100)})
@@ -331,15 +306,6 @@ def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         make_drafter("hybrid", target(), **options)
-
-
-def test_rules_see_the_stack_as_one_drafter() -> None:
-    for rule in ("rejection", "coupled", "greedy"):
-        assert RULES[rule].lossless
-        done = LLM(target(), TestContinuedDrafts.stack(), rule=rule, draft_tokens=4).generate(
-            [0, 1, 0, 1, 0], SamplingParams(max_tokens=LENGTH)
-        )[0]
-        assert done.token_ids == Oracle(target()).greedy([0, 1, 0, 1, 0], LENGTH)
 
 
 def test_each_output_token_names_the_member_that_proposed_it() -> None:

@@ -256,18 +256,6 @@ def test_power_a_first_choice_that_carries_a_distribution_as_its_q_is_caught() -
     assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params)) < LEVEL
 
 
-@pytest.mark.parametrize("options", [{"mode": "sampled"}, {"nodes": 6}, {"tree": "2,2,1", "confidence": 0.2}], ids=str)
-def test_coupled_text_depends_on_target_and_seed_alone(options: dict[str, Any]) -> None:
-    params = [SamplingParams(temperature=1.0, max_tokens=20, seed=s) for s in range(3)]
-    prompts = [[1], [2, 3], [4, 5, 6]]
-    plain = LLM(ToyTarget(V, seed=4), rule="coupled", draft_tokens=4).generate(prompts, params)
-    done = LLM(ToyTarget(V, seed=4), medusa_drafter(V, **options), rule="coupled", draft_tokens=4).generate(
-        prompts, params
-    )
-    assert [d.token_ids for d in done] == [d.token_ids for d in plain]
-    assert not any(d.stats.drafter_faults for d in done)
-
-
 def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> None:
     prompts, target = [[1], [2, 3], [4, 5, 6]], ToyTarget(V, seed=4, sharpness=1.0)
 

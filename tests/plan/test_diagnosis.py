@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.estimates import Estimate
+from slipstream.bench.measured_steps import Counting, Measured, Tally
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.reports import section
@@ -15,7 +16,6 @@ from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis, tuning
 from slipstream.plan.diagnosis import diagnose, without
-from slipstream.plan.diagnosis_measured import Counting, Measured, Tally
 from slipstream.plan.tuning import TuneConfig, tune
 from slipstream.theory.closed_forms import geometric_rates, speedup
 from slipstream.theory.cost_curve import CostCurve
@@ -258,7 +258,7 @@ def test_a_drafter_that_drafts_at_random_has_low_acceptance():
 
 
 def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
-    monkeypatch.setattr("slipstream.plan.diagnosis_measured.ROWS", (1, 2, 4, 6))
+    monkeypatch.setattr("slipstream.bench.measured_steps.ROWS", (1, 2, 4, 6))
     target = ComputeBound(vocab=16)
     found = seen(target, oracle(target))
     assert found["cause"] == "compute-bound target"

@@ -10,13 +10,13 @@ import pytest
 
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.configs import Choice
+from slipstream.bench.measured_steps import Measured, contradiction
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.reports import section
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import tuning
-from slipstream.plan.diagnosis_measured import Measured, contradiction
 from slipstream.plan.tuning import TuneConfig, candidates, choose, shortlist, steps, tune
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
@@ -88,7 +88,7 @@ class Slow(ToyTarget):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     CLOCK.replace(monkeypatch)
-    monkeypatch.setattr("slipstream.plan.diagnosis_measured.ROWS", (1, 2, 4, 8))
+    monkeypatch.setattr("slipstream.bench.measured_steps.ROWS", (1, 2, 4, 8))
 
 
 def scripted(target, script) -> ScriptedDrafter:

@@ -16,7 +16,7 @@ from slipstream.errors import CheckpointError, LoadError, ParameterError, Unsupp
 from slipstream.models.checkpoint import read_json, resolve as resolve_folder, weight_files
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
-from slipstream.models.weights import Progress
+from slipstream.models.weights import Progress, check_finite
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.described import Described
 from slipstream.targets.huggingface.huggingface_target import of_module
@@ -174,11 +174,5 @@ def _check_weights(module: torch.nn.Module, folder: Path) -> None:
     """Raise CheckpointError for weights that are not finite. Quantised ones are what their library made of the file;
     offloaded ones are read when they are used."""
     for name, parameter in module.named_parameters():
-        if is_plain(parameter) and parameter.numel() and not parameter.is_meta:
-            low, high = parameter.detach().aminmax()  # one pass, no copy; NaN propagates
-            if not (torch.isfinite(low) and torch.isfinite(high)):
-                raise CheckpointError(
-                    f"{name} in {folder} holds NaN or infinity",
-                    why="every token computed with it would be meaningless",
-                    fix="download the checkpoint again; if it was made here, look there for an overflow",
-                )
+        if is_plain(parameter) and not parameter.is_meta:
+            check_finite(f"{name} in {folder}", parameter)

@@ -1,5 +1,5 @@
-"""The measurements that `doctor` and `tune` need of a target, a drafter and a machine, all from one interleaved run,
-and the predictions of the closed forms from them.
+"""What a step of a target with a drafter costs and gives on a machine, from one interleaved run, and the predictions of
+the closed forms from it: those of `bench` beside its measurements, and those of `tune`.
 
 The acceptance rate at a position is taken over the steps that drafted to that position. How often a drafter drafts to a
 position is taken over the steps that *had room* for it: the last steps of a text do not, and `predict` shortens those.
@@ -184,6 +184,12 @@ class Tally:
     able: Counter[int] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
 
+    @staticmethod
+    def of(stats: SpecStats, texts: int) -> Tally:
+        """As if every step but the first of each text had room for a full draft."""
+        room = max(1, stats.steps - texts)
+        return Tally(Counter(dict.fromkeys(stats.drafted_at, room)), Counter(stats.drafted_at))
+
     def share(self, depth: int) -> float:
         return min(1.0, self.drafted[depth] / self.able[depth]) if self.able[depth] else 0.0
 
@@ -222,16 +228,17 @@ class CountingArm(Arm):
 
 
 def measured(run: Run, costs: CostCurve, short: Run | None = None) -> Measured:
-    """The measurements from a run of a `CountingArm` and its plain arm, and from the target's cost curve.
+    """The measurements from a run of an arm and its plain arm, and from the target's cost curve. Of an arm that is no
+    `CountingArm`, every step but the first of a text counts as one with room for a full draft.
 
     short: the same drafter with shorter drafts, to separate the cost per level of depth from the cost per step. None:
     the cost is assumed to be proportional to the depth.
     """
     assert run.plain is not None
-    assert isinstance(run.arm, CountingArm)
-    batch, k, tally = run.arm.batch, run.arm.draft_tokens, run.arm.tally
+    batch, k = run.arm.batch, run.arm.draft_tokens
     stats, plain = run.stats(), run.plain.stats()
     texts = len(run.prompts) * run.rounds
+    tally = run.arm.tally if isinstance(run.arm, CountingArm) else Tally.of(stats, texts)
     prefill = run.plain.first_token_seconds()
     first = max(0.0, run.first_token_seconds() - prefill)
     depths = [d for d in range(1, k + 1) if stats.drafted_at[d] and tally.share(d) > 0]
@@ -285,9 +292,9 @@ def _host(stats: SpecStats, batch: int) -> float:
 
 
 def target_costs(target: Target, past: int, most: int) -> CostCurve:
-    """The cost curve of the target up to `most` rows (fewer if its context is short)."""
+    """The cost curve of the target up to `most` rows (fewer if its context is short) after `past` tokens."""
     from slipstream.targets.target_costs import measure_costs
 
     room = max(1, target.context - 2)
-    rows = [n for n in ROWS if n <= min(most, room // 2)] or [1]
+    rows = [n for n in (*(n for n in ROWS if n < most), most) if n <= room // 2] or [1]
     return measure_costs(target, rows, past=max(1, min(past, room - max(rows))), plain=True)
