@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.tables import Column, Table, words
+from slipstream.bench.tables import Table, words
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
@@ -72,7 +72,7 @@ def show_matrix(as_json: bool, markdown: bool) -> None:
     elif markdown:
         print(support.page(), end="")
     else:
-        columns = [words("drafter"), *(Column(kind.name.replace("-", "- ")) for kind in support.KINDS)]
+        columns = [words("drafter"), *(words(kind.name.replace("-", "- ")) for kind in support.KINDS)]
         cells = [[name, *(str(support.cell(kind, spec)) for kind in support.KINDS)] for name, spec in DRAFTERS.items()]
         console = render.out()
         console.print(render.rendered(Table("", columns, cells)))

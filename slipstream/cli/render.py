@@ -227,11 +227,13 @@ def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> st
 
 
 def rendered(made: Table) -> RichTable:
-    """A table for a terminal: headings are wrapped to the width of their cells, and wide text is folded."""
+    """A table for a terminal: headings are wrapped to the width of their cells, and wide text is folded. One without a
+    title stands between blank lines."""
     texts = made.texts()
     widths = [NARROWEST if i else LABEL for i in range(len(made.columns))]
     heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(made.columns)]
-    out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    out.show_edge = not made.title
     for i, (head, column) in enumerate(zip(heads, made.columns, strict=True)):
         if column.words:
             widest = max((len(line) for row in texts for line in row[i].splitlines()), default=0)

@@ -22,14 +22,14 @@ def test_lists_every_registered_drafter_with_what_it_needs(cli):
 
 def test_the_table_names_every_drafter(cli):
     said = cli("drafters").out
-    assert all(f"\n{name} " in said for name in DRAFTERS)
+    assert all(f"\n {name} " in said for name in DRAFTERS)
 
 
 def test_shows_the_draft_lengths_that_are_in_force(cli):
     """Those of the banner of `generate`, and the one that `tune`, `verify` and `trace` fix."""
     rows = json.loads(cli("drafters", "--json").out)
     assert (rows["suffix"]["length"], rows["suffix"]["longest"]) == (10, most_chosen("suffix")) == (10, 16)
-    assert re.search(r"\nsuffix +nothing +up to 16 ", cli("drafters").out)
+    assert re.search(r"\n suffix +nothing +up to 16 ", cli("drafters").out)
     assert "up to 16; 10 where a number is needed" in cli("drafters", "suffix").out
     assert "up to 0" not in cli("drafters").out + cli("drafters", "none").out
 

@@ -104,7 +104,7 @@ def test_it_is_listed_with_its_needs_length_and_options(added: None, cli) -> Non
     assert json.loads(cli("drafters", "--json").out)["copycat"] == {
         "is": "Copycat: the last token once more", "needs": "nothing", "length": 7, "longest": 8
     }  # fmt: skip
-    assert "\ncopycat " in cli("drafters").out
+    assert "\n copycat " in cli("drafters").out
     assert json.loads(cli("drafters", "copycat", "--json").out) == {"most": 3}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import replace
 
@@ -112,36 +113,33 @@ def test_sampled_texts_are_those_of_one_step_at_a_time(engine, calls, one_by_one
     assert STEPS in calls
 
 
-def test_greedy_texts_do_not_depend_on_sampled_ones_in_the_batch(engine, calls):
-    alone = engine.generate(PROMPTS[0], greedy(20))[0].token_ids
-    params = [greedy(20), greedy(20, temperature=1.0, seed=3)]
-    assert engine.generate(PROMPTS[:2], params)[0].token_ids == alone
-    assert calls.count(STEPS) > 2
+def test_whatever_is_asked_texts_and_their_ends_are_those_of_one_step_at_a_time(engine, calls, one_by_one, monkeypatch):
+    """Random requests in batches of random size: greedy and sampled ones, some with a parameter changed, with stop ids
+    and an EOS at random places of a call, and of different lengths, so that they end at different steps."""
+    rng, texts = random.Random(0), [c.token_ids for c in engine.generate(PROMPTS, greedy())]
+    several = 0
+    for _ in range(30):
+        ends = [rng.choice(text) for text in texts]
+        monkeypatch.setattr(engine.target, "config", replace(engine.target.config, eos_ids=(ends[0],)))
+        monkeypatch.setattr(engine, "max_batch", rng.choice((1, 2, 8)))
+        each = []
+        for end in ends:
+            name = rng.choice([*CHANGED, *[None] * len(CHANGED)])
+            params = greedy(rng.randint(1, 30), temperature=rng.choice((0.0, 0.0, 0.8)), seed=rng.randrange(9))
+            params = replace(params, ignore_eos=rng.random() < 0.5, logprobs=rng.choice((None, 2)))
+            params = params if name is None else replace(params, **{name: CHANGED[name]})
+            each.append(replace(params, stop_token_ids=(end,)) if rng.random() < 0.3 else params)
+        calls.clear()
+        found = engine.generate(PROMPTS, each)
+        several += bool(calls)
+        same(found, one_by_one(PROMPTS, each))
+    assert several > 5
 
 
 @pytest.mark.parametrize("edit", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"logit_bias": {3: 1.0}}])
 def test_requests_that_edit_the_distribution_take_one_step_at_a_time(engine, calls, edit):
     engine.generate(PROMPTS[0], greedy(20, temperature=1.0, seed=1, **edit))
     assert not calls
-
-
-def test_a_stop_id_ends_the_text_at_every_place_of_a_call(engine, calls, one_by_one):
-    text = engine.generate(PROMPTS[0], greedy())[0].token_ids
-    for token in dict.fromkeys(text[: 2 * STEPS + 2]):
-        params = greedy(stop_token_ids=(token,))
-        found = engine.generate(PROMPTS[:1], params)
-        assert found[0].token_ids == text[: text.index(token) + 1]
-        assert (found[0].finish_reason, found[0].stop_cause) == ("stop", token)
-        same(found, one_by_one(PROMPTS[:1], params))
-    assert calls
-
-
-def test_the_eos_of_the_model_ends_the_text(engine, one_by_one, monkeypatch):
-    text = engine.generate(PROMPTS[0], greedy())[0].token_ids
-    monkeypatch.setattr(engine.target, "config", replace(engine.target.config, eos_ids=(text[5],)))
-    found = engine.generate(PROMPTS[:1], greedy(ignore_eos=False))
-    assert found[0].token_ids == text[: text.index(text[5]) + 1]
-    same(found, one_by_one(PROMPTS[:1], greedy(ignore_eos=False)))
 
 
 def test_a_stop_string_ends_text_and_stream_at_every_place_of_a_call(engine, one_by_one):
@@ -162,28 +160,6 @@ def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_b
     same(found, one_by_one(prompt, greedy(100)))
 
 
-def test_a_batch_whose_texts_end_at_different_steps_loses_no_token(engine, calls, one_by_one):
-    """Other lengths, a stop within a call, and more prompts than fit at once."""
-    texts = [c.token_ids for c in engine.generate(PROMPTS, greedy())]
-    params = [greedy(stop_token_ids=(texts[0][4],)), greedy(25), greedy(9), greedy(stop_token_ids=(texts[3][11],))]
-    for most in (2, 4):
-        engine.max_batch = most
-        calls.clear()
-        try:
-            found = engine.generate(PROMPTS, params)
-            same(found, one_by_one(PROMPTS, params))
-        finally:
-            engine.max_batch = 8
-        assert calls
-        assert [c.token_ids for c in found] == [text[: len(c.token_ids)] for text, c in zip(texts, found, strict=True)]
-
-
-def test_logprobs_are_those_of_single_steps(engine, calls, one_by_one):
-    found = engine.generate(PROMPTS[:2], greedy(12, logprobs=2))
-    assert calls
-    same(found, one_by_one(PROMPTS[:2], greedy(12, logprobs=2)))
-
-
 def test_a_target_without_several_steps_takes_one_at_a_time():
     target = ToyTarget(vocab=7, order=2, seed=3)
     llm = LLM(target, draft_tokens=4)
@@ -191,34 +167,6 @@ def test_a_target_without_several_steps_takes_one_at_a_time():
 
 
 # --- requests that need one step at a time ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"temperature": 1.0, "top_k": 4, "seed": 3},
-        {"repetition_penalty": 1.2},
-        {"logit_bias": {7: 4.0}},
-        {"min_tokens": 4, "stop_token_ids": (1, 2, 3)},
-        {"bad_words": ((9,),)},
-    ],
-    ids=str,
-)
-def test_one_request_with_other_parameters_makes_the_whole_batch_decode_step_by_step(engine, calls, one_by_one, params):
-    each = [greedy(12), greedy(12, **params)]
-    found = engine.generate(PROMPTS[:2], each)
-    assert not calls
-    same(found, one_by_one(PROMPTS[:2], each))
-
-
-@pytest.mark.parametrize("name", CHANGED)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_batch_whose_requests_differ_in_one_parameter_decodes_step_by_step(engine, one_by_one, temperature, name):
-    base = greedy(12, temperature=temperature, seed=3)
-    each = [base, replace(base, **{name: CHANGED[name]})]
-    found = engine.generate([PROMPTS[0]] * 2, each)
-    same(found, one_by_one([PROMPTS[0]] * 2, each))
-    same(found, [engine.generate(PROMPTS[0], params)[0] for params in each])
 
 
 def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):

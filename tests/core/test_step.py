@@ -315,10 +315,11 @@ def test_coupled_text_depends_on_target_and_seed_alone() -> None:
 
 def test_r18_logprobs_are_those_of_the_target_alone() -> None:
     for temperature in (0.0, 1.0):
-        seq = sequence(TARGET, PROMPT, temperature=temperature, max_tokens=15, logprobs=3, top_k=4)
-        finish([seq], TARGET, Sampling(TARGET))
-        for i, entry in enumerate(seq.logprobs):
-            logs = torch.log_softmax(TARGET.logits(seq.tokens[: 3 + i]), -1)
+        params = {"temperature": temperature, "max_tokens": 15, "logprobs": 3, "top_k": 4}
+        batch = [sequence(TARGET, prompt, **params) for prompt in (PROMPT, [4, 4, 1], [6, 2, 5])]
+        finish(batch, TARGET, Sampling(TARGET))
+        for seq, i in product(batch, range(15)):
+            entry, logs = seq.logprobs[i], torch.log_softmax(TARGET.logits(seq.tokens[: 3 + i]), -1)
             assert entry.id == seq.output[i]
             assert entry.logprob == pytest.approx(float(logs[entry.id]))
             assert [t for t, _ in entry.top] == logs.topk(3).indices.tolist()
