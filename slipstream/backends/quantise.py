@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.models.weight_blocks import Blocks
+from slipstream.models.weight_blocks import Blocks, Scales
 
 GROUP, LEVELS = 32, 15
 CHUNK = 1 << 20
@@ -43,7 +43,7 @@ def quantise_blocks(weight: Tensor, bits: int) -> Blocks:
         whole, scale, minimum = _in_4_bits(groups) if bits == 4 else _in_8_bits(groups)
         integers[i : i + step] = whole.reshape(-1, columns).numpy()
         scales[i : i + step], minima[i : i + step] = scale.numpy(), minimum.numpy()
-    return Blocks(bits, GROUP, integers, scales, minima if bits == 4 else None)
+    return Blocks(bits, GROUP, integers, Scales(scales), Scales(minima) if bits == 4 else None)
 
 
 def _in_8_bits(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

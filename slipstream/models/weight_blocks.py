@@ -13,52 +13,93 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Scales:
+    """A number for each output and group of columns: values[o, c // span] * factors[o, c // group].
+
+    values   float16 [outs, columns / span].
+    factors  int8 [outs, columns / group]; None: all are 1, and a span is a group.
+    """
+
+    values: np.ndarray
+    factors: np.ndarray | None = None
+
+    def floats(self, group: int, columns: int) -> np.ndarray:
+        """float32 [outs, columns / group], exact."""
+        spread = np.repeat(self.values.astype(np.float32), columns // group // self.values.shape[1], axis=1)
+        return spread if self.factors is None else spread * self.factors
+
+    def divided(self, group: int, span: int, factors: bool, columns: int) -> Scales:
+        """The same numbers for smaller groups and spans, with factors if asked for."""
+        values = np.repeat(self.values, columns // span // self.values.shape[1], axis=1)
+        if not factors:
+            return Scales(values)
+        given = np.ones(values.shape, np.int8) if self.factors is None else self.factors
+        return Scales(values, np.repeat(given, columns // group // given.shape[1], axis=1))
+
+
+@dataclass(frozen=True)
 class Blocks:
     """weight[o, c] = integers[o, c] * scales[o, c // group] + minima[o, c // group].
 
     integers  [outs, columns]; uint8 below 16 if `bits` is 4, else int8.
-    scales    [outs, groups], float16, or float32 where float16 does not hold them.
-    minima    the same; None if all are 0.
+    minima    None if all are 0.
     """
 
     bits: int
     group: int
     integers: np.ndarray
-    scales: np.ndarray
-    minima: np.ndarray | None
+    scales: Scales
+    minima: Scales | None
 
     @property
     def shape(self) -> tuple[int, int]:
         outs, columns = self.integers.shape
         return int(outs), int(columns)
 
+    @property
+    def span(self) -> int:
+        """Columns that share the float16 numbers of `Scales`."""
+        return self.shape[1] // int(self.scales.values.shape[1])
+
     def floats(self) -> np.ndarray:
         """The weights in float32."""
-        scales = np.repeat(self.scales.astype(np.float32), self.group, axis=1)
-        values = self.integers.astype(np.float32) * scales
+        scales = self.scales.floats(self.group, self.shape[1])
+        values = self.integers.astype(np.float32) * np.repeat(scales, self.group, axis=1)
         if self.minima is not None:
-            values += np.repeat(self.minima.astype(np.float32), self.group, axis=1)
+            values += np.repeat(self.minima.floats(self.group, self.shape[1]), self.group, axis=1)
         return values
+
+    def divided(self, bits: int, group: int, span: int, factors: bool, minima: bool) -> Blocks:
+        """The same weights in a form that has at least as many numbers."""
+        columns, least = self.shape[1], self.minima
+        if minima and least is None:
+            least = Scales(np.zeros_like(self.scales.values), self.scales.factors)
+        return Blocks(
+            bits,
+            group,
+            self.integers.astype(np.int8 if bits == 8 else np.uint8, copy=False),
+            self.scales.divided(group, span, factors, columns),
+            least and least.divided(group, span, factors, columns),
+        )
 
 
 def stacked(parts: Seq[Blocks]) -> Blocks:
     """Outputs of several matrices with the same input, in the narrowest form that holds all of them exactly."""
-    bits, group = max(part.bits for part in parts), min(part.group for part in parts)
+    bits, group, span = max(x.bits for x in parts), min(x.group for x in parts), min(x.span for x in parts)
+    factors = any(part.scales.factors is not None for part in parts)
     minima = any(part.minima is not None for part in parts)
+    each = [part.divided(bits, group, span, factors, minima) for part in parts]
 
-    def spread(values: np.ndarray, part: Blocks) -> np.ndarray:
-        return np.repeat(values, part.group // group, axis=1)
+    def joined(scales: Seq[Scales]) -> Scales:
+        numbers = [each.factors for each in scales if each.factors is not None]
+        return Scales(np.concatenate([each.values for each in scales]), np.concatenate(numbers) if numbers else None)
 
-    def minima_of(part: Blocks) -> np.ndarray:
-        return np.zeros_like(part.scales) if part.minima is None else part.minima
-
-    kind = np.int8 if bits == 8 else np.uint8
     return Blocks(
         bits,
         group,
-        np.concatenate([part.integers.astype(kind) for part in parts]),
-        np.concatenate([spread(part.scales, part) for part in parts]),  # float32 if one of them is
-        np.concatenate([spread(minima_of(part), part) for part in parts]) if minima else None,
+        np.concatenate([part.integers for part in each]),
+        joined([part.scales for part in each]),
+        joined([part.minima for part in each if part.minima is not None]) if minima else None,
     )
 
 
@@ -88,35 +129,34 @@ def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
 
 def _q4_0(raw: np.ndarray) -> Blocks:
     scale = _half(raw, 0)
-    return Blocks(4, 32, _joined(_nibbles(raw[..., 2:])), scale, scale * np.float16(-8))
+    return Blocks(4, 32, _joined(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8)))
 
 
 def _q4_1(raw: np.ndarray) -> Blocks:
-    return Blocks(4, 32, _joined(_nibbles(raw[..., 4:])), _half(raw, 0), _half(raw, 2))
+    return Blocks(4, 32, _joined(_nibbles(raw[..., 4:])), Scales(_half(raw, 0)), Scales(_half(raw, 2)))
 
 
 def _q5_0(raw: np.ndarray) -> Blocks:
     parts = [low | high for low, high in zip(_nibbles(raw[..., 6:]), _high_bits(raw, 2), strict=True)]
-    return Blocks(8, 32, _joined([part.astype(np.int8) - 16 for part in parts], np.int8), _half(raw, 0), None)
+    return Blocks(8, 32, _joined([part.astype(np.int8) - 16 for part in parts], np.int8), Scales(_half(raw, 0)), None)
 
 
 def _q5_1(raw: np.ndarray) -> Blocks:
     parts = [low | high for low, high in zip(_nibbles(raw[..., 8:]), _high_bits(raw, 4), strict=True)]
-    return Blocks(8, 32, _joined(parts, np.int8), _half(raw, 0), _half(raw, 2))
+    return Blocks(8, 32, _joined(parts, np.int8), Scales(_half(raw, 0)), Scales(_half(raw, 2)))
 
 
 def _q8_0(raw: np.ndarray) -> Blocks:
-    return Blocks(8, 32, _joined([raw[..., 2:].view(np.int8)], np.int8), _half(raw, 0), None)
+    return Blocks(8, 32, _joined([raw[..., 2:].view(np.int8)], np.int8), Scales(_half(raw, 0)), None)
 
 
-def _k_scales(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and minima of the 8 groups of Q4_K and Q5_K [outs, 8 * blocks]: 6 bits each in 12 bytes, times d, dmin."""
+def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
+    """Scales and minima of the 8 groups of a block of Q4_K or Q5_K: 6 bits each in 12 bytes, times d, -dmin."""
     packed = raw[..., 4:16]
     low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scale = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
-    least = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
-    d, dmin = (_half(raw, at).astype(np.float32)[..., None] for at in (0, 2))
-    return (d * scale).reshape(len(raw), -1), -(dmin * least).reshape(len(raw), -1)
+    scale = _joined([low & 63, (high & 15) | (low >> 6 << 4)], np.int8)
+    least = _joined([middle & 63, (high >> 4) | (middle >> 6 << 4)], np.int8)
+    return Scales(_half(raw, 0), scale), Scales(-_half(raw, 2), least)
 
 
 def _q4_k(raw: np.ndarray) -> Blocks:
@@ -142,8 +182,8 @@ def _q6_k(raw: np.ndarray) -> Blocks:
         low, high = raw[..., 64 * half : 64 * half + 64], raw[..., 128 + 32 * half : 160 + 32 * half]
         for k, part in enumerate((low[..., :32] & 15, low[..., 32:] & 15, low[..., :32] >> 4, low[..., 32:] >> 4)):
             parts.append((part | (high >> np.uint8(2 * k) & 3) << 4).astype(np.int8) - 32)
-    scales = _half(raw, 208).astype(np.float32)[..., None] * raw[..., 192:208].view(np.int8)
-    return Blocks(8, 16, _joined(parts, np.int8), scales.reshape(len(raw), -1), None)
+    scales = Scales(_half(raw, 208), _joined([raw[..., 192:208].view(np.int8)], np.int8))
+    return Blocks(8, 16, _joined(parts, np.int8), scales, None)
 
 
 READERS: Mapping[str, Callable[[np.ndarray], Blocks]] = {

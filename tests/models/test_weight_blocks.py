@@ -19,7 +19,7 @@ def test_blocks_hold_the_weights_of_the_file_exactly(name: str) -> None:
     assert np.allclose(found.floats(), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
     assert found.integers.min() >= (0 if found.bits == 4 else -128)
     assert found.integers.max() < (16 if found.bits == 4 else 128)
-    assert found.scales.shape == (7, want.shape[1] // found.group)
+    assert found.scales.floats(found.group, want.shape[1]).shape == (7, want.shape[1] // found.group)
 
 
 def test_stacked_matrices_hold_the_same_weights() -> None:

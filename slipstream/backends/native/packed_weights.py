@@ -97,7 +97,7 @@ def quantised_format(quantised: WeightFormat) -> str:
     from slipstream.backends.native.kernels.processor import has_byte_dots
 
     kinds = (formats.named(name) for name in quantised.kernels)
-    return next(kind.name for kind in kinds if kind.step < 4 or kind.scales or has_byte_dots())
+    return next(kind.name for kind in kinds if kind.step < 4 or kind.span or has_byte_dots())
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:
@@ -151,7 +151,7 @@ class Layout:
         from slipstream.backends.native.kernels.products import ALIGN
 
         kind = formats.named(form)
-        if kind.scales:
+        if kind.span:
             return self.blocks(stacked([quantise_blocks(part, kind.bits) for part in parts]), bias)
         each, scale = list[np.ndarray](), list[np.ndarray]()
         for part in parts:
@@ -175,32 +175,36 @@ class Layout:
         return self._record(kind, panels, bias, width, columns, scales)
 
     def blocks(self, weight: Blocks, bias: Tensor | None = None) -> Any:
-        """A MATRIX record of weights in blocks, as they are stored."""
+        """A MATRIX record of weights in blocks: the same weights, see `block_tiles`."""
         from slipstream.backends.native.kernels.processor import PANEL, byte_offset
         from slipstream.backends.native.kernels.products import ALIGN
 
         kind = format_of_blocks(weight)
         assert kind is not None
+        weight = weight.divided(kind.bits, kind.group, kind.span, kind.factors, kind.minima)
         outs, columns = weight.shape
-        groups, padded = columns // kind.group, -(-outs // ALIGN) * ALIGN
-        more = ((0, padded - outs), (0, 0))
+        spans, padded = columns // kind.span, -(-outs // ALIGN) * ALIGN
 
-        def panels(values: np.ndarray) -> np.ndarray:
-            """[outs, n] -> bytes [panels, groups, bytes of a group]."""
-            each = np.pad(values, more).reshape(padded // PANEL, PANEL, groups, -1)
-            if values.dtype.kind == "f":
-                whole = np.ascontiguousarray(each.transpose(0, 2, 3, 1)).view(np.uint8)
-                return whole.reshape(padded // PANEL, groups, -1)
-            quads = each.reshape(padded // PANEL, PANEL, groups, -1, 4).transpose(0, 2, 3, 1, 4)
-            if kind.bits == 4:
-                quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
-            return np.ascontiguousarray(quads).reshape(padded // PANEL, groups, -1)
+        def panels(values: np.ndarray, parts: int, step: int = 1) -> np.ndarray:
+            """[outs, n] -> [panels, parts, n / parts / step, PANEL, step]."""
+            each = np.pad(values, ((0, padded - outs), (0, 0))).reshape(padded // PANEL, PANEL, parts, -1, step)
+            return each.transpose(0, 2, 3, 1, 4)
 
-        integers = weight.integers
-        if kind.bits == 8:
-            integers = integers.view(np.uint8) ^ np.uint8(byte_offset())
-        parts = [weight.scales, *([] if weight.minima is None else [weight.minima]), integers]
-        whole = np.concatenate([panels(part) for part in parts], axis=2)
+        def flat(values: np.ndarray, parts: int) -> np.ndarray:
+            """-> bytes [panels, parts, bytes of a part]."""
+            return np.ascontiguousarray(values).view(np.uint8).reshape(padded // PANEL, parts, -1)
+
+        quads = panels(weight.integers.view(np.uint8), spans * kind.groups, 4)
+        if kind.bits == 4:
+            quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
+        else:
+            quads = quads ^ np.uint8(byte_offset())
+        both = [scales for scales in (weight.scales, weight.minima) if scales is not None]
+        factors = [
+            flat(panels(x.factors, spans * kind.groups), spans * kind.groups) for x in both if x.factors is not None
+        ]
+        groups = np.concatenate([*factors, flat(quads, spans * kind.groups)], axis=2)
+        whole = np.concatenate([*(flat(panels(x.values, spans), spans) for x in both), flat(groups, spans)], axis=2)
         return self._record(kind, whole, bias, columns, columns)
 
     def _record(
@@ -270,12 +274,16 @@ class SharedEmbedding:
 
 
 def format_of_blocks(weight: Blocks) -> Format | None:
-    """The format that holds these blocks as they are; None if none does."""
+    """The narrowest format that holds these weights exactly; None if none does."""
     from slipstream.backends.native.kernels import formats
 
-    wanted = weight.bits, weight.group, weight.minima is not None, 8 * weight.scales.itemsize
-    kinds = (kind for kind in formats.BLOCKS if (kind.bits, kind.group, kind.minima, kind.scales) == wanted)
-    return next(kinds, None)
+    factors, minima, columns = weight.scales.factors is not None, weight.minima is not None, weight.shape[1]
+
+    def holds(kind: Format) -> bool:
+        divides = weight.group % kind.group == weight.span % kind.span == columns % kind.span == 0
+        return divides and kind.bits >= weight.bits and kind.minima >= minima and kind.factors >= factors
+
+    return next(filter(holds, formats.BLOCKS), None)
 
 
 def panelled(matrix: Any, count: int) -> Any:
@@ -287,7 +295,7 @@ def panelled(matrix: Any, count: int) -> Any:
     made["values"], made["form"], made["width"] = matrix["weights"], matrix["form"], matrix["width"]
     made["panelled"], made["count"] = 1, count
     kind = formats.FORMATS[int(matrix["form"])]
-    made["group"], made["bits"], made["scales"], made["minima"] = kind.group, kind.bits, kind.scales, kind.minima
+    made["group"], made["bits"], made["span"], made["minima"] = kind.group, kind.bits, kind.span, kind.minima
     return made[()]
 
 

@@ -119,15 +119,16 @@ def model(name: str, weight: torch.Tensor, x: np.ndarray, bias: np.ndarray) -> n
 
 def model_of_blocks(weight: Blocks, x: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """As `model`, for weights in blocks."""
-    group, total = weight.group, np.zeros((len(x), len(weight.integers)), np.float32)
-    for g, low in enumerate(range(0, x.shape[1], group)):
+    group, columns, total = weight.group, x.shape[1], np.zeros((len(x), len(weight.integers)), np.float32)
+    scales = weight.scales.floats(group, columns)
+    for g, low in enumerate(range(0, columns, group)):
         integers, unit = rounded(x[:, low : low + group].astype(np.float32), 127)
         sums = integers @ weight.integers[:, low : low + group].astype(np.int64).T
-        part = (sums.astype(np.float32) * weight.scales[:, g].astype(np.float32)).astype(np.float32)
+        part = (sums.astype(np.float32) * scales[:, g]).astype(np.float32)
         total = fused(part, unit, total)
         if weight.minima is not None:
             whole = (unit * integers.sum(1, keepdims=True).astype(np.float32)).astype(np.float32)
-            total = fused(whole, weight.minima[None, :, g].astype(np.float32), total)
+            total = fused(whole, weight.minima.floats(group, columns)[None, :, g], total)
     return total + bias
 
 

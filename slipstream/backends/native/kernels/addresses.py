@@ -19,12 +19,12 @@ _int8_quads = block_tile(formats.INT8_QUADS)
 _int8_quads_twice = matrix_tile(formats.INT8_QUADS_TWICE)
 (
     _blocks4,
-    _blocks4_float32,
+    _blocks4_factors,
     _blocks8,
-    _blocks8_minima,
-    _blocks8_float32,
     _blocks8_by_16,
-    _blocks8_by_16_minima,
+    _blocks8_factors,
+    _blocks8_minima,
+    _blocks8_any,
 ) = map(block_tile, formats.BLOCKS)
 _scores_float32, _mix_float32 = attention_tile(formats.FLOAT32, True), attention_tile(formats.FLOAT32, False)
 _scores_float16, _mix_float16 = attention_tile(formats.FLOAT16, True), attention_tile(formats.FLOAT16, False)
@@ -71,8 +71,8 @@ def blocks4():
 
 
 @entry
-def blocks4_float32():
-    return _blocks4_float32()
+def blocks4_factors():
+    return _blocks4_factors()
 
 
 @entry
@@ -86,8 +86,8 @@ def blocks8_minima():
 
 
 @entry
-def blocks8_float32():
-    return _blocks8_float32()
+def blocks8_factors():
+    return _blocks8_factors()
 
 
 @entry
@@ -96,8 +96,8 @@ def blocks8_by_16():
 
 
 @entry
-def blocks8_by_16_minima():
-    return _blocks8_by_16_minima()
+def blocks8_any():
+    return _blocks8_any()
 
 
 @entry

@@ -1,9 +1,15 @@
 """The inner loop of products with weights in blocks: a scale, and a minimum, for each output and group of columns.
 
-Weights are stored in panels of PANEL outputs, and in groups of `columns` columns within a panel:
+Weights are stored in panels of PANEL outputs, and in spans of columns within a panel:
 
-    scales   float16 or float32 [PANEL]       value of the integer 1
-    minima   the same                         added to each weight; absent in formats without
+    scales   float16 [PANEL]  value of the integer 1, or of the factor 1
+    minima   float16 [PANEL]  added to each weight; absent in formats without
+    groups
+
+A group of columns within a span is
+
+    factors  int8 [PANEL]     the scale of the group, in units of `scales`; absent if the group is the whole span
+    factors  int8 [PANEL]     the same for minima
     weights  8 bits: [columns / 4, PANEL, 4]
              4 bits: [columns / 8, PANEL, 4]  a byte holds two columns, i in its lower half and i + 4 in its upper half
 
@@ -20,17 +26,17 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from slipstream.backends.native.kernels import processor
-from slipstream.backends.native.kernels.formats import Format
+from slipstream.backends.native.kernels.formats import FLOAT16, Format
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.tiles import add_quads, by_rows, pair_products, scale_sums, store_sums
 from slipstream.backends.native.kernels.vectors import (
     BYTE,
     CONTRACT,
     FLOAT,
-    HALF,
     INT,
     SHORT,
     WORD,
+    as_floats,
     bytes_at,
     join,
     load_vector,
@@ -49,11 +55,11 @@ def block_tile(form: Format) -> Any:
     return locator(lambda module: _block_tile(module, form))
 
 
-def _scales(b: ir.IRBuilder, pointer: Any, form: Format) -> Any:
-    """PANEL scales or minima as float32."""
-    if form.scales == 32:
-        return load_vector(b, pointer, FLOAT, PANEL, 4)
-    return b.fpext(load_vector(b, pointer, HALF, PANEL, 2), _FLOATS)
+def _scales(b: ir.IRBuilder, values: Any, factors: Any, form: Format) -> Any:
+    """PANEL scales or minima of a group as float32: exact."""
+    if not form.factors:
+        return values
+    return b.fmul(values, b.sitofp(load_vector(b, factors, BYTE, PANEL, 1), _FLOATS))
 
 
 def _quads(b: ir.IRBuilder, pointer: Any, form: Format) -> list[Any]:
@@ -92,69 +98,71 @@ def _block_tile(module: ir.Module, form: Format) -> ir.Function:
     b = ir.IRBuilder(tile.append_basic_block())
     w, scales, bias, x, y = (bytes_at(b, each) for each in tile.args[:5])
     columns, outs, rows, stride, onto = tile.args[5:]
-    groups = b.udiv(columns, WORD(form.group))
+    groups, span = b.udiv(columns, WORD(form.group)), form.group * form.groups
+    panel_bytes = b.mul(b.udiv(columns, WORD(span)), WORD(form.span_bytes))
+    steps = form.group // 4
     narrow = _narrow(form)
     kind = ir.VectorType(SHORT, 2 * PANEL) if narrow else _INTS
     add = _add_narrow if narrow else add_quads
-    panel_bytes = b.mul(groups, WORD(form.group_bytes))
+    zero = ir.Constant(_FLOATS, [0.0] * PANEL)
 
     def group(count: int, panels: int, o: Any) -> None:
-        each = [(r, p) for r in range(count) for p in range(panels)]
-        places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
-        starts = [b.gep(w, [b.mul(b.udiv(at, WORD(PANEL)), panel_bytes)]) for at in places]
+        assert panels == 1
+        start = b.gep(w, [b.mul(b.udiv(o, WORD(PANEL)), panel_bytes)])
         per_row = b.mul(groups, WORD(4 * count))  # bytes of one number a group and row
-        units = b.bitcast(x, FLOAT.as_pointer())
-        first = place_at(b, x, per_row, INT)
+        units, first = b.bitcast(x, FLOAT.as_pointer()), place_at(b, x, per_row, INT)
         wholes = place_at(b, x, b.mul(per_row, WORD(2)), FLOAT)
         numbers = place_at(b, x, b.mul(per_row, WORD(3)), INT)
-        totals = {rp: cgutils.alloca_once(b, _FLOATS) for rp in each}
-        sums = {rp: cgutils.alloca_once(b, kind) for rp in each}
-        for rp in each:
-            b.store(ir.Constant(_FLOATS, [0.0] * PANEL), totals[rp])
-        with cgutils.for_range_slice(b, WORD(0), groups, WORD(1), inc=True) as (g, _):
+        totals = [cgutils.alloca_once(b, _FLOATS) for _ in range(count)]
+        sums = [cgutils.alloca_once(b, kind) for _ in range(count)]
+        for total in totals:
+            b.store(zero, total)
+
+        def one(block: Any, g: Any, scale: Any, minimum: Any) -> None:
+            """Add the products of a group of columns."""
             at = b.mul(g, WORD(count))
-            blocks = [b.gep(start, [b.mul(g, WORD(form.group_bytes))]) for start in starts]
+            near = b.gep(numbers, [b.mul(at, WORD(steps))])
             for r in range(count):
+                begin = ir.Constant(kind, [0] * kind.count)
                 if form.bits == 8:
                     begin = spread(b, b.load(b.gep(first, [b.add(at, WORD(r))]), align=4))
-                else:
-                    begin = ir.Constant(kind, [0] * kind.count)
-                for p in range(panels):
-                    b.store(begin, sums[r, p])
-            steps = form.group // 4
-            near_numbers = b.gep(numbers, [b.mul(at, WORD(steps))])
+                b.store(begin, sums[r])
             for step in range(0, steps, 8 // form.bits):
-                near = [
-                    _quads(b, b.gep(block, [WORD(form.heading + step * PANEL * form.bits // 2)]), form)
-                    for block in blocks
-                ]
-                for k in range(8 // form.bits):
+                place = b.gep(block, [WORD(form.group_heading + step * PANEL * form.bits // 2)])
+                for k, weights in enumerate(_quads(b, place, form)):
                     for r in range(count):
-                        place = b.gep(near_numbers, [WORD(steps * r + step + k)])
-                        number = spread(b, b.load(place, align=4))
-                        for p in range(panels):
-                            b.store(add(b, b.load(sums[r, p]), near[p][k], number), sums[r, p])
-            for p, block in enumerate(blocks):
-                scale = _scales(b, block, form) if form.scales else None
-                minimum = _scales(b, b.gep(block, [WORD(form.heading // 2)]), form) if form.minima else None
-                for r in range(count):
-                    place = b.add(at, WORD(r))
-                    whole = b.load(sums[r, p])
-                    if narrow:
-                        whole = pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
-                    part = b.sitofp(whole, _FLOATS)
-                    if scale is not None:
-                        part = b.fmul(part, scale)
-                    unit = spread(b, b.load(b.gep(units, [place]), align=4))
-                    total = b.fadd(b.load(totals[r, p]), b.fmul(part, unit, flags=CONTRACT), flags=CONTRACT)
-                    if minimum is not None:
-                        sum_of = spread(b, b.load(b.gep(wholes, [place]), align=4))
-                        total = b.fadd(total, b.fmul(minimum, sum_of, flags=CONTRACT), flags=CONTRACT)
-                    b.store(total, totals[r, p])
-        made = {rp: b.load(totals[rp]) for rp in each}
-        if not form.scales:
-            scale_sums(b, made, places, scales)
-        store_sums(b, made, places, y, bias, stride, onto)
+                        number = spread(b, b.load(b.gep(near, [WORD(steps * r + step + k)]), align=4))
+                        b.store(add(b, b.load(sums[r]), weights, number), sums[r])
+            if scale is not None:
+                scale = _scales(b, scale, block, form)
+            if minimum is not None:
+                minimum = _scales(b, minimum, b.gep(block, [WORD(PANEL)]), form)
+            for r in range(count):
+                whole = b.load(sums[r])
+                if narrow:
+                    whole = pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
+                part = b.sitofp(whole, _FLOATS)
+                if scale is not None:
+                    part = b.fmul(part, scale)
+                unit = spread(b, b.load(b.gep(units, [b.add(at, WORD(r))]), align=4))
+                total = b.fadd(b.load(totals[r]), b.fmul(part, unit, flags=CONTRACT), flags=CONTRACT)
+                if minimum is not None:
+                    sum_of = spread(b, b.load(b.gep(wholes, [b.add(at, WORD(r))]), align=4))
+                    total = b.fadd(total, b.fmul(minimum, sum_of, flags=CONTRACT), flags=CONTRACT)
+                b.store(total, totals[r])
+
+        with cgutils.for_range(b, b.udiv(columns, WORD(span))) as outer:
+            block = b.gep(start, [b.mul(outer.index, WORD(form.span_bytes))])
+            scale = as_floats(b, block, FLOAT16, PANEL) if form.span else None
+            minimum = as_floats(b, b.gep(block, [WORD(2 * PANEL)]), FLOAT16, PANEL) if form.minima else None
+            block = b.gep(block, [WORD(form.heading)])
+            with cgutils.for_range(b, WORD(form.groups)) as inner:
+                g = b.add(b.mul(outer.index, WORD(form.groups)), inner.index)
+                one(b.gep(block, [b.mul(inner.index, WORD(form.group_bytes))]), g, scale, minimum)
+        made = {(r, 0): b.load(total) for r, total in enumerate(totals)}
+        if not form.span:
+            scale_sums(b, made, [o], scales)
+        store_sums(b, made, [o], y, bias, stride, onto)
 
     by_rows(b, form, rows, outs, group, odd=False)
     return tile

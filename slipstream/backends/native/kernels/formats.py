@@ -18,7 +18,8 @@ class Format:
     passes   number of parts that an activation is split into
     row      bytes of a packed row of activations: per column, and per group or row (see `tiles._matrix_tile`)
     group    columns of activations that share a scale, see `block_tiles`; 0: all
-    scales   bits of a scale, and of a minimum, of each group of weights; 0: weights have one scale per output
+    span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
+             larger than a group, each group has a factor of 8 bits besides
     minima   whether each group of weights has a minimum besides
     """
 
@@ -28,7 +29,7 @@ class Format:
     passes: int = 1
     row: tuple[int, int] = (4, 0)
     group: int = 0
-    scales: int = 0
+    span: int = 0
     minima: bool = False
 
     @property
@@ -40,14 +41,34 @@ class Format:
         return self.bits <= 8
 
     @property
-    def group_bytes(self) -> int:
-        """Of the weights of PANEL outputs and a group of columns, with their scales."""
-        return self.heading + PANEL * self.group * self.bits // 8
+    def factors(self) -> bool:
+        """Whether the scale of a group is a factor times the scale of its span."""
+        return self.span > self.group
 
     @property
     def heading(self) -> int:
-        """Bytes of the scales and minima of PANEL outputs."""
-        return PANEL * self.scales // 8 * (1 + self.minima)
+        """Bytes of the scales and minima of PANEL outputs and a span of columns."""
+        return 2 * PANEL * (1 + self.minima) if self.span else 0
+
+    @property
+    def group_heading(self) -> int:
+        """Bytes of the factors of PANEL outputs and a group of columns."""
+        return PANEL * (1 + self.minima) if self.factors else 0
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the weights of PANEL outputs and a group of columns, with their factors."""
+        return self.group_heading + PANEL * self.group * self.bits // 8
+
+    @property
+    def groups(self) -> int:
+        """Groups of a span."""
+        return max(1, self.span // max(1, self.group))
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of the weights of PANEL outputs and a span of columns, with their scales."""
+        return self.heading + self.groups * self.group_bytes
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a packed row of activations."""
@@ -74,17 +95,18 @@ INT8_PAIRS = Format("int8_pairs", 2, 8, row=(2, 4))
 INT8_QUADS = Format("int8_quads", 4, 8, row=(1, 12), group=64)
 INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 8, passes=2, row=(2, 12))
 BLOCKS = tuple(
-    Format(name, 4, bits, row=(1, 12), group=group, scales=scales, minima=minima)
-    for name, bits, group, minima, scales in (
-        ("blocks4", 4, 32, True, 16),  # Q4_0, Q4_1
-        ("blocks4_float32", 4, 32, True, 32),  # Q4_K
-        ("blocks8", 8, 32, False, 16),  # Q5_0, Q8_0
-        ("blocks8_minima", 8, 32, True, 16),  # Q5_1
-        ("blocks8_float32", 8, 32, True, 32),  # Q5_K
-        ("blocks8_by_16", 8, 16, False, 32),  # Q6_K
-        ("blocks8_by_16_minima", 8, 16, True, 32),  # Q6_K beside a kind with minima
+    Format(name, 4, bits, row=(1, 12), group=group, span=span, minima=minima)
+    for name, bits, group, span, minima in (
+        ("blocks4", 4, 32, 32, True),  # Q4_0, Q4_1
+        ("blocks4_factors", 4, 32, 256, True),  # Q4_K
+        ("blocks8", 8, 32, 32, False),  # Q5_0, Q8_0
+        ("blocks8_by_16", 8, 16, 256, False),  # Q6_K
+        ("blocks8_factors", 8, 32, 256, True),  # Q5_K
+        ("blocks8_minima", 8, 32, 32, True),  # Q5_1
+        ("blocks8_any", 8, 16, 32, True),  # kinds beside each other that none of these holds
     )
 )
+"""From few bytes to many."""
 FORMATS = (FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE, *BLOCKS)
 
 

@@ -138,25 +138,29 @@ def room(board, model, rows, arena, columns, bytes):
 @kernel()
 def _add_block_row(table, token, out):
     """out += the row of one token, of weights in blocks; see `block_tiles`."""
-    size = table.scales // 8
-    heading = PANEL * size * (1 + table.minima)
-    block = heading + PANEL * table.group * table.bits // 8
-    panel, lane = table.values + token // PANEL * (table.width // table.group * block), token % PANEL
-    for i in range(table.width):
-        here, column = panel + i // table.group * block, i % table.group
-        at = here + heading + column // 4 * 4 * PANEL + 4 * lane + column % 4
-        number = np.int32(0)
-        if table.bits == 4:
-            at = here + heading + column // 8 * 4 * PANEL + 4 * lane + column % 4
-            number = np.int32(small(at, 1)[0] >> (column % 8 // 4 * 4) & 15)
-        else:
-            number = np.int32(small(at, 1)[0] ^ _FLIPPED)
-        scale = half(here + 2 * lane) if size == 2 else floats(here + 4 * lane, 1)[0]
-        value = np.float32(number) * scale
+    heading, per, own = 2 * PANEL * (1 + table.minima), table.span // table.group, 0
+    if table.span > table.group:
+        own = PANEL * (1 + table.minima)
+    block = own + PANEL * table.group * table.bits // 8
+    lane, count = token % PANEL, table.width // table.group
+    panel = table.values + token // PANEL * (count // per * (heading + per * block))
+    for g in range(count):
+        span = panel + g // per * (heading + per * block)
+        here, scale, minimum = span + heading + g % per * block, half(span + 2 * lane), np.float32(0)
         if table.minima:
-            at = here + PANEL * size + size * lane
-            value += half(at) if size == 2 else floats(at, 1)[0]
-        out[i] += value
+            minimum = half(span + 2 * PANEL + 2 * lane)
+        if own:
+            scale *= np.float32(small(here + lane, 1)[0])
+            minimum *= np.float32(small(here + own - PANEL + lane, 1)[0])
+        for c in range(table.group):
+            number = np.int32(0)
+            if table.bits == 4:
+                number = np.int32(
+                    small(here + own + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0] >> (c % 8 // 4 * 4) & 15
+                )
+            else:
+                number = np.int32(small(here + own + c // 4 * 4 * PANEL + 4 * lane + c % 4, 1)[0] ^ _FLIPPED)
+            out[g * table.group + c] += np.float32(number) * scale + minimum
 
 
 @kernel()
@@ -174,7 +178,7 @@ def embed(table, tokens, x, stride, add):
         if not add:
             for i in range(width):
                 out[i] = 0
-        if table.scales:
+        if table.span:
             _add_block_row(table, tokens[r], out)
         elif table.form == _FLOAT32:
             values = floats(table.values + 4 * first, apart * width)

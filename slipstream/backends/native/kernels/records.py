@@ -36,8 +36,8 @@ MATRIX = _record(
 )
 """A linear layer [out, in]."""
 
-EMBEDDING = _record(values=_I, form=_I, panelled=_I, width=_I, count=_I, group=_I, bits=_I, scales=_I, minima=_I)
-"""[count, width], stored by rows or in the panels of a matrix. group, bits, scales, minima: as in `Format`."""
+EMBEDDING = _record(values=_I, form=_I, panelled=_I, width=_I, count=_I, group=_I, bits=_I, span=_I, minima=_I)
+"""[count, width], stored by rows or in the panels of a matrix. group, bits, span, minima: as in `Format`."""
 
 MODEL = _record(
     layers=_I,  # address of LAYER [count]
