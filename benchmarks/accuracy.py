@@ -19,12 +19,12 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import UnsupportedModelError
 from slipstream.models.text import load_tokenizer
+from slipstream.settings import WEIGHT_FORMATS
 from slipstream.targets.decoder import Decoder
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},
-    "w8a16": {"quantize": "w8a16"},
-    "w8a8": {"quantize": "w8a8"},
+    **{name: {"quantize": name} for name in WEIGHT_FORMATS},
     "bfloat16": {"dtype": "bfloat16"},
     "float16 KV": {"kv_dtype": "float16"},
 }

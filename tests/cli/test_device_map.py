@@ -39,7 +39,7 @@ def test_backends_of_our_own_decoder_are_refused_by_name(executor: str) -> None:
 
 
 def test_a_gguf_file_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ParameterError, match=r"device_map='auto' was given with llama.cpp.*folder of the checkpoint"):
+    with pytest.raises(ParameterError, match=r"device_map='auto' was given with a GGUF file.*folder of the checkpoint"):
         ModelOptions(target="nowhere.gguf", device_map="auto")
 
 

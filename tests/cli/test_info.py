@@ -9,6 +9,7 @@ import pytest
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import CheckpointError
 from slipstream.plan.support_matrix import matrix, page
+from slipstream.settings import WEIGHT_FORMATS
 from tests.checkpoints import make_model, make_tokenizer
 from tests.targets.huggingface.architectures import random_model
 
@@ -41,7 +42,7 @@ def test_info_shows_the_backend_and_the_effect_of_each_setting(cli, tiny, monkey
     said = " ".join(cli("info", tiny.target).out.split())
     assert (found["executor"], found["not_native"]) == ("native", None)
     native = found["native"]
-    assert native["distances"].keys() == {"w8a16", "w8a8", "bfloat16", "float16 KV"}
+    assert native["distances"].keys() == {*WEIGHT_FORMATS, "bfloat16", "float16 KV"}
     assert native["distances"]["w8a16"] == {"kl": 1.7e-4, "agreement": 0.9933 if has else 0.9938, "refused": None}
     assert native["distances"]["w8a8"]["kl"] == (3.7e-4 if has else 1.7e-4)
     assert native["int8_products"].startswith("VNNI" if has else "none")
