@@ -74,19 +74,26 @@ class Format:
         """Bytes of a packed row of activations."""
         return self.row[0] * columns + self.row[1] * (columns // self.group if self.group else 1)
 
+    def _fit(self, rows: int) -> int:
+        """Number of panels whose sums stay in registers for `rows` rows; 0 if none fits."""
+        room = processor.registers() * processor.lanes() // PANEL  # vectors of PANEL sums
+        return next((p for p in (4, 2, 1) if (rows * self.passes + 1) * p < room), 0)
+
     def panels(self, rows: int) -> int:
-        """Number of panels in a tile of `rows` rows such that its sums stay in registers; 0 if none fits. With groups,
-        always one: each sum has a total besides, and the weights are then read in the order of their addresses, which
-        the processor foresees best (measured 1.1 to 1.6 times as fast)."""
-        room = processor.registers() // (PANEL // processor.lanes())  # vectors of PANEL sums
-        return next((p for p in ((1,) if self.group else (4, 2, 1)) if (rows * self.passes + 1) * p < room), 0)
+        """Number of panels in a tile of `rows` rows. Several panels use each loaded activation several times. One panel
+        is read in the order of its addresses, which the processor foresees best (measured 1.1 to 1.6 times as fast).
+        That counts more with groups, where each sum has a total besides, and for integers where sums fill several
+        registers or rows are few.
+        """
+        one = self.group or (self.integer and (processor.lanes() < PANEL or rows <= 2))
+        return min(1, self._fit(rows)) if one else self._fit(rows)
 
     @property
     def most_rows(self) -> int:
-        """Rows of the largest tile. Without groups, a tile of two panels uses each loaded activation twice: measured
-        1.1 to 1.5 times as fast as one panel, if there are enough registers."""
-        least = 2 if self.panels(2) > 2 else 1
-        return max(1, *(rows for rows in range(1, 13) if self.panels(rows) >= least))
+        """Rows of the largest tile. Without groups, a tile of two panels is 1.1 to 1.5 times as fast as one panel, if
+        there are enough registers."""
+        least = 2 if self._fit(2) > 2 and not self.group else 1
+        return max(1, *(rows for rows in range(1, 13) if self._fit(rows) >= least))
 
 
 FLOAT32, FLOAT16, BFLOAT16 = Format("float32", 1, 32), Format("float16", 1, 16), Format("bfloat16", 1, 16)
