@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp peer-ik vllm bench-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -51,7 +51,7 @@ peers: peer-genai peer-llamacpp vllm
 peer-genai: $(GENAI)/.ready
 peer-llamacpp: $(LLAMACPP)/.ready
 # ik_llama.cpp, compiled for this processor: twelve minutes on two cores. Its wheel has AVX2 only.
-peer-ik: $(IK)/.ready
+ik-llamacpp: $(IK)/.ready
 # vLLM's CPU build, for `slipstream serve --engine vllm` and for comparisons.
 vllm: $(VLLM)/.ready
 

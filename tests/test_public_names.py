@@ -36,8 +36,8 @@ def test_the_repr_of_an_llm_is_one_line_that_names_its_parts(tiny: Tiny) -> None
 
 
 def test_the_repr_of_an_llm_shows_quantised_weights(tiny: Tiny) -> None:
-    llm = LLM(tiny.target, "ngram", executor="torch", quantize="int8", device="cpu", draft_tokens=4)
-    assert "dtype='float32', quantize='int8', drafter='ngram', draft_tokens=4," in repr(llm)
+    llm = LLM(tiny.target, "ngram", executor="native", quantize="int8", device="cpu", draft_tokens=4)
+    assert "dtype='float32', quantize='w8a16', drafter='ngram', draft_tokens=4," in repr(llm)
 
 
 def test_the_repr_of_an_llm_around_a_target_from_memory_is_one_line(tiny: Tiny) -> None:

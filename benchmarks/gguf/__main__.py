@@ -1,6 +1,6 @@
 """GGUF files on our own kernels against ik_llama.cpp and llama.cpp: plain decoding, prompts, perplexity, memory.
 
-    python -m benchmarks.gguf                      # SmolLM2; needs `make peer-ik`, and `make gguf` for llama.cpp
+    python -m benchmarks.gguf                      # SmolLM2; needs `make ik-llamacpp`, and `make gguf` for llama.cpp
     python -m benchmarks.gguf --model 510M --prompts ../data/question.jsonl
 
 Each contender is a process of its own. For each prompt every one runs once, in rotating order. A contender counts in a

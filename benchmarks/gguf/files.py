@@ -17,7 +17,7 @@ from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config
 
 IK_HOME = ROOT / ".venv-peer-ik"
-"""What `make peer-ik` makes: bin/python, src (its Python package), build (its libraries)."""
+"""What `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""
 SIZES = {"510M": (4, 12), "1.1B": (6, 12)}
 """Times the width of the embedded target, and layers more."""
 

@@ -148,19 +148,18 @@ def test_the_KV_cache_grows_past_its_first_size(checkpoint: Callable[[str], Path
 def test_an_int8_row_is_bitwise_the_same_for_any_batch(
     checkpoint: Callable[..., object],
 ) -> None:
-    """int8 sums are exact integers and scales belong to a row: only attention may round differently, but not with
-    one row per sequence."""
-    target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
+    """int8 sums are exact integers, and scales belong to a row."""
+    target = Decoder.load(checkpoint("llama"), "native", quantize="w8a8", device="cpu")  # type: ignore[arg-type]
     a, b = Sequence([3, 1, 4]), Sequence([1, 5, 9, 2, 6])
     alone = target.run([a], Draft.empty(1)).logits.clone()
     assert torch.equal(target.run([a, b], Draft.empty(2)).logits[:1], alone)
 
 
 def test_int8_is_close_to_float_with_a_quarter_of_the_memory(checkpoint: Callable[..., object], reference: Ref) -> None:
-    target = Decoder.load(checkpoint("llama"), "torch", quantize="int8", device="cpu")  # type: ignore[arg-type]
+    target = Decoder.load(checkpoint("llama"), "native", quantize="w8a8", device="cpu")  # type: ignore[arg-type]
     case = Case(target, reference("llama", torch.float32), 0.5)  # wide random weights amplify rounding
     case.run([case.prefilled(7)], case.forest([TREE]))
-    full = Decoder.load(checkpoint("llama"), "torch", device="cpu").executor.memory()["weights"]  # type: ignore[arg-type]
+    full = Decoder.load(checkpoint("llama"), "native", device="cpu").executor.memory()["weights"]  # type: ignore[arg-type]
     assert target.executor.memory()["weights"] < 0.5 * full
 
 
