@@ -52,7 +52,10 @@ def checkpoint(model: str, folder: Path) -> Path:
     wide = folder / f"{model}-wide"
     if not wide.exists():
         wider(wide, zoo.target_dir(), times)
-    return deeper(made, wide, layers)
+    deeper(made, wide, layers)
+    config = made / "config.json"  # prompts of 2,048 tokens; positions are rotary
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 4096}))
+    return made
 
 
 def _unpacked(folder: Path) -> Path:
