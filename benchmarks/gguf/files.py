@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from benchmarks.made_models import deeper, wider
 from benchmarks.protocol import ROOT
 from slipstream import zoo
+from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import convert_to_gguf
-from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_weights import GgufWeights, gguf_config
+from slipstream.models.weights import load_weights
 
 IK_HOME = ROOT / ".venv-peer-ik"
 """What `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""
@@ -60,9 +60,8 @@ def checkpoint(model: str, folder: Path) -> Path:
 
 def _unpacked(folder: Path) -> Path:
     """Without a tokenizer: prompts are ids."""
-    header = read_header(zoo.smollm2_file())
-    config = gguf_config(header)
-    weights = GgufWeights(header, config)
+    config = DecoderConfig.load(zoo.smollm2_file())
+    weights = load_weights(zoo.smollm2_file(), config)
     folder.mkdir(parents=True)
     tensors = {f"model.{name}": weights[name].to(torch.float16) for name in weights}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
