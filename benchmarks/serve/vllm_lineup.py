@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
-from benchmarks.serve.lineup import Group, Requests, edits, fixed, prompts
+from benchmarks.serve.lineup import Group, edits, fixed, prompts
 from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, ours, vllm, vllm_by_hand
 from slipstream.bench.configs import Choice
 from slipstream.bench.endpoint import Endpoint
@@ -35,12 +35,11 @@ def speculating(pair: Pair, drafter: str, draft_tokens: int, **more: Any) -> Ser
 
 def speed_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     own = {name: speculating(pair, "none", 0, speculative_config=lookup(k)) for name, k in NGRAM.items()}
-    return {
-        PLAIN: speculating(pair, "none", 0),
-        PLUG_IN: speculating(pair, "suffix", 16),
-        **own,
-        HAND: vllm_by_hand(pair),
-    }
+    return {PLAIN: speculating(pair, "none", 0), PLUG_IN: speculating(pair, "suffix", 16), **own}
+
+
+def cost_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
+    return {PLAIN: speculating(pair, "none", 0), PLUG_IN: speculating(pair, "suffix", 16), HAND: vllm_by_hand(pair)}
 
 
 def lookup(draft_tokens: int) -> dict[str, Any]:
@@ -48,28 +47,33 @@ def lookup(draft_tokens: int) -> dict[str, Any]:
 
 
 def speed_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
-    """Edits and code by each server; text that cannot be drafted, which is sampled at a high temperature; and edits
-    with a prediction."""
+    """Edits and code by each server, and edits with a prediction."""
     arms: list[LoadArm] = []
     for streams in LOADS:
-        load = Load(concurrency=streams, requests=max(6, 2 * streams), warm_up=streams)
+        load = load_of(streams)
         for kind in KINDS:
             base: LoadArm | None = None
             for name in (PLAIN, PLUG_IN, *NGRAM):
                 arms.append(LoadArm(f"{name}: {kind}", places[name], load, prompts(kind, TOKENS), base))
                 base = base or arms[-1]
-        asked = novel()
-        base = LoadArm(f"{PLAIN}: {NOVEL}", places[PLAIN], load, asked)
-        arms += [base, LoadArm(f"{PLUG_IN}: {NOVEL}", places[PLUG_IN], load, asked, base)]
-        if streams == 8:
-            arms.append(LoadArm(f"{HAND}: code", places[HAND], load, prompts("code", TOKENS)))
     small = Load(concurrency=1, requests=6, warm_up=6)
     base = LoadArm("edit", places[PLUG_IN], small, edits(False))
     return [*arms, base, LoadArm("edit, prediction", places[PLUG_IN], small, edits(True), base)]
 
 
-def novel() -> Requests:
-    return prompts("varied", TOKENS, temperature=1.5, seed=7)
+def cost_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
+    """What the plug-in costs text that cannot be drafted (sampled at a high temperature); what the launcher costs."""
+    arms: list[LoadArm] = []
+    for streams in LOADS:
+        asked = prompts("varied", TOKENS, temperature=1.5, seed=7)
+        base = LoadArm(f"{PLAIN}: {NOVEL}", places[PLAIN], load_of(streams), asked)
+        arms += [base, LoadArm(f"{PLUG_IN}: {NOVEL}", places[PLUG_IN], load_of(streams), asked, base)]
+    base = LoadArm(f"{HAND}: code", places[HAND], load_of(8), prompts("code", TOKENS))
+    return [*arms, base, LoadArm(f"{PLAIN}: code", places[PLAIN], load_of(8), prompts("code", TOKENS), base)]
+
+
+def load_of(streams: int) -> Load:
+    return Load(concurrency=streams, requests=max(6, 2 * streams), warm_up=streams)
 
 
 def acceptance_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
@@ -89,13 +93,14 @@ def acceptance_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
 
 GROUPS = {
     "speed": Group(speed_servers, speed_arms),
+    "cost": Group(cost_servers, cost_arms),
     "acceptance": Group(acceptance_servers, acceptance_arms),
 }
 
 
 def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """All figures. runs: group -> result; host: lookup -> microseconds, of `row_drafts_host.measure`."""
-    speeds, lengths = arms_of(runs.get("speed")), arms_of(runs.get("acceptance"))
+    speeds, costs, lengths = (arms_of(runs.get(group)) for group in GROUPS)
     made = []
     for streams in LOADS:
         for kind in KINDS:
@@ -103,8 +108,8 @@ def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, 
             made.append(_row(row, lambda s=streams, k=kind: _against_ngram(speeds, k, s)))  # type: ignore[misc]
         both = Row(f"plug-in against vLLM's n-gram, mean of edits and code, {counted(streams)}", "speed", 1.15)
         made.append(_row(both, lambda s=streams: _mean_against_ngram(speeds, s)))  # type: ignore[misc]
-        row = Row(f"plug-in against vLLM plain, text that cannot be drafted, {counted(streams)}", "speed", 0.97)
-        made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
+        row = Row(f"plug-in against vLLM plain, text that cannot be drafted, {counted(streams)}", "cost", 0.97)
+        made.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
         row = Row(
             f"predicted over measured speed-up, or the reverse, code, {counted(streams)}", "speed", 1.15, at_most=True
         )
@@ -113,8 +118,8 @@ def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, 
         made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: code", f"{PLAIN}: code", s)))  # type: ignore[misc]
     made.append(_row(Row("an edit with a prediction against without, 1 stream", "speed", 1.5),
                      lambda: _two(speeds, "edit, prediction", "edit", 1)))  # fmt: skip
-    made.append(_row(Row("our launcher against vLLM by hand, code, 8 streams", "speed", 0.97),
-                     lambda: _two(speeds, f"{PLAIN}: code", f"{HAND}: code", 8)))  # fmt: skip
+    made.append(_row(Row("our launcher against vLLM by hand, code, 8 streams", "cost", 0.97),
+                     lambda: _two(costs, f"{PLAIN}: code", f"{HAND}: code", 8)))  # fmt: skip
     for name in MODELS:
         row = Row(f"mean acceptance length in vLLM against here, {name}", "acceptance", 0.95)
         made.append(_row(row, lambda n=name: _lengths(lengths, n)))  # type: ignore[misc]
