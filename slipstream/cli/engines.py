@@ -95,10 +95,10 @@ def vllm_server(
         given.pop("speculative_config", None)
         models = replace(models, drafter="none", draft=None, drafter_option=None, draft_tokens=None)
     own = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
-    name = "none" if own else ",".join(models.names) or models.method
+    name = "none" if own else "+".join(models.names)
     draft = models.draft_model if name != "none" else None
     choice = Choice(
-        name.replace(",", "+"),
+        name,
         _length(models),
         str(checkpoint_of(models.target, "target")),
         None if draft is None else str(checkpoint_of(draft, "draft")),
@@ -116,7 +116,7 @@ def vllm_server(
 
 def _length(models: ModelOptions) -> int:
     """Draft tokens that vLLM is told: as many as are drafted; where lengths are learned, the most of them."""
-    lookups = [DRAFTERS[name].lookup for name in models.names or (models.method,)]
+    lookups = [DRAFTERS[name].lookup for name in models.names]
     return most_chosen(models.method) if models.length == AUTO and all(lookups) else models.fixed_length
 
 

@@ -14,7 +14,7 @@ import typer
 from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
-from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT, asked, draft_of, method_of, names_of
+from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT, asked, default_names, draft_of, method_of, names_of
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.gguf_header import is_gguf
@@ -87,7 +87,7 @@ class ModelOptions(LoadSettings):
     drafter: str | None = option(
         None,
         f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
+        shown=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT} and the head that ships, if any",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(
@@ -127,13 +127,13 @@ class ModelOptions(LoadSettings):
         super().__post_init__()
         self.check_device_map(is_gguf(checkpoint_of(self.target, "target")))
         self.length  # noqa: B018 raises for K < 0
-        asked(self.names, self.draft_model)  # raises for unknown names and for a drafter that lacks its draft model
+        _ = self.speculation  # raises for unknown names and for a drafter that lacks its draft model
         parse_options(self.drafter_option or ())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Drafter names given with `--drafter`; empty if it was not given."""
-        return () if self.drafter is None else names_of(self.drafter)
+        """Names of the drafters in use."""
+        return default_names(self.draft_model, self.target) if self.drafter is None else names_of(self.drafter)
 
     @property
     def draft_model(self) -> str | None:
@@ -143,7 +143,7 @@ class ModelOptions(LoadSettings):
     @property
     def method(self) -> str:
         """Registry name of the drafter in use."""
-        return method_of(self.names, self.draft_model)
+        return method_of(self.names)
 
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
@@ -153,8 +153,7 @@ class ModelOptions(LoadSettings):
     @property
     def draft_is_read(self) -> bool:
         """False if a draft model or head was named that no drafter in use reads. (`none` says so itself.)"""
-        reads = [name == "none" or DRAFTERS[name].reads_draft for name in self.names]
-        return self.draft is None or not reads or any(reads)
+        return self.draft is None or any(name == "none" or DRAFTERS[name].reads_draft for name in self.names)
 
     @property
     def length(self) -> int | str:

@@ -21,7 +21,7 @@ from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of
+from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of, head_of
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from slipstream.models.weights import Progress
     from slipstream.targets.described import Described
 
-WITH_DRAFT, WITHOUT_DRAFT = "model", "ngram"
-"""Drafters in use on the command line where none is named: with a draft model, and without."""
+WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
+"""Drafters in use on the command line where none is named: with a draft model, and without (see `default_names`)."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
 
@@ -49,22 +49,29 @@ def draft_of(draft: str | None, target: str) -> str | None:
     return draft or (EMBEDDED if target == EMBEDDED else None)
 
 
-def method_of(names: Seq[str], draft: str | None) -> str:
-    """Registry name of the drafter in use: several names are one stack. names, draft: as in `asked`."""
-    if len(names) > 1:
-        return STACK
-    return names[0] if names else (WITH_DRAFT if draft else WITHOUT_DRAFT)
+def default_names(draft: str | None, target: str) -> tuple[str, ...]:
+    """Names of the drafters in use where none is named: the draft model or head that was named; else a lookup, before
+    the head that ships for the target, if there is one."""
+    if draft is not None:
+        return (WITH_DRAFT,)
+    head = head_of(target)
+    return (WITHOUT_DRAFT, head) if head else (WITHOUT_DRAFT,)
+
+
+def method_of(names: Seq[str]) -> str:
+    """Registry name of the drafter in use: several names are one stack."""
+    return names[0] if len(names) == 1 else STACK
 
 
 def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
     """Drafter and options as `LLM.use` takes them, for what was written on the command line.
 
-    names  drafters of the registry; several are stacked in this order; none: what `method_of` says.
+    names  drafters of the registry; several are stacked in this order.
     draft  folder, hub id or "embedded" of a draft model or head; each of the named drafters that reads one gets it.
 
     Raises ParameterError if a draft model is needed and none is named.
     """
-    members = [_one(name, draft) for name in names or (method_of(names, draft),)]
+    members = [_one(name, draft) for name in names]
     if len(members) == 1:
         return members[0]
     return [(drafter, options) if options else drafter for drafter, options in members], {}

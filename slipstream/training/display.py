@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,29 @@ from slipstream.training.schedule import Progress, Schedule
 
 PAUSE = 10.0
 """Seconds between two lines, where there is no terminal."""
+
+
+def counted(what: str, say: Callable[[str], None] = print) -> Callable[[int, int], None]:
+    """A function of (tokens done, tokens in total) that says both with the rate and the time left, at most every
+    `PAUSE` seconds. what: a sentence's beginning, e.g. "the target wrote".
+
+    The rate begins at the first call: what came before may be of an earlier run, or the compilation of kernels."""
+    begun, first, said = 0.0, -1, -PAUSE
+
+    def show(done: int, total: int) -> None:
+        nonlocal begun, first, said
+        now = time.monotonic()
+        if now - said < PAUSE and done < total:
+            return
+        said = now
+        if first < 0:
+            begun, first = now, done
+            return say(f"{what} {done:,} of {total:,} tokens")
+        rate = max(1.0, (done - first) / max(1e-3, now - begun))
+        left = duration(max(0, total - done) / rate)
+        say(f"{what} {done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left} left")
+
+    return show
 
 
 class Display:

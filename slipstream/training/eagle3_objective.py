@@ -85,7 +85,7 @@ class EagleObjective(Objective):
         if strange:
             raise ParameterError(f"taps are {reads}, the target has layers 0..{c.layers}", fix=f"leave out {strange}")
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
-        width = options.draft_vocab or (c.vocab_size if c.vocab_size <= 8192 else 32000)
+        width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
         ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
         self.module = EagleHead(EagleConfig(3, _decoder(c, options.intermediate), reads, c.hidden_size, len(ids)))
         _initialise(self.module, torch.Generator().manual_seed(seed))
@@ -136,6 +136,13 @@ def layers_read(layers: int) -> tuple[int, ...]:
     if 0 < taps[0] < taps[1] < taps[2]:
         return taps
     return tuple(sorted({min(1, layers), (layers + 1) // 2, max(1, layers - 1)}))
+
+
+def draft_vocabulary(parameters: int, hidden_size: int) -> int:
+    """How many ids a head for a target of such a size drafts by default: a power of two from 8,192 to 32,768. Each
+    draft token reads that many rows of the output head, so they hold at most a 24th of the target's weights."""
+    rows = parameters // (24 * hidden_size)
+    return max(8192, min(32768, 1 << max(0, rows.bit_length() - 1)))
 
 
 def most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, ...]) -> np.ndarray[Any, Any]:

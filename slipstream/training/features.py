@@ -61,6 +61,7 @@ class Teacher:
     """The frozen target.
 
     embedding [V, d] and head [V, d] are copies of its tables, on `device`, in float32 (float64 if its weights are).
+    parameters: how many weights it has.
     identity: a short digest of its configuration, final norm and first embeddings, to tell targets apart.
     """
 
@@ -76,6 +77,7 @@ class Teacher:
         self.embedding = table("embed_tokens.weight")
         self.head = self.embedding if decoder.weights.head == "embed_tokens.weight" else table(decoder.weights.head)
         self.norm = table("norm.weight")
+        self.parameters = decoder.weights.nbytes // decoder.weights.dtype.itemsize
         digest = hashlib.sha256(repr(decoder.config).encode())
         for seen in (decoder.weights["norm.weight"], decoder.weights["embed_tokens.weight"][:64]):
             digest.update(seen.double().numpy().tobytes())
@@ -131,7 +133,7 @@ class HiddenCache:
         return [s for s in range(-(-self.count // self.SHARD)) if not self._path(s).is_file()]
 
     def build(self, teacher: Teacher, rows: int, say: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Write the missing shards.
+        """Write the missing shards. say: called with (tokens done, tokens in total) after each.
 
         Raises TrainingError if the disk is too small (before it starts) or a state exceeds the float16 range.
         """
@@ -158,7 +160,7 @@ class HiddenCache:
             with writing(f"the hidden states {self._path(shard)}", temporary):
                 save_file(tensors, temporary)
                 os.replace(temporary, self._path(shard))
-            say(windows[-1] + 1, self.count)
+            say((windows[-1] + 1) * self.length, self.count * self.length)
 
     def read(self, window: int) -> dict[int, Tensor]:
         """Hidden states of one window: tap -> [T, d], float16."""

@@ -48,7 +48,7 @@ class MedusaOptions(Strict):
 @dataclass(frozen=True)
 class EagleOptions(Strict):
     """steps         length of the chains that are trained and simulated (training-time test).
-    draft_vocab   size of the draft vocabulary; None: all ids up to 8192, otherwise 32000.
+    draft_vocab   size of the draft vocabulary; None: 8192 to 32768, by the target's size.
     taps          target layers that the head reads; None: low, middle and high.
     intermediate  width of its MLP; None: the target's.
     loss          one of `KINDS`. decay: weight of step j is decay^j.
@@ -56,7 +56,7 @@ class EagleOptions(Strict):
 
     steps: int = setting(4, "Number of training-time test steps.")
     draft_vocab: int | None = setting(
-        None, "Number of token ids that the head can draft.", shown="all up to 8192, else 32000"
+        None, "Number of token ids that the head can draft.", shown="8192 to 32768, by the target's size"
     )
     taps: Seq[int] | None = setting(
         None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high"

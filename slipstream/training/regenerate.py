@@ -34,7 +34,7 @@ class RegenerateConfig(Strict):
     tokens: int
     new_tokens: int = 160
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.8, 1.0)
-    shard: int = 128
+    shard: int = 512
     seed: int = 0
 
     def __post_init__(self) -> None:

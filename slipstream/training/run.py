@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.sizes import size
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.models.checkpoint import resolve
@@ -35,6 +36,7 @@ from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
 from slipstream.training.data import Encoder, Prepared, check_sources, open_stream, prepare_data
 from slipstream.training.devices import Devices
+from slipstream.training.display import counted
 from slipstream.training.estimate import Estimate, estimate
 from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, held_out, identity
@@ -185,8 +187,10 @@ class Run:
         loop.log({"step": loop.progress.step, "command": config.command, "time": time.time()})
         for cache in loop.caches.values():
             if cache.missing():
-                say(f"computing the target's hidden states for {cache.count:,} windows")
-                cache.build(loop.teacher, config.loop.micro_rows or config.loop.rows)
+                size_of = size(cache.nbytes(loop.teacher.config.hidden_size))
+                say(f"computing the target's hidden states: {size_of}, {len(cache.taps)} layers in 16 bits")
+                show = counted("hidden states of", say)
+                cache.build(loop.teacher, config.loop.micro_rows or config.loop.rows, show)
         figures: dict[str, Any] = dict(loop.run())
         if figures and loop.devices.rank == 0:
             self.export(figures)
@@ -285,19 +289,7 @@ def _regenerated(
 
 
 def _written(llm: LLM, prompts: Prompts, path: Path, settings: RegenerateConfig, say: Say) -> Path:
-    """`regenerate`, with its rate and the time that is left."""
-    begun, before = time.monotonic(), None
-
-    def show(done: int, total: int) -> None:
-        nonlocal begun, before
-        if before is None:  # what an earlier run wrote, or the first shard, with the compilation of kernels
-            begun, before = time.monotonic(), done
-            return say(f"the target wrote {done:,} of {total:,} tokens")
-        rate = max(1.0, (done - before) / (time.monotonic() - begun))
-        left = max(0, total - done) / rate / 60
-        say(f"the target wrote {done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left:.0f} min left")
-
-    return regenerate(llm, prompts, path, settings, show)
+    return regenerate(llm, prompts, path, settings, counted("the target wrote", say))
 
 
 def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, stem: Path, say: Say) -> HeldOutText:

@@ -74,20 +74,30 @@ def head_dir(kind: str, target: Path | None) -> Path:
     """Folder of the embedded draft head of a kind ("medusa", "eagle3") for a target.
 
     Args:
-        target: folder of the target's checkpoint (`Decoder.source`); only the embedded one has heads.
+        target: folder or file of the target's checkpoint (`Decoder.source`): the embedded one, or SmolLM2's.
 
     Raises:
         ParameterError: when there is no such head for this target.
     """
-    folder = HERE / "models" / kind
-    if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
-        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if folder.is_dir() else ""
+    places = {HERE / "models" / "target": kind}
+    if has_smollm2():
+        places[smollm2_file()] = f"{SMOLLM2}-{kind}"
+    known = {place.resolve(): HERE / "models" / name for place, name in places.items()}
+    folder = None if target is None else known.get(target.resolve())
+    if folder is None or not folder.is_dir():
+        trains = kind in ("medusa", "eagle3")
+        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if trains else ""
         raise ParameterError(
             f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
             why="a head only works with the target whose hidden states it was trained on",
             fix=f"give its folder{trained}",
         )
     return folder
+
+
+def head_of(target: str | Path) -> str | None:
+    """The kind of the draft head that ships for a named target and is in use where no drafter is named; else None."""
+    return "eagle3" if target == SMOLLM2 and (HERE / "models" / "smollm2-eagle3").is_dir() else None
 
 
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
