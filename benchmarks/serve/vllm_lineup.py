@@ -20,6 +20,8 @@ KINDS = ("edit", "code")
 PLAIN, PLUG_IN, HAND = "vLLM", "vLLM, plug-in", "vLLM by hand"
 NGRAM = {f"vLLM, n-gram, K={k}": k for k in (4, 8)}
 """vLLM's own lookup at two lengths; the better one of each load is what the plug-in is compared with."""
+ONE_BY_ONE = "vLLM, no async scheduling"
+"""vLLM prepares a step while the one before runs, but not with lookups, its own or ours: they need the last tokens."""
 NOVEL = "novel text"
 MODELS = ("model", "suffix")
 """Drafters whose acceptance is compared, at the usual fixed length of each."""
@@ -39,7 +41,12 @@ def speed_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
 
 
 def cost_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
-    return {PLAIN: speculating(pair, "none", 0), PLUG_IN: speculating(pair, "suffix", 16), HAND: vllm_by_hand(pair)}
+    return {
+        PLAIN: speculating(pair, "none", 0),
+        PLUG_IN: speculating(pair, "suffix", 16),
+        ONE_BY_ONE: speculating(pair, "none", 0, async_scheduling=False),
+        HAND: vllm_by_hand(pair),
+    }
 
 
 def lookup(draft_tokens: int) -> dict[str, Any]:
@@ -66,8 +73,10 @@ def cost_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
     arms: list[LoadArm] = []
     for streams in LOADS:
         asked = prompts("varied", TOKENS, temperature=1.5, seed=7)
-        base = LoadArm(f"{PLAIN}: {NOVEL}", places[PLAIN], load_of(streams), asked)
-        arms += [base, LoadArm(f"{PLUG_IN}: {NOVEL}", places[PLUG_IN], load_of(streams), asked, base)]
+        base: LoadArm | None = None
+        for name in (PLAIN, PLUG_IN, ONE_BY_ONE):
+            arms.append(LoadArm(f"{name}: {NOVEL}", places[name], load_of(streams), asked, base))
+            base = base or arms[-1]
     base = LoadArm(f"{HAND}: code", places[HAND], load_of(8), prompts("code", TOKENS))
     return [*arms, base, LoadArm(f"{PLAIN}: code", places[PLAIN], load_of(8), prompts("code", TOKENS), base)]
 
@@ -110,6 +119,8 @@ def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, 
         made.append(_row(both, lambda s=streams: _mean_against_ngram(speeds, s)))  # type: ignore[misc]
         row = Row(f"plug-in against vLLM plain, text that cannot be drafted, {counted(streams)}", "cost", 0.97)
         made.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
+        row = Row(f"the same, against vLLM without async scheduling, {counted(streams)}", "cost", 0.97)
+        made.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{ONE_BY_ONE}: {NOVEL}", s)))  # type: ignore[misc]
         row = Row(
             f"predicted over measured speed-up, or the reverse, code, {counted(streams)}", "speed", 1.15, at_most=True
         )
