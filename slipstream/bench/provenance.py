@@ -83,21 +83,21 @@ class OtherProcesses:
         return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 
 
-def _others() -> dict[int, int]:
+def _others(proc: Path = Path("/proc")) -> dict[int, int]:
     """Clock ticks that each other process has used so far, with the children that it has waited for; at 0, those that
-    the host has taken from a virtual machine."""
+    the host has taken from a virtual machine. Of init not its children: it waits for orphans, ours among them."""
     ticks, parents = dict[int, int](), dict[int, int]()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in proc.glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             fields = stat.read_text().rpartition(")")[2].split()  # a name may hold spaces
             parents[int(stat.parent.name)] = int(fields[1])
-            ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+            ticks[int(stat.parent.name)] = sum(map(int, fields[11 : 13 if stat.parent.name == "1" else 15]))
     if not ticks:
         return {}
     ours = {os.getpid()}
     while more := {process for process, parent in parents.items() if parent in ours} - ours:
         ours |= more
-    steal = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
+    steal = int((proc / "stat").read_text().split("\n", 1)[0].split()[8])
     return {0: steal} | {process: used for process, used in ticks.items() if process not in ours}
 
 

@@ -14,7 +14,15 @@ import typer
 from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
-from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT, asked, default_names, draft_of, method_of, names_of
+from slipstream.drafters.draft_plan import (
+    WITH_DRAFT,
+    WITHOUT_DRAFT,
+    asked,
+    default_names,
+    draft_of,
+    method_of,
+    names_of,
+)
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.gguf_header import is_gguf

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,13 @@ def test_processes_that_this_one_started_are_not_other_work() -> None:
             assert below in _others()
         finally:
             os.kill(below, signal.SIGKILL)
+
+
+def test_orphans_that_init_has_waited_for_are_not_other_work(tmp_path: Path) -> None:
+    """Workers of a server that was started here end as children of init."""
+    for process, parent in ((1, 0), (70, 1), (os.getpid(), 70)):
+        (tmp_path / str(process)).mkdir()
+        times = "5 6 700 800"  # user, system, and those of children that it has waited for
+        (tmp_path / str(process) / "stat").write_text(f"{process} (a name) S {parent} {'0 ' * 9}{times} 20")
+    (tmp_path / "stat").write_text("cpu 1 2 3 4 5 6 7 9\n")
+    assert _others(tmp_path) == {0: 9, 1: 11, 70: 1511}
