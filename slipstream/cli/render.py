@@ -325,10 +325,10 @@ def runs_table(groups: Mapping[str, Seq[Run]], what: str = "task") -> RichTable:
     rows = []
     for name, runs in groups.items():
         for i, run in enumerate(runs):
-            stats, k = run.stats(), run.arm.draft_tokens
+            stats, fixed = run.stats(), run.arm.draft_tokens if run.arm.lengths is None else 0
             exact = (yes(True) + "*" * bool(run.divergences)) if run.exact else Alarm("NO")
             rows.append(
-                ["" if i else name, run.arm.name + (f", K={k}" if k else ""), run.tokens_per_second().value,
+                ["" if i else name, run.arm.name + (f", K={fixed}" if fixed else ""), run.tokens_per_second().value,
                  vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
                  exact]
             )  # fmt: skip

@@ -13,7 +13,7 @@ from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, serve_vllm
 from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
 from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import ModelOptions
+from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_integer, check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
@@ -77,7 +77,7 @@ class ServerOptions:
 
 
 @grouped
-def serve(models: ModelOptions, server: ServerOptions, engine_options: EngineOptions) -> None:
+def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOptions) -> None:
     """Answer requests over HTTP, in the form of OpenAI's API.
 
     One process has the model, another answers. The first Ctrl-C or SIGTERM lets running requests end, the second stops

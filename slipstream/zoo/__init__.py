@@ -10,7 +10,9 @@ from typing import Any
 from slipstream.errors import CheckpointError, LoadError, ParameterError
 
 HERE = Path(__file__).parent
-PROMPT_KINDS = ("code", "edit", "varied")
+REQUESTS = ("edit", "proofread", "summary", "chat")
+"""Kinds of prompts that are messages to a chat model; the others are texts to continue."""
+PROMPT_KINDS = ("code", *REQUESTS, "varied")
 EMBEDDED = "embedded"
 """The name that selects an embedded model."""
 SMOLLM2 = "smollm2"
@@ -124,8 +126,9 @@ def prompts(kind: str) -> list[dict[str, Any]]:
 
     Args:
         kind: "code" (beginnings of files up to inside a function; plain text), "edit" (requests to change a snippet;
-            `prompt` is the user message, without the chat template) or "varied" (plain text that is not code: prose in
-            three languages, tables, logs, symbols, one prompt of 500 words and one of one word).
+            `prompt` is the user message, without the chat template), "proofread", "summary", "chat" (user messages:
+            a text to correct, questions about a text, open questions) or "varied" (plain text that is not code: prose
+            in three languages, tables, logs, symbols, one prompt of 500 words and one of one word).
 
     Returns:
         Dictionaries with `prompt` and either `name`, or its origin (`package`, `version`, `file`) and, for edits,
@@ -141,6 +144,6 @@ def prompts(kind: str) -> list[dict[str, Any]]:
 
 
 __all__ = [
-    "EMBEDDED", "NAMES", "PROMPT_KINDS", "SMOLLM2", "checkpoint_of", "draft_dir", "has_smollm2", "head_dir", "prompts",
-    "smollm2_file", "target_dir",
+    "EMBEDDED", "NAMES", "PROMPT_KINDS", "REQUESTS", "SMOLLM2", "checkpoint_of", "draft_dir", "has_smollm2", "head_dir",
+    "head_of", "prompts", "smollm2_file", "target_dir",
 ]  # fmt: skip

@@ -14,8 +14,8 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     for part in (
-        "Continue 1 of 1:", "Edit 1 of 1:", "s with plain decoding; token-identical]", "tokens/s",
-        "speed-up", "accept", "mean", "lossless", "draft model, K=4", "n-gram, K=10",
+        "Continue code: ", "Edit code: ", "s, plain]", "s, suffix; token-identical]", "tokens/s",
+        "speed-up", "accept", "mean", "lossless", "draft model, K=4", "suffix, K=10",
         "Every speculative text is token-identical to plain decoding.",
     ):  # fmt: skip
         assert part in said
@@ -30,7 +30,7 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
 def test_the_demo_as_json(cli, embedded):
     result = cli(*DEMO, "--json")
     found = json.loads(result.out)
-    assert [m["method"] for m in found["edit"]] == ["plain", "draft model", "n-gram"]
+    assert [m["method"] for m in found["edit"]] == ["plain", "draft model", "suffix"]
     assert all(m["token_identical"] and m["lossless"] for group in found.values() for m in group)
 
 

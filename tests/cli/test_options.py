@@ -56,7 +56,7 @@ def test_sampling_parameters_without_an_option_are_the_structured_ones():
 def test_the_defaults_of_models_and_drafters():
     assert (ModelOptions().draft_model, ModelOptions().method, ModelOptions().fixed_length) == ("embedded", "model", 4)
     own = ModelOptions(target="somewhere")
-    assert (own.draft_model, own.method, own.fixed_length) == (None, "ngram", 10)
+    assert (own.draft_model, own.method, own.fixed_length) == (None, "suffix", 10)
     assert ModelOptions(target="somewhere", draft="d", draft_tokens="2").length == 2
     assert ModelOptions(drafter="none").method == "none"
     assert ModelOptions(drafter="ngram", draft_tokens="0").length == 0

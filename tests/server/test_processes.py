@@ -37,7 +37,19 @@ def alive(pid: int) -> bool:
 @contextmanager
 def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, int]]:
     """(the HTTP process, a client, the id of the engine's process)."""
-    command = [sys.executable, "-m", "slipstream", "serve", "--port", "0", "--drafter", "ngram", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "slipstream",
+        "serve",
+        "-m",
+        "embedded",
+        "--port",
+        "0",
+        "--drafter",
+        "ngram",
+        *arguments,
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
         try:
             assert made.stderr is not None
@@ -137,7 +149,7 @@ def _refuses(http: httpx.Client) -> bool:
 def test_a_port_that_is_in_use_is_one_clear_error_before_anything_is_loaded() -> None:
     with bound("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "slipstream", "serve", "--port", port]
+        command = [sys.executable, "-m", "slipstream", "serve", "-m", "embedded", "--port", port]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr
