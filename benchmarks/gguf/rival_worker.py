@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import time
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ except ImportError:
 
     IK = False
 CONTEXT, CHUNK = 4096, 512
+NGRAMS, DRAFT = (3, 2), 4
+"""Lengths of n-grams that are looked up, and of a draft; longer ones lose more on texts that do not repeat."""
 models: dict[str, Model] = {}
 
 
@@ -59,6 +62,15 @@ class Model:
         rows = [np.ctypeslib.as_array(api.llama_get_logits_ith(self.context, i), (self.vocab,)) for i in chosen]
         return np.stack(rows) if every else rows[0][None]
 
+    def forget(self, start: int) -> None:
+        """Drop the keys and values of positions from `start` on."""
+        if IK:
+            drop = api._lib.llama_kv_cache_seq_rm  # the package has no name for it
+            drop.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+            drop(self.context, 0, start, -1)
+        else:
+            api.llama_memory_seq_rm(api.llama_get_memory(self.context), 0, start, -1)
+
     def read(self, ids: list[int]) -> np.ndarray:
         self.clear()
         for at in range(0, len(ids), CHUNK):
@@ -66,20 +78,46 @@ class Model:
         return logits
 
 
-def load(name: str, file: str, threads: int, quantize: None = None) -> dict[str, Any]:
+def load(name: str, file: str, threads: int, quantize: None = None, head: None = None) -> dict[str, Any]:
     """Load a file under a name."""
     models[name] = Model(file, threads)
     return {}
 
 
-def request(name: str, ids: list[int], tokens: int) -> dict[str, Any]:
-    """As that of `slipstream_worker`."""
+def request(
+    name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = ()
+) -> dict[str, Any]:
+    """As that of `slipstream_worker`. drafted: by lookup, also in the prediction, if there is one."""
     model, started = models[name], time.perf_counter()
     made = [int(model.read(ids)[0].argmax())]
     first = time.perf_counter() - started
-    while len(made) < tokens:
-        made.append(int(model.decode(made[-1:], len(ids) + len(made) - 1)[0].argmax()))
+    before = [*prediction, *ids]  # a lookup prefers what stands last
+    while len(made) < tokens and made[-1] not in ends:
+        draft = lookup([*before, *made], min(DRAFT, tokens - len(made) - 1)) if drafted else []
+        at = len(ids) + len(made) - 1
+        best = model.decode([made[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
+        right = next((n for n, token in enumerate(draft) if token != best[n]), len(draft))
+        if right < len(draft):
+            model.forget(at + 1 + right)
+        for token in best[: right + 1]:
+            made.append(int(token))
+            if token in ends:
+                break
     return {"seconds": time.perf_counter() - started, "first": first, "count": 1, "tokens": made}
+
+
+def lookup(text: list[int], most: int) -> list[int]:
+    """What followed the last earlier occurrence of the longest n-gram at the end, of `NGRAMS` tokens."""
+    whole = np.asarray(text)
+    for length in NGRAMS:
+        if most < 1 or len(text) <= length:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(whole[:-1], length)
+        places = np.flatnonzero((windows == whole[-length:]).all(1))
+        if len(places):
+            after = int(places[-1]) + length
+            return text[after : after + most]
+    return []
 
 
 def loss(name: str, ids: list[int]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -15,20 +16,27 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 
 models: dict[str, LLM] = {}
+drafting: dict[str, LLM] = {}
 
 
-def load(name: str, file: str, threads: int, quantize: str | None = None) -> dict[str, Any]:
-    """Load a file under a name."""
+def load(name: str, file: str, threads: int, quantize: str | None = None, head: str | None = None) -> dict[str, Any]:
+    """Load a file under a name, and with the drafters that are in use by default. head: of EAGLE-3."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
+    drafters = ["suffix", ("eagle3", {"head": head})] if head else "suffix"
+    drafting[name] = LLM(models[name].target, drafters)
     return {}
 
 
-def request(name: str, ids: list[int], tokens: int) -> dict[str, Any]:
-    """Greedy continuation of `ids`. seconds: from the call to the last token; first: to the first
-    `count` tokens."""
+def request(
+    name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = ()
+) -> dict[str, Any]:
+    """Greedy continuation of `ids`. ends: ids that end it. seconds: from the call to the last token; first: to
+    the first `count` tokens."""
     started, first, count = time.perf_counter(), 0.0, 0
-    seq = models[name].sequence(ids, SamplingParams(max_tokens=tokens, ignore_eos=True))
-    for _ in models[name].decode([seq]):
+    llm = (drafting if drafted else models)[name]
+    seq = llm.sequence(ids, SamplingParams(max_tokens=tokens, ignore_eos=True, stop_token_ids=tuple(ends)))
+    seq.prediction = prediction
+    for _ in llm.decode([seq]):
         if not count:
             first, count = time.perf_counter() - started, len(seq.output)
     return {"seconds": time.perf_counter() - started, "first": first, "count": count, "tokens": seq.output}

@@ -131,6 +131,8 @@ def banner(llm: LLM, models: ModelOptions) -> str:
 
 
 def on(target: Target) -> str:
-    """Backend and device of a target, e.g. "native on cpu"."""
+    """Backend and device of a target, and the format of quantised weights, e.g. "native on cpu in w8a8"."""
     runtime = target.capabilities.runtime
-    return f"{runtime.backend} on {target.device}" if runtime else str(target.device)
+    if runtime is None:
+        return str(target.device)
+    return f"{runtime.backend} on {target.device}" + (f" in {runtime.quantize}" if runtime.quantize else "")

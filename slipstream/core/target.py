@@ -242,6 +242,11 @@ class Runtime:
     source: Path | None = None
     weights_only: bool = False
 
+    @property
+    def weights(self) -> str:
+        """The format of the weights, e.g. "float32", "w8a8" or "Q4_1"."""
+        return self.quantize or str(self.dtype).removeprefix("torch.")
+
 
 @dataclass(frozen=True, eq=False)
 class Capabilities:

@@ -198,7 +198,7 @@ def facts_of(llm: Any) -> ModelFacts:
         llm.rule.name,
         llm.most_draft_tokens,
         "" if runtime is None else runtime.backend,
-        "" if runtime is None else str(runtime.dtype).removeprefix("torch."),
+        "" if runtime is None else runtime.weights,
         {llm.drafter.name: llm.most_draft_tokens} if llm.drafter.traits.drafts else {},
         llm.target.capabilities.encoder,
         llm.defaults.sampling,

@@ -41,7 +41,7 @@ def routes(service: Service) -> APIRouter:
         "draft_tokens": facts.draft_tokens,
         "rule": facts.rule,
         "backend": facts.backend,
-        "dtype": facts.dtype,
+        "weights": facts.weights,
     }
 
     @router.get("/v1/models", summary="The models of this server")

@@ -28,7 +28,7 @@ class ModelFacts:
     vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
     drafter, rule        their names.
     drafters             the one in use, if there is one, with its most draft tokens a step.
-    backend, dtype       what runs it; empty for a target that does not say.
+    backend, weights     what runs it, and the format of its weights; empty for a target that does not say.
     encoder              as of `Capabilities`.
     kv_blocks            tokens in a block of the KV cache, and blocks in all, as `kv_blocks` of the engine's thread.
     sampling             fields of `SamplingParams` of requests that do not give them.
@@ -41,7 +41,7 @@ class ModelFacts:
     rule: str
     draft_tokens: int
     backend: str = ""
-    dtype: str = ""
+    weights: str = ""
     drafters: dict[str, int] = field(default_factory=dict)
     encoder: Encoder | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -24,7 +24,7 @@ async function connect() {
   try {
     const found = await model();
     at("model").textContent = [found.id, found.drafter === "none" ? "no drafter" : `drafter ${found.drafter}`,
-      `rule ${found.rule}`, [found.backend, found.dtype].filter(Boolean).join(" "),
+      `rule ${found.rule}`, [found.backend, found.weights].filter(Boolean).join(" "),
       `context of ${found.max_model_len} tokens`].filter(Boolean).join(" · ");
     settings.offer(found);
     at("unlock").hidden = true;

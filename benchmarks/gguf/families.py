@@ -1,0 +1,289 @@
+"""SmolLM2 by families of prompts: the drafters in use by default against plain decoding, and against ik_llama.cpp and
+llama.cpp, each plain and with lookup in the text so far.
+
+    python -m benchmarks.gguf.families --data ../shared/data     # needs `make ik-llamacpp`; `make gguf` for llama.cpp
+
+Texts are greedy and end where the model ends them, or after 128 tokens. A prompt counts if no contender's text loops.
+For each prompt every contender runs once a pass, in rotating order. Formats of the same number of bits are compared; a
+rival counts with the better of plain decoding and lookup.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.figures import spread
+from benchmarks.gguf.files import IK_HOME, file_of, ik_environment
+from benchmarks.gguf.lineup import IK, LLAMACPP, OURS, Side
+from benchmarks.markdown import beside, bound, document, noise, rows, versions
+from benchmarks.protocol import ROOT, THREADS, Worker
+from benchmarks.provenance import provenance
+from slipstream import zoo
+from slipstream.bench.estimates import ratio
+from slipstream.bench.loops import looping
+from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.models.config import DecoderConfig
+from slipstream.models.text import load_tokenizer
+
+TOKENS, LONGEST = 128, 1024
+CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+FAMILIES = dict.fromkeys(CHAT, "chat") | {
+    "translation": "translation", "summarization": "summary", "qa": "questions", "math_reasoning": "mathematics",
+    "rag": "questions on texts",
+}  # fmt: skip
+"""Category of Spec-Bench -> family."""
+CODE, COPY = "code", "copy, with a prediction"
+SIDES = [
+    *(
+        Side(OURS, kind, bits, quantize)
+        for kind, bits, quantize in (("F16", 16, None), ("F16", 8, "w8a8"), ("Q4_1", 4, None))
+    ),
+    *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
+]
+PLAIN, DRAFTED = "plain", "drafted"
+"""Ways of each contender. Drafted: ours by the drafters in use by default, rivals by lookup."""
+BARS = {16: 1.25, 8: 1.1, 4: 1.1}
+"""Bits -> mean of all families over plain decoding that must be reached."""
+WORST, COPIED, OVER = 0.97, 2.0, {IK: 1.15, LLAMACPP: 1.5}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: ids of the prompt, and of what the answer is expected to hold."""
+
+    family: str
+    name: str
+    ids: list[int]
+    prediction: list[int]
+
+
+def arguments(words: Seq[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.families", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with spec_bench/question.jsonl and humaneval/")
+    parser.add_argument("--each", type=int, default=10, help="prompts of each family")
+    parser.add_argument("--bits", type=int, nargs="+", choices=BARS, default=list(BARS))
+    parser.add_argument("--only", nargs="+", choices=(OURS, IK, LLAMACPP), default=[OURS, IK, LLAMACPP])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
+    parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    return parser.parse_args(words)
+
+
+def asked(data: Path, each: int) -> Iterator[Asked]:
+    """The first prompts of each family. Copies are of the beginnings of Spec-Bench's texts to summarise."""
+    tokenizer, counts = load_tokenizer(zoo.smollm2_file()), dict[str, int]()
+
+    def one(family: str, text: str, copied: str = "") -> Iterator[Asked]:
+        number = counts[family] = counts.get(family, 0) + 1
+        if number <= each:
+            talk = [{"role": "user", "content": text}]
+            ids = tokenizer.encode(tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True))
+            prediction = tokenizer.encode(copied) if copied else []
+            if len(ids) <= LONGEST:
+                yield Asked(family, f"{family} {number}", ids, prediction)
+            else:
+                counts[family] -= 1
+
+    for line in (data / "spec_bench" / "question.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        family = FAMILIES[entry["category"]]
+        # of the eight categories of chats the first two each, so that ten prompts hold several
+        if family != "chat" or entry["question_id"] % 10 in (1, 2):
+            yield from one(family, entry["turns"][0])
+        if family == "summary":
+            text = " ".join(entry["turns"][0].split()[1:91])
+            yield from one(COPY, f"Correct the mistakes in this text. Change nothing else.\n\n{text}", text)
+    for line in (data / "humaneval" / "HumanEval.jsonl").read_text(encoding="utf-8").splitlines():
+        yield from one(CODE, f"Complete this Python function:\n\n```python\n{json.loads(line)['prompt']}```")
+
+
+class Contender:
+    """One process with one file. Keeps seconds a token of each way: [requests][passes]."""
+
+    def __init__(self, side: Side, files: Path):
+        self.side, self.seconds, self.texts = side, dict[str, list[list[float]]](), dict[str, list[list[int]]]()
+        self.ends = DecoderConfig.load(zoo.smollm2_file()).eos_ids
+        more = ik_environment() if side.who == IK else {}
+        python = IK_HOME / "bin/python" if side.who == IK else sys.executable
+        module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
+        self.worker = Worker(side.label, module, python, more)
+        file = str(file_of("smollm2", side.kind, files))
+        head = str(zoo.HERE / "models" / "smollm2-eagle3") if zoo.head_of(zoo.SMOLLM2) else None
+        self.worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, head=head)
+
+    def ask(self, one: Asked, place: int, way: str, kept: bool = True) -> None:
+        took = self.worker.call(
+            "request",
+            name="model",
+            ids=one.ids,
+            tokens=TOKENS,
+            ends=self.ends,
+            drafted=way == DRAFTED,
+            prediction=one.prediction,
+        )
+        cells, texts = self.seconds.setdefault(way, []), self.texts.setdefault(way, [])
+        while len(cells) <= place:
+            cells.append([])
+            texts.append(took["tokens"])
+        if kept:
+            cells[place].append(took["seconds"] / len(took["tokens"]))
+
+
+def main(words: Seq[str] | None = None) -> int:
+    """Measure, and write real-smollm2.json and .md; 1 if a bar is missed."""
+    options = arguments(words)
+    requests = list(asked(options.data, options.each))
+    neighbours = OtherProcesses()
+    contenders = [
+        Contender(side, options.files) for side in SIDES if side.who in options.only and side.bits in options.bits
+    ]
+    try:
+        ways = [(contender, way) for contender in contenders for way in (PLAIN, DRAFTED)]
+        for contender, way in ways:  # the first calls compile or allocate
+            contender.ask(requests[0], 0, way, kept=False)
+        begun = monotonic()
+        for number in range(options.rounds):
+            if number and monotonic() - begun > 60 * options.minutes:
+                break
+            for place, one in enumerate(requests):
+                turn = (number + place) % len(ways)
+                for contender, way in ways[turn:] + ways[:turn]:
+                    contender.ask(one, place, way)
+            print(f"pass {number + 1}: {monotonic() - begun:.0f} s", file=sys.stderr)
+        seen = {c.side.label: c.worker.call("info")["versions"] for c in contenders}
+    finally:
+        for contender in contenders:
+            contender.worker.close()
+    files = [options.data / "spec_bench" / "question.jsonl", options.data / "humaneval" / "HumanEval.jsonl"]
+    command = ["python", "-m", "benchmarks.gguf.families", *(sys.argv[1:] if words is None else words)]
+    source = provenance("smollm2", "smollm2", {file.name: digest([file]) for file in files}, command)
+    source |= {"versions": seen, "neighbours": neighbours.share()}
+    results = {"schema": 1, "provenance": source, **summary(contenders, requests)}
+    table = document(results, [heading, noise, figures, families, rates])
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "real-smollm2.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "real-smollm2.md").write_text(table)
+    print(table)
+    return 0 if all(row["reached"] for row in results["figures"]) else 1
+
+
+def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
+    """Everything that is written: speed-ups by family, those over rivals, and rates."""
+    loops = set()
+    for contender in contenders:
+        for texts in contender.texts.values():
+            loops |= set(looping(dict(enumerate(texts))))
+    kept = [i for i in range(len(requests)) if i not in loops]
+    names = list(dict.fromkeys(requests[i].family for i in kept))
+    places = {name: [i for i in kept if requests[i].family == name] for name in names}
+    passes = min(len(row) for c in contenders for cells in c.seconds.values() for row in cells)
+
+    def cells(contender: Contender, way: str, family: str) -> list[list[float]]:
+        return [contender.seconds[way][i][:passes] for i in places[family]]
+
+    def typical(contender: Contender, way: str) -> float:
+        """Seconds a token, geometric mean of the families."""
+        each = [ratio(cells(contender, way, f), [[1.0] * passes] * len(places[f])).value for f in names]
+        return math.exp(sum(map(math.log, each)) / len(each))
+
+    ours = {c.side.bits: c for c in contenders if c.side.who == OURS}
+    gains = {
+        bits: {f: vars(ratio(cells(c, PLAIN, f), cells(c, DRAFTED, f))) for f in names} for bits, c in ours.items()
+    }
+    differing = {
+        bits: [requests[i].name for i in kept if c.texts[PLAIN][i] != c.texts[DRAFTED][i]] for bits, c in ours.items()
+    }
+    made = []
+    for bits, found in gains.items():
+        usual = [one["value"] for family, one in found.items() if family != COPY]
+        value = math.exp(sum(map(math.log, usual)) / len(usual))
+        made.append((f"default over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
+        made.append(("the same, worst family", WORST, min(usual)))
+        if COPY in found:
+            made.append((f"{COPY}, {bits} bits, over plain", COPIED, found[COPY]["value"]))
+        for who, bar in OVER.items():
+            rivals = [
+                (typical(c, way), way)
+                for c in contenders
+                if c.side.who == who and c.side.bits == bits
+                for way in (PLAIN, DRAFTED)
+            ]
+            if rivals:
+                best, way = min(rivals)
+                made.append(
+                    (
+                        f"default, {bits} bits, over {who} {way}, mean of all families",
+                        bar,
+                        best / typical(ours[bits], DRAFTED),
+                    )
+                )
+    return {
+        "figures": [{"text": t, "reach": bar, "value": v, "reached": v >= bar} for t, bar, v in made],
+        "gains": gains,
+        "differing": differing,
+        "passes": passes,
+        "prompts": {family: len(each) for family, each in places.items()},
+        "looping": len(loops),
+        "seconds": {
+            f"{c.side.label}, {way}": {family: cells(c, way, family) for family in names}
+            for c in contenders for way in (PLAIN, DRAFTED)
+        },
+    }  # fmt: skip
+
+
+def heading(results: dict[str, Any]) -> list[str]:
+    source, prompts = results["provenance"], results["prompts"]
+    listed = ", ".join(f"{family} {count}" for family, count in prompts.items())
+    differ = {bits: names for bits, names in results["differing"].items() if names}
+    return [
+        "# SmolLM2-135M-Instruct by families of prompts",
+        "",
+        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
+        f"{source['commit']}, {results['passes']} passes. Prompts: {listed}; {results['looping']} more looped and do "
+        f"not count. {versions(source)} Drafted texts that differ from our plain ones: {differ or 'none'}.",
+    ]
+
+
+def figures(results: dict[str, Any]) -> list[str]:
+    body = [
+        (row["text"], f"at least {bound(row['reach'], unit='x')}", beside(row["value"], row["reach"], unit="x"),
+         "yes" if row["reached"] else "**no**")
+        for row in sorted(results["figures"], key=lambda row: row["reached"])
+    ]  # fmt: skip
+    return [rows(["figure", "must reach", "measured", "reached"], body, (0, 1))]
+
+
+def families(results: dict[str, Any]) -> list[str]:
+    """Speed-up of the default over plain decoding."""
+    body = []
+    for family in results["prompts"]:
+        each = [found[family] for found in results["gains"].values()]
+        body.append(
+            (
+                family,
+                *(f"{e['value']:.2f}x" + (f" ({e['low']:.2f} to {e['high']:.2f})" if e["low"] else "") for e in each),
+            )
+        )
+    return [rows(["default over plain", *(f"{bits} bits" for bits in results["gains"])], body)]
+
+
+def rates(results: dict[str, Any]) -> list[str]:
+    """Tokens a second, prompt included: medians over prompts and passes."""
+    body = []
+    for name, each in results["seconds"].items():
+        found = [spread([[1 / s for s in text] for text in cells])["median"] for cells in each.values()]
+        body.append((name, *(f"{rate:.0f}" for rate in found)))
+    return [rows(["tokens/s", *results["prompts"]], body)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
