@@ -1,7 +1,7 @@
 """Writes a draft head as a checkpoint that other programs load (`HEAD_FORMATS`).
 
 "eagle3" and "medusa" are the layouts of their authors' releases, "speculators" is that of the package of this name,
-"specforge" that of SGLang's framework for training. vLLM loads all of them.
+"specforge" that of SGLang's framework for training. vLLM loads all of them. "int8" is for Slipstream alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipstream.heads.recognition import recognise, stored, write
 from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import load_weights
-from slipstream.settings import HEAD_FORMATS
+from slipstream.settings import HEAD_FORMATS, SMALL_HEAD
 from slipstream.zoo import checkpoint_of
 
 _FORMATS = {"eagle3": ", ".join(name for name in HEAD_FORMATS if name != "medusa"), "medusa": "medusa"}
@@ -45,7 +45,8 @@ class ConvertedHead:
 
 
 def convert_head(source: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
-    """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in.
+    """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in;
+    "int8": matrices in 8 bits.
 
     target  the target's checkpoint, if the head's config.json does not name it: its lm_head, if Medusa heads use it;
             its layers, if an EAGLE-3 head does not name those that it reads; and `speculators` names it.
@@ -72,6 +73,9 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
     about = read_json(resolve(name, weights=False) / "config.json") if name and needed else {}
     head = load_eagle(place, about.get("num_hidden_layers"))
     _check(head.config, to, place)
+    if to == SMALL_HEAD:
+        write(folder, *native(head, name), torch.int8)
+        return _converted(folder, place, "eagle3", 4)
     if to != "speculators":
         layout = native(head, name, maps=to == "specforge")
     elif name:

@@ -49,6 +49,9 @@ def _medusa(config: Mapping[str, Any], names: frozenset[str]) -> bool:
     return "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names)
 
 
+SCALE = ".scale"
+"""Ends the name of the scales [rows] of a matrix that is stored in 8 bits."""
+
 SIGNS: tuple[tuple[str, Sign], ...] = (("medusa", _medusa), ("eagle3", _eagle3), ("eagle", _eagle))
 """Kinds of heads and how to tell them, tried in this order."""
 
@@ -74,7 +77,7 @@ def tensor_names(folder: Path) -> list[str]:
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a (small) checkpoint by its stored name, in its stored dtype.
+    """Every tensor of a (small) checkpoint by its stored name, in its stored dtype; matrices in 8 bits in float32.
 
     Raises CheckpointError: files missing, corrupt or pickled, numbers that are not finite.
     """
@@ -86,6 +89,8 @@ def stored(folder: Path) -> dict[str, Tensor]:
             if tensor.is_floating_point():
                 check_finite(f"{name} in {folder}", tensor)
             tensors[name] = tensor
+    for name in [name for name in tensors if name + SCALE in tensors]:
+        tensors[name] = tensors[name].float() * tensors.pop(name + SCALE)[:, None]
     return tensors
 
 
@@ -96,8 +101,11 @@ def write(
     dtype: torch.dtype,
     file: str = SINGLE,
 ) -> None:
-    """Write config.json and `file`, floats in `dtype`. Raises CheckpointError for those that are not finite there."""
+    """Write config.json and `file`, floats in `dtype`; int8: matrices, with a scale for each row, the rest in float16.
+    Raises CheckpointError for those that are not finite there."""
     path = Path(folder)
+    if dtype == torch.int8:
+        tensors, dtype = _in_8_bits(tensors), torch.float16
     made = {n: t.detach().cpu().to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
     broken = [name for name, t in made.items() if t.is_floating_point() and not bool(t.isfinite().all())]
     if broken:
@@ -112,6 +120,16 @@ def write(
     (path / file).chmod(0o644)  # safetensors writes it readable by its owner only
     values = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    made = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            scale = (tensor.abs().amax(1).clamp(min=1e-4) / 127).to(torch.float16)
+            made[name] = (tensor / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+            made[name + SCALE] = scale
+    return made
 
 
 def _open(path: Path) -> Any:

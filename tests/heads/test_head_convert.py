@@ -90,6 +90,23 @@ def test_a_head_travels_on_from_any_format_to_any_other(tiny: Tiny, source: Path
         assert all(t.dtype == same[n].dtype and torch.equal(t, same[n]) for n, t in tensors.items())
 
 
+def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(tiny: Tiny, source: Path, out: Path) -> None:
+    made = head(KINDS["plain"], spread=0.4)
+    save_eagle(made, source)
+    done = convert_head(source, "int8", out, tiny.target)
+    found, wanted = load_eagle(out).state_dict(), load_eagle(source).state_dict()
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        if tensor.ndim == 2:
+            steps = (found[name] - tensor).abs() / (tensor.abs().amax(1, keepdim=True) / 127)
+            assert float(steps.max()) < 0.6
+        else:
+            assert torch.equal(found[name], tensor)
+    assert done.stored_bytes < 0.75 * sum(f.stat().st_size for f in source.glob("*.safetensors"))  # small: much header
+    convert_head(out, "int8", out / "again", tiny.target)
+    assert all(torch.equal(t, found[n]) for n, t in load_eagle(out / "again").state_dict().items())
+
+
 def test_eagle3_has_what_vllm_and_sglang_look_for(source: Path, out: Path) -> None:
     save_eagle(head(KINDS["rope"]), source)
     convert_head(source, "eagle3", out)
