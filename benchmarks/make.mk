@@ -1,4 +1,4 @@
-# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND, SERVE, GGUF, HUGGINGFACE and ARCHITECTURES pass options on, as in
+# Included by the Makefile. BENCH, DRAFTERS, SIDE_BY_SIDE, BACKEND, SERVE, GGUF, REAL, HUGGINGFACE and ARCHITECTURES pass options on, as in
 # `make bench BENCH="--rounds 3"`.
 GENAI := .venv-peers
 LLAMACPP := .venv-peer-llamacpp
@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-real smollm2-head bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -32,6 +32,10 @@ bench-gguf: $(READY) $(IK)/.ready
 architectures: $(READY)
 	$(BIN)/python -m benchmarks.architectures $(ARCHITECTURES)
 
+# SmolLM2 as people use it: make bench-real REAL="--data FOLDER", a folder with spec_bench/question.jsonl and humaneval/.
+bench-real: $(READY) $(IK)/.ready $(VENV)/.smollm2
+	$(BIN)/python -m benchmarks.gguf.families $(REAL)
+
 bench-huggingface: $(READY)
 	$(BIN)/python -m benchmarks.huggingface $(HUGGINGFACE)
 
@@ -41,6 +45,14 @@ foreign-draft: $(READY)
 	$(BIN)/python -m recipes.embedded.train --out $(FOREIGN) --role draft --pre-tokenizer gpt2 --lr 2e-3 --threads 1 \
 		--start slipstream/zoo/models/draft --budget-tokens 6000000 --step-tokens 4096 --decay-share 0.6 --resume
 	$(BIN)/python -m recipes.embedded.export $(FOREIGN) $(FOREIGN)/model
+
+# The EAGLE-3 head that ships for SmolLM2: 35 minutes for its own text, 20 for hidden states, 42 of training, on two cores. A
+# run that was stopped goes on, in its third part with --resume.
+SMOLLM2_HEAD := runs/smollm2-eagle3
+smollm2-head: $(READY) $(VENV)/.smollm2
+	$(BIN)/slipstream train eagle3 --target smollm2 --self 690000 --steps 3 --budget-minutes 42 --cache-hidden \
+		--out $(SMOLLM2_HEAD) $(SMOLLM2)
+	$(BIN)/slipstream convert $(SMOLLM2_HEAD)/final --to int8 --target smollm2 --out $(SMOLLM2_HEAD)/int8
 
 side-by-side: $(READY)
 	$(BIN)/python -m benchmarks.peers $(SIDE_BY_SIDE)

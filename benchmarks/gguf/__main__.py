@@ -111,6 +111,7 @@ class Run:
             mean = sum(one["loss"] for one in losses) / sum(one["count"] for one in losses)
             self.found[key] = {"perplexity": math.exp(mean), **worker.call("memory", name="model")}
             if self.who[key].who == OURS:
+                self.found[key] |= worker.call("bandwidth")
                 passes = {n: list[float]() for n in ROWS}
                 for _ in range(5):
                     for n in ROWS:
@@ -207,9 +208,15 @@ def speeds(results: dict[str, Any]) -> list[str]:
             scale = int(what.split()[-1]) if what.startswith("prompt") else 1
             rate = spread([[scale / s for s in text] for text in row["seconds"][what]])
             cells.append(f"{rate['median']:.0f} ({rate['q1']:.0f} to {rate['q3']:.0f})")
-        over = f"{row['peak'] / (row['weights'] + row['kv']):.2f}" if "weights" in row else ""
-        body.append((key, f"{row['perplexity']:.3f}", *cells, f"{row['peak'] / 2**20:.0f}", over))
-    heads = ["contender", "perplexity", *(f"{what}, tokens/s" for what in whats), "peak MiB", "over weights and KV"]
+        over = share = ""
+        if "weights" in row:
+            over = f"{row['peak'] / (row['weights'] + row['kv']):.2f}"
+        if "bandwidth" in row:
+            times = [seconds for text in row["seconds"]["decoding"] for seconds in text]
+            share = f"{row['weights'] / statistics.median(times) / row['bandwidth']:.2f}"
+        body.append((key, f"{row['perplexity']:.3f}", *cells, f"{row['peak'] / 2**20:.0f}", over, share))
+    heads = ["contender", "perplexity", *(f"{what}, tokens/s" for what in whats), "peak MiB", "over weights and KV",
+             "read bandwidth used while decoding"]  # fmt: skip
     return [rows(heads, body)]
 
 

@@ -68,6 +68,16 @@ def rows(name: str, count: int, repeats: int) -> dict[str, Any]:
     return {"milliseconds": times}
 
 
+def bandwidth(gigabytes: float = 1.0) -> dict[str, Any]:
+    """Bytes a second that a loop reads which does nothing but add, on all threads of torch; the best of ten."""
+    numbers, best = torch.ones(int(gigabytes * 2**28)), math.inf
+    for _ in range(10):
+        started = time.perf_counter()
+        numbers.sum()
+        best = min(best, time.perf_counter() - started)
+    return {"bandwidth": numbers.nbytes / best}
+
+
 def memory(name: str) -> dict[str, Any]:
     """Bytes: the highest of the process so far, weights that a pass reads, keys and values."""
     parts = models[name].target.executor.memory()
@@ -76,4 +86,5 @@ def memory(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     info = lambda: {"versions": versions("slipstream", "torch")}  # noqa: E731
-    serve({"info": info, "load": load, "request": request, "loss": loss, "rows": rows, "memory": memory})
+    served = {each.__name__: each for each in (load, request, loss, rows, memory, bandwidth)}
+    serve({"info": info, **served})
