@@ -225,7 +225,7 @@ def test_lengths_are_learned_unless_several_ranks_must_draft_alike(vllm: SimpleN
     ("settings", "words"),
     [
         ({"drafter": "model"}, "does not run inside vLLM"),
-        ({"drafter": "recycling"}, "does not run inside vLLM"),
+        ({"drafter": "lookahead"}, "does not run inside vLLM"),
         ({"drafter": "sufix"}, "suffix"),
         ({"drafter": ["suffix", ["eagle3", {}]]}, "does not run inside vLLM"),
         ({"options": {"branches": 2}}, "branches"),

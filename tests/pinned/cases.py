@@ -104,7 +104,6 @@ def speculations(scratch: Path) -> dict[str, Speculation]:
         "ngram, branches": Speculation("ngram", {"branches": 3, "forks": 2, "fillers": 2}, 6),
         "suffix": Speculation("suffix", {}, 10),
         "suffix, branches": Speculation("suffix", {"branches": 2, "min_prob": 0.05}, 6),
-        "recycling": Speculation("recycling", {}, 6),
         "lookahead": Speculation("lookahead", {}, 8),
         "medusa": Speculation("medusa"),
         "medusa, sampled": Speculation("medusa", {"mode": "sampled"}),
@@ -126,7 +125,7 @@ RULES = {
     "block": ("none", "model", "layerskip", "ngram", "medusa, sampled", "eagle3", "hybrid"),
     "typical": ("model", "suffix", "medusa", "eagle3, tree"),
     "coupled": (
-        "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "recycling", "lookahead",
+        "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "lookahead",
         "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid",
     ),
 }  # fmt: skip
