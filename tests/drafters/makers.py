@@ -69,9 +69,7 @@ def scripted(target: Target) -> Drafter:
 
 
 VARIANTS: dict[str, Callable[[Target], Drafter]] = {
-    "ngram tree": lambda target: NgramDrafter(
-        NgramConfig(branches=3, forks=2, fillers=2, max_draft=6, max_entries=40, row_cost=0.1)
-    ),
+    "ngram tree": lambda target: NgramDrafter(NgramConfig(branches=3, max_draft=6, max_entries=40, row_cost=0.1)),
     "model, confident": lambda target: ModelDrafter(other(), V, ModelDraftConfig(confidence=0.3)),
     "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
     "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
@@ -96,8 +94,6 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "eagle3, confident": lambda target: eagle_drafter(V, 3, confidence=0.2),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
     "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
-    "eagle comb, drawn": lambda target: eagle_drafter(V, 3, shape="comb", width=3, nodes=9),
-    "eagle comb, top-k": lambda target: eagle_drafter(V, 1, shape="comb", width=3, nodes=9, sampled=False),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }
