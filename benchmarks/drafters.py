@@ -36,8 +36,8 @@ Arm = dict[str, Any]
 
 LOOKUPS = tuple(name for name, spec in DRAFTERS.items() if spec.lookup)
 SINGLES = (
-    *LOOKUPS, "recycling", "lookahead", "model", "model int8",
-    "medusa", "eagle3", "eagle3 int8", "eagle3 comb", "eagle3 tree", "layerskip",
+    *LOOKUPS, "lookahead", "model", "model int8",
+    "medusa", "eagle3", "eagle3 int8", "eagle3 tree", "layerskip",
 )  # fmt: skip
 """Labels of the drafters that a hybrid is compared with."""
 HYBRID = "suffix+model"
@@ -60,7 +60,6 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
     int8 = ("model", {"model": draft("int8")})
     found = [
         *(Contender(name, name, 16) for name in LOOKUPS),
-        Contender("recycling", "recycling", 8),
         Contender("lookahead", "lookahead", 8),
         Contender("model", "model", 5, {"model": draft(None)}),
         Contender("model int8", "model", 6, {"model": draft("int8")}),
@@ -72,7 +71,6 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         small = {"quantize": "int8"}
         found.append(Contender("eagle3", "eagle3", 5))
         found.append(Contender("eagle3 int8", "eagle3", 5, small))
-        found.append(Contender("eagle3 comb", "eagle3", 5, small | {"shape": "comb", "nodes": 8}))
         found.append(Contender("eagle3 tree", "eagle3", 5, small | {"shape": "tree", "nodes": 12}))
         found.append(Contender("suffix+eagle3", "hybrid", 16, {"members": ["suffix", ("eagle3", small)]}))
     found += [

@@ -129,7 +129,7 @@ def check_pair(kit: Kit) -> str:
 def lookups(kit: Kit) -> str:
     size = "--prompts 1 -n 12 --rounds 1" if kit.quick else "--prompts 4 -n 48 --rounds 3 --seconds 8"
     return bench_block(
-        kit, f"slipstream bench edit {fixed('ngram', 'suffix', 'recycling', 'lookahead', 'layerskip')} {size} "
+        kit, f"slipstream bench edit {fixed('ngram', 'suffix', 'lookahead', 'layerskip')} {size} "
         "--out lookups.json", ["speedup"],
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ NO_FILES = cases.speculations(Path())
 DRAFTERS = tuple(NO_FILES)
 KINDS = {"greedy": GREEDY, "edited": EDITED}
 NATIVE_ONLY = (
-    "model, confidence", "model, topk tree", "suffix, branches", "eagle3, comb",
+    "model, confidence", "model, topk tree", "suffix, branches",
 )  # fmt: skip
 """Tested on the faster executor only."""
 THOROUGH = ("none", "model", "lookahead", "medusa", "eagle3", "eagle3, tree", "hybrid")

@@ -63,48 +63,28 @@ class Source(Protocol):
 class Chain:
     """The draft tokens for one sequence.
 
-    probs       float64 [n, V], the distribution that each was sampled from; None: point masses.
-    rank_probs  float64 [n, V], estimated acceptance probability of each candidate, to rank candidates by: `probs`, or
-                for point masses the softmax at temperature 1. None unless requested.
+    probs  float64 [n, V], the distribution that each was sampled from; None: point masses.
     """
 
     tokens: list[int] = field(default_factory=list)
     probs: Tensor | None = None
-    rank_probs: Tensor | None = None
 
 
 class Chains:
     """Drafts chains with `source`.
 
-    vocab_size       width V of the target's logits.
-    confidence       a chain ends after the token with which its probability, by `source`, falls below this. The token
-                     is kept: dropping a sampled token because its own probability was low would bias the output.
-    sampled          False: take the most likely token at any temperature.
-    with_rank_probs  whether `draw` fills in `Chain.rank_probs`.
+    vocab_size  width V of the target's logits.
+    confidence  a chain ends after the token with which its probability, by `source`, falls below this. The token is
+                kept: dropping a sampled token because its own probability was low would bias the output.
+    sampled     False: take the most likely token at any temperature.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        vocab_size: int,
-        confidence: float = 0.0,
-        sampled: bool = True,
-        with_rank_probs: bool = False,
-    ):
-        self.source, self.vocab_size, self.confidence = source, vocab_size, confidence
-        self.sampled, self.with_rank_probs = sampled, with_rank_probs
+    def __init__(self, source: Source, vocab_size: int, confidence: float = 0.0, sampled: bool = True):
+        self.source, self.vocab_size, self.confidence, self.sampled = source, vocab_size, confidence, sampled
         self._vocab = vocab_size if source.width > vocab_size else None  # ids from here on are padding
 
     def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
         """A chain of at most depth[b] draft tokens for each sequence."""
-        chains = self.draw(seqs, depth)
-        tokens = [chain.tokens for chain in chains]
-        return Draft.chains(
-            tokens, joint(tokens, [chain.probs for chain in chains], self.vocab_size), self.source.device
-        )
-
-    def draw(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Chain]:
-        """As `draft`, but returns the chains."""
         chains = [Chain() for _ in seqs]
         # How a sequence is drafted must not depend on the rest of the batch: the two ways round differently.
         multi_step, other = list[int](), list[int]()
@@ -121,11 +101,13 @@ class Chains:
                 other = sorted({*other, *rows})
         if other:
             self._token_by_token(seqs, other, depth, chains)
-        return chains
+        tokens = [chain.tokens for chain in chains]
+        q = joint(tokens, [chain.probs for chain in chains], self.vocab_size)
+        return Draft.chains(tokens, q, self.source.device)
 
     def _clear(self, chains: Seq[Chain], rows: Seq[int]) -> None:
         for b in rows:
-            chains[b].tokens, chains[b].probs, chains[b].rank_probs = [], None, None
+            chains[b].tokens, chains[b].probs = [], None
 
     def _params(self, seq: Sequence) -> SamplingParams:
         """The parameters that its draft tokens are sampled with."""
@@ -152,17 +134,13 @@ class Chains:
                 if drawn.probs is None:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
-            rank_probs = probs
-            if probs is None and (self.with_rank_probs or self.confidence):
-                rank_probs = widened(torch.softmax(raw.double(), -1), self.vocab_size)
             if self.confidence:
-                assert rank_probs is not None
-                index = torch.tensor(chain[:most], device=rank_probs.device)[:, None]
-                accepted = rank_probs[:most].gather(1, index)[:, 0].cumprod(0).tolist()
+                likely = torch.softmax(raw.double(), -1) if probs is None else probs
+                index = torch.tensor(chain[:most], device=likely.device)[:, None]
+                accepted = likely[:most].gather(1, index)[:, 0].cumprod(0).tolist()
                 most = next((n for n in range(1, most) if accepted[n - 1] < self.confidence), most)
             chains[b].tokens = chain[:most]
             chains[b].probs = None if probs is None else probs[:most]
-            chains[b].rank_probs = None if rank_probs is None else rank_probs[:most]
         return left
 
     def _again(self, probs: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
@@ -202,7 +180,6 @@ class Chains:
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
         """One call of the model per draft token."""
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
-        rank_probs: list[list[Tensor]] = [[] for _ in seqs]
         likely = [1.0] * len(seqs)  # the model's probability of the chain so far
         first = rows
         while rows:
@@ -224,20 +201,14 @@ class Chains:
                     break
             tokens = sample_draft_tokens(probs, own, len(so_far[0])).tolist()
             own_probs = own_probability(logits, probs, tokens) if self.confidence else [1.0] * len(tokens)
-            ranked = probs
-            if self.with_rank_probs and any(params.greedy for params in each):
-                ranked, _ = possible(logits, own, so_far, self.vocab_size, [uncut(params) for params in each])  # [R, V]
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
                 distributions[b].append(probs[r])
                 likely[b] *= own_probs[r]
-                if self.with_rank_probs:
-                    rank_probs[b].append(ranked[r])
             rows = [b for b in rows if len(chains[b].tokens) < depth[b] and likely[b] >= self.confidence]
         for b in first:
             if chains[b].tokens:
                 chains[b].probs = None if self._params(seqs[b]).greedy else torch.stack(distributions[b])
-                chains[b].rank_probs = torch.stack(rank_probs[b]) if self.with_rank_probs else None
 
 
 def check_confidence(value: float) -> None:

@@ -6,7 +6,6 @@ tapped layers since 2503.01840); they overwrite the features that it predicted w
 last token and the feature of the token before it, and continues with the head's own output as the next feature:
 
     chain   one token per depth; greedy chains, and those sampled with a temperature only, take one call (see `chains`)
-    comb    a chain whose tokens have siblings without children: no further call
     tree    grown level by level along the most likely paths (EAGLE-2, 2406.16858, section 4); see `tree_growth`
 
 A pair (feature of token i, token i + 1) is one row of the head, at rotary position i.
@@ -32,9 +31,9 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chain, Chains, check_confidence, ended_early, possible, uncut
+from slipstream.drafters.chains import Chains, check_confidence, ended_early, possible, uncut
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.tree_growth import ROOT, Tree, add_branches, add_level, forest
+from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_fit import fit
 from slipstream.heads.eagle_format import load_eagle
@@ -45,18 +44,17 @@ from slipstream.theory.cost_curve import CostCurve
 
 log = logging.getLogger("slipstream")
 
-SHAPES = ("chain", "comb", "tree")
+SHAPES = ("chain", "tree")
 
 
 @dataclass(frozen=True)
 class EagleDraftConfig(Strict):
-    """shape      "chain": one token for each depth; "comb": a chain whose tokens have siblings; "tree": grown along the
-               most likely paths (EAGLE-2).
-    width      most children of a node; in a tree also the most nodes of a level that get children.
-    nodes      most draft tokens of a comb or tree.
+    """shape      "chain": one token for each depth; "tree": grown along the most likely paths (EAGLE-2).
+    width      most children of a node, and most nodes of a level that get children, in a tree.
+    nodes      most draft tokens of a tree.
     sampled    above temperature 0: sample draft tokens from the head's distribution (q), or take the most likely ones.
     confidence  chains end where their probability falls below this, in [0, 1); 0: at the draft length.
-    costs      of the target by rows: a comb or tree then has the number of nodes that gives the most tokens per second.
+    costs      of the target by rows: a tree then has the number of nodes that gives the most tokens per second.
                "measured": measured when the drafter is created. None: all `nodes`.
     """
 
@@ -92,11 +90,10 @@ class EagleDrafter:
         self.traits = DrafterTraits(
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True
         )
-        comb = self.config.shape == "comb"
-        self._chains = Chains(self, vocab_size, self.config.confidence, self.config.sampled, with_rank_probs=comb)
+        self._chains = Chains(self, vocab_size, self.config.confidence, self.config.sampled)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
-        self._all = torch.arange(vocab_size, device=runtime.device)
-        reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, self._all)
+        whole = torch.arange(vocab_size, device=runtime.device)
+        reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
@@ -108,11 +105,7 @@ class EagleDrafter:
         if not drafting:
             return Draft.empty(len(seqs), self.device)
         trees = [self._tree(seqs[b], depth[b]) for b in drafting]
-        if self.config.shape == "comb":
-            spines = self._chains.draw(seqs, depth)
-            self._branch(trees, [spines[b] for b in drafting])
-        else:
-            self._grow(trees)
+        self._grow(trees)
         return forest(len(seqs), dict(zip(drafting, trees, strict=True)), self.vocab_size, self.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -187,14 +180,6 @@ class EagleDrafter:
 
     # --- trees ---------------------------------------------------------------------------------------------------
 
-    def _branch(self, trees: Seq[Tree], spines: Seq[Chain]) -> None:
-        """Make combs: each chain, and siblings of its tokens. A chain may be empty (see `chains`)."""
-        drawn = [(tree, chain) for tree, chain in zip(trees, spines, strict=True) if chain.tokens]
-        rank_probs = [chain.rank_probs for _, chain in drawn if chain.rank_probs is not None]
-        if drawn:
-            own, tokens = [tree for tree, _ in drawn], [chain.tokens for _, chain in drawn]
-            add_branches(own, tokens, torch.cat(rank_probs), self._all)  # [N, V]
-
     def _grow(self, trees: Seq[Tree]) -> None:
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
@@ -205,7 +190,7 @@ class EagleDrafter:
         live, frontiers = list(trees), [[ROOT]] * len(trees)
         states = {(id(tree), ROOT): row for tree, row in zip(trees, hidden.clone(), strict=True)}  # outputs of nodes
         while live:
-            add_level(live, frontiers, self._scores(logits, live, frontiers), self._all)
+            add_level(live, frontiers, self._scores(logits, live, frontiers))
             grown = [(tree, front) for tree in live if (front := tree.frontier())]
             live, frontiers = [tree for tree, _ in grown], [front for _, front in grown]
             if not live:
@@ -214,7 +199,7 @@ class EagleDrafter:
             splits = np.cumsum([0, *map(len, rows)]).tolist()
             batch = self.rows.own_rows(
                 [tree.seq for tree in live],
-                [[tree.columns[node] for node in row] for tree, row in zip(live, rows, strict=True)],
+                [[tree.tokens[node] for node in row] for tree, row in zip(live, rows, strict=True)],
                 [[tree.depths[node] for node in row] for tree, row in zip(live, rows, strict=True)],
                 [i for end, front in zip(splits[1:], frontiers, strict=True) for i in range(end - len(front), end)],
                 [tree.visible(row) for tree, row in zip(live, rows, strict=True)],
@@ -240,7 +225,7 @@ class EagleDrafter:
         params = [
             p for tree, front in zip(trees, frontiers, strict=True) for p in [uncut(tree.seq.params)] * len(front)
         ]
-        paths = [[tree.columns[i] for i in tree.path(node)] for tree, node in pairs]
+        paths = [[tree.tokens[i] for i in tree.path(node)] for tree, node in pairs]
         return possible(self._scattered(logits), seqs, paths, self.vocab_size, params)[0]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import torch
-
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
@@ -25,7 +23,6 @@ def grow(model: Target, vocab_size: int, trees: Seq[Tree], shadows: Seq[Sequence
 
     shadows  their sequences with the draft model's `kv_len`.
     """
-    ids = torch.arange(vocab_size, device=model.device)
     ran: list[Ran] = [([], ())] * len(trees)
     while True:
         wanted = [tree.frontier() for tree in trees]
@@ -51,9 +48,9 @@ def grow(model: Target, vocab_size: int, trees: Seq[Tree], shadows: Seq[Sequence
             for node in wanted[b]
         ]
         owners = [trees[b].seq for b in rows for _ in wanted[b]]
-        paths = [[trees[b].columns[i] for i in trees[b].path(node)] for b in rows for node in wanted[b]]
+        paths = [[trees[b].tokens[i] for i in trees[b].path(node)] for b in rows for node in wanted[b]]
         probs, _ = possible(logits[picked], owners, paths, vocab_size, [uncut(seq.params) for seq in owners])  # [F, V]
-        add_level([trees[b] for b in rows], [wanted[b] for b in rows], probs, ids)
+        add_level([trees[b] for b in rows], [wanted[b] for b in rows], probs)
 
 
 def accepted_path(ran: Ran, text: Seq[int]) -> list[int]:

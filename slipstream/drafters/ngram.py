@@ -6,8 +6,8 @@ token costs microseconds. This saves time for text that repeats itself: editing,
 The drafter counts which token followed which context, for all k-grams of the sequence with k in 2..N (the n-gram store
 of n-gram assisted decoding). The counts come from the prompt and from the accepted output. The longest known context is
 used; of its followers the most frequent one, and among equals the most recent. From there the earlier text is copied
-(prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3). The next-best
-followers can be added as branches of a tree:
+(prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3). What came
+after the next-best followers can be added as branches of a tree:
 
     ... the cat sat . the cat ran . the cat     longest match "the cat" -> {sat: once, ran: once and later}
 
@@ -26,20 +26,18 @@ from typing import Any
 
 import torch
 
-from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import Target
 from slipstream.drafters.acceptance_stats import MatchLengthStats
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.lookups import LookupDrafter, LookupState
 from slipstream.errors import ParameterError
 
 Context = tuple[int, ...]
-Follower = tuple[int, int, int]  # token, its latest position or 0, length of the context that it followed
+Follower = tuple[int, int, int]  # token, its latest position, length of the context that it followed
 
 # A follower's score is count * ONCE + its latest position, so that scores sort by count, then by recency.
-# Position 0 means "not in the sequence itself": the first token has no context, so it is never a follower.
 ONCE = 1 << 40
 FOLLOWERS = 16  # most followers kept for one context; beyond that, the one with the lowest score is dropped
 
@@ -49,11 +47,8 @@ class NgramConfig(Strict):
     """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
                  Short contexts match more often, and their draft tokens are accepted less often.
     max_draft    most draft tokens in a path; the engine's own limit applies as well.
-    branches     most siblings; 1 gives chains. The r-th alternative is copied for 1/2^r of the chain's length, because
-                 lower ranks are less likely to be accepted.
-    forks        number of depths, from the first draft token on, at which alternatives are added.
-    fillers      also count the target's `fillers` most likely tokens as followers at every verified position, as n-gram
-                 assisted decoding does; 0: count only tokens of the text. Costs one top-k a step.
+    branches     most first draft tokens; 1 gives chains. The r-th alternative is copied for 1/2^r of the chain's
+                 length, because lower ranks are less likely to be accepted.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
                  are left out. 0: no limit; above 0.7 nothing would ever be tried.
     max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
@@ -65,16 +60,11 @@ class NgramConfig(Strict):
     min_ngram: int = 1
     max_draft: int = 16
     branches: int = 1
-    forks: int = 1
-    fillers: int = 0
     row_cost: float = 0.05
     max_entries: int = 1 << 18
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("branches", 1), ("forks", 1), ("fillers", 0),
-            ("max_entries", 2),
-        ):  # fmt: skip
+        for name, low in (("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("branches", 1), ("max_entries", 2)):
             check_integer(name, getattr(self, name), low)
         check_number("row_cost", self.row_cost, 0.0, 0.7)
         if self.min_ngram > self.max_ngram:
@@ -87,20 +77,19 @@ class NgramConfig(Strict):
             raise ParameterError(f"branches is {self.branches}, only {FOLLOWERS} followers are kept for a context")
         if self.most_nodes > MAX_NODES:
             raise ParameterError(
-                f"max_draft={self.max_draft}, branches={self.branches} and forks={self.forks} can make trees of "
-                f"{self.most_nodes} draft tokens, at most {MAX_NODES} are verified",
+                f"max_draft={self.max_draft} and branches={self.branches} can make trees of {self.most_nodes} draft "
+                f"tokens, at most {MAX_NODES} are verified",
                 fix="lower one of them",
             )
 
     @property
     def most_nodes(self) -> int:
         """Draft tokens in the largest tree that this configuration can draft."""
-        forks = range(min(self.forks, self.max_draft))
-        return self.max_draft + sum(_share(self.max_draft - f, r) for f in forks for r in range(1, self.branches))
+        return self.max_draft + sum(_share(self.max_draft, rank) for rank in range(1, self.branches))
 
 
 def _share(depth: int, rank: int) -> int:
-    """Greatest length of the alternative of that rank (1: the first) to a chain with `depth` tokens left."""
+    """Greatest length of the alternative of that rank (1: the first) to a chain of `depth` tokens."""
     return max(1, depth >> rank)
 
 
@@ -133,25 +122,23 @@ class NgramStore:
         self.indexed = max(self.indexed, len(tokens))
 
     def count(self, context: Context, follower: int, position: int, tokens: Seq[int]) -> None:
-        """Count `follower` after `context`, at `position` of the sequence (0: not in the text, only likely there)."""
+        """Count `follower` after `context`, at `position` of the sequence."""
         entry = self._young.get(context)
         if entry is None:
             if len(self._young) >= self.config.max_entries // 2:
                 self._young, self._old = {}, self._young
             entry = self._old.pop(context, None)
-            if entry is None and position:
-                self._young[context] = position
+            self._young[context] = position if entry is None else entry
+            if entry is None:
                 return
-            if entry is not None:
-                self._young[context] = entry
         if not isinstance(entry, dict):
-            entry = self._young[context] = {} if entry is None else {tokens[entry]: ONCE + entry}
+            entry = self._young[context] = {tokens[entry]: ONCE + entry}
         score = entry.get(follower)
         if score is None:
             if len(entry) >= FOLLOWERS:
                 del entry[min(entry, key=entry.__getitem__)]
             score = 0
-        entry[follower] = (score // ONCE + 1) * ONCE + (position or score % ONCE)
+        entry[follower] = (score // ONCE + 1) * ONCE + position
 
     def followers(self, tokens: Seq[int], drafted: Seq[int], most: int) -> list[Follower]:
         """Up to `most` candidates for the token after `tokens` + `drafted`: longest context first, then by score."""
@@ -172,21 +159,15 @@ class NgramStore:
                 break
         return list(found.values())[:most]
 
-    def extend(self, tokens: Seq[int], path: list[int], position: int, depth: int) -> None:
-        """Extend `path`, draft tokens after `tokens`, to `depth` draft tokens by copying the text after `position`, an
-        earlier occurrence of the path's last token. Position 0 (no occurrence): look up the end of the path first,
-        token by token, until a position is found or nothing matches."""
-        while not position and len(path) < depth:
-            found = self.followers(tokens, path, 1)
-            if not found:
-                return
-            token, position, _ = found[0]
-            path.append(token)
-        path += tokens[position + 1 : position + 1 + depth - len(path)]
-        overrun = 0
-        while len(path) < depth:  # the copy has reached the end of the text, where the path itself continues: a loop
-            path.append(path[overrun])
-            overrun += 1
+
+def extend(tokens: Seq[int], path: list[int], position: int, depth: int) -> None:
+    """Extend `path`, draft tokens after `tokens`, to `depth` draft tokens by copying the text after `position`, an
+    earlier occurrence of the path's last token."""
+    path += tokens[position + 1 : position + 1 + depth - len(path)]
+    overrun = 0
+    while len(path) < depth:  # the copy has reached the end of the text, where the path itself continues: a loop
+        path.append(path[overrun])
+        overrun += 1
 
 
 @dataclass
@@ -214,13 +195,8 @@ class NgramDrafter(LookupDrafter[_State]):
         if not depth:
             return [], match
         path = [*drafted, token]
-        state.store.extend(text, path, position, len(drafted) + depth)
+        extend(text, path, position, len(drafted) + depth)
         return path[len(drafted) :], match
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        super().observe(seqs, draft, out, verdict)
-        if self.config.fillers:
-            self._fill(seqs, draft, out, verdict)
 
     def _state(self, seq: Sequence) -> _State:
         state = self._states.get(seq.id)
@@ -233,41 +209,22 @@ class NgramDrafter(LookupDrafter[_State]):
         return state
 
     def _tree(self, state: _State, seq: Sequence, depth: int) -> tuple[list[int], list[int]]:
-        """First the chain, then the alternatives at each fork, by rank."""
-        store, branches, text = state.store, self.config.branches, seq.readable
-        found = store.followers(text, (), branches)
+        """First the chain, then the alternatives to its first token, by rank."""
+        text = seq.readable
+        found = state.store.followers(text, (), self.config.branches)
         if not found:
             return [], []
         state.match = found[0][2]
         depth = min(depth, self.config.max_draft, state.match_stats.depth(state.match))
         if not depth:
             return [], []
-        chain = [found[0][0]]
-        store.extend(text, chain, found[0][1], depth)
-        tokens, parents = list(chain), list(range(-1, len(chain) - 1))
-        for fork in range(min(self.config.forks, len(chain)) if branches > 1 else 0):
-            if fork:
-                found = store.followers(text, chain[:fork], branches)
-            others = [other for other in found if other[0] != chain[fork]]
-            for rank, (token, position, _) in enumerate(others[: branches - 1], start=1):
-                path = [*chain[:fork], token]
-                store.extend(text, path, position, fork + _share(depth - fork, rank))
-                first = len(tokens)
-                tokens += path[fork:]
-                parents += [fork - 1, *range(first, first + len(path) - fork - 1)]
+        tokens, parents = list[int](), list[int]()
+        for rank, (token, position, _) in enumerate(found):
+            path, first = [token], len(tokens)
+            extend(text, path, position, _share(depth, rank))
+            tokens += path
+            parents += [-1, *range(first, first + len(path) - 1)]
         return tokens, parents
-
-    def _fill(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """Count the target's most likely tokens at the last pending token and at every accepted draft token."""
-        rows = [draft.splits[b] + b + 1 + node for b in range(len(seqs)) for node in (-1, *verdict.path[b])]
-        likely = iter(out.logits[rows].topk(min(self.config.fillers, out.logits.shape[-1])).indices.tolist())
-        for b, seq in enumerate(seqs):
-            store, text = self._state(seq).store, seq.readable
-            for end in range(len(text) - len(verdict.path[b]) - 1, len(text)):
-                tops = next(likely)
-                for k in range(self.config.min_ngram, min(self.config.max_ngram, end) + 1):
-                    for token in tops:
-                        store.count(tuple(text[end - k : end]), token, 0, text)
 
 
 def make(target: Target, **options: Any) -> NgramDrafter:

@@ -91,7 +91,6 @@ DRAFTERS: dict[str, DrafterSpec] = {
         DrafterSpec("layerskip", Needs.EARLY_EXIT, 4, trained_by="layerskip"),
         DrafterSpec("ngram", Needs.NOTHING, 10, lookup=True, tuned=True),
         DrafterSpec("suffix", Needs.NOTHING, 10, lookup=True, tuned=True, across="across"),
-        DrafterSpec("recycling", Needs.NOTHING, 6, tuned=True, across="shared"),
         DrafterSpec("lookahead", Needs.NOTHING, 8),
         DrafterSpec("medusa", Needs.DRAFT_HEAD, 4, trained_by="medusa"),
         DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),

@@ -7,7 +7,6 @@
                    decided by distributions and by earlier levels, before any of them is drawn
 
 `Tree` belongs to one sequence. The caller runs the nodes of `frontier` and passes their distributions to `add_level`.
-`add_branches` turns a chain with known distributions into a comb: each draft token gets siblings without children.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Tree:
     drawn    whether children are drawn (see above). confidence: a path ends after a node with which its probability
              falls below this.
 
-    columns  candidate of each node, an index into the distributions; path_probs: product of the probabilities along its
-             path, an estimate of its acceptance probability; q: the distribution that each drawn node was sampled from.
+    tokens   of the nodes; path_probs: product of the probabilities along a node's path, an estimate of its acceptance
+             probability; q: the distribution that each drawn node was sampled from.
     ran      nodes that were expanded, in this order.
     """
 
@@ -55,7 +54,7 @@ class Tree:
     confidence: float = 0.0
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     path_probs: list[float] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     ran: list[int] = field(default_factory=list)
@@ -89,10 +88,6 @@ class Tree:
         levels_left = self.depth - self.level  # the next one included; each should get a node
         most = min(self.width, max(1, self.nodes - len(self.parents) - (levels_left - 1)))
         most = min(most, self.nodes - len(self.parents))
-        return sorted(self._paying(offers, most))
-
-    def _paying(self, offers: Seq[tuple[float, int, int]], most: int) -> list[tuple[int, int]]:
-        """(index, rank) of the best `most` offers (probability, index, rank), as far as they save time."""
         taken: list[tuple[int, int]] = []
         for p, i, rank in sorted(offers, key=lambda offer: -offer[0])[:most]:  # stable: earlier siblings first
             if self.costs is not None:
@@ -101,11 +96,11 @@ class Tree:
                     break
             self._yield += p
             taken.append((i, rank))
-        return taken
+        return sorted(taken)
 
-    def add(self, parent: int, column: int, p: float, q: Tensor | None = None) -> None:
+    def add(self, parent: int, token: int, p: float, q: Tensor | None = None) -> None:
         self.parents.append(parent)
-        self.columns.append(column)
+        self.tokens.append(token)
         self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
         self.path_probs.append(p * (self.path_probs[parent] if parent >= 0 else 1.0))
         if q is not None:
@@ -134,8 +129,8 @@ class Tree:
         return list(range(len(self.parents))) if self.drawn else rerank(self.path_probs, self.nodes, self.costs)
 
     def finish(self, nodes: Seq[int]) -> tuple[list[int], tuple[int, ...]]:
-        """Candidates and parents of the tree with only these nodes."""
-        return [self.columns[i] for i in nodes], renumbered(self.parents, nodes)
+        """Tokens and parents of the tree with only these nodes."""
+        return [self.tokens[i] for i in nodes], renumbered(self.parents, nodes)
 
 
 def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
@@ -174,11 +169,11 @@ class _Child(NamedTuple):
     rank: int
 
 
-def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor, ids: Tensor) -> None:
-    """Add the next level to every tree. probs: float [F, C], the distributions at the frontier nodes of all trees,
-    packed; ids: target id of each candidate, int64 [C]."""
+def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor) -> None:
+    """Add the next level to every tree. probs: float [F, V], the distributions at the frontier nodes of all trees,
+    packed."""
     best = probs.topk(min(max(tree.width for tree in trees), probs.shape[1]), -1)
-    values, columns = best.values.tolist(), best.indices.tolist()
+    values, tokens = best.values.tolist(), best.indices.tolist()
     start, children = 0, list[_Child]()
     for tree, frontier in zip(trees, frontiers, strict=True):
         rows = range(start, start + len(frontier))
@@ -188,15 +183,15 @@ def add_level(trees: Seq[Tree], frontiers: Seq[Seq[int]], probs: Tensor, ids: Te
             if tree.drawn:
                 children.append(_Child(tree, frontier[i], rows[i], rank))
             else:
-                tree.add(frontier[i], columns[rows[i]][rank], values[rows[i]][rank])
+                tree.add(frontier[i], tokens[rows[i]][rank], values[rows[i]][rank])
         tree.ran += [node for node in frontier if node >= 0]
         tree.level += 1
         tree.full = not slots
     if children:
-        _draw(children, probs, ids)
+        _draw(children, probs)
 
 
-def _draw(children: Seq[_Child], probs: Tensor, ids: Tensor) -> None:
+def _draw(children: Seq[_Child], probs: Tensor) -> None:
     """Draw children: first siblings of the level at once, then second ones, each from the distribution without its
     earlier siblings."""
     numbers: list[int] = []  # index of the node that each child becomes
@@ -204,25 +199,25 @@ def _draw(children: Seq[_Child], probs: Tensor, ids: Tensor) -> None:
     for child in children:
         numbers.append(ends.setdefault(id(child.tree), len(child.tree.parents)))
         ends[id(child.tree)] += 1
-    left = probs.double().clone()  # [F, C]
-    drawn: dict[int, tuple[int, Tensor]] = {}  # index in `children` -> candidate and its q
+    left = probs.double().clone()  # [F, V]
+    drawn: dict[int, tuple[int, Tensor]] = {}  # index in `children` -> token and its q
     for rank in range(1 + max(child.rank for child in children)):
         now = [n for n, child in enumerate(children) if child.rank == rank]
         rows = torch.tensor([children[n].row for n in now], device=probs.device)
         q = left[rows]
-        q = q / q.sum(-1, keepdim=True)  # [n, C]
-        picked = _pick(q, [children[n] for n in now], [numbers[n] for n in now], ids)  # [n]
+        q = q / q.sum(-1, keepdim=True)  # [n, V]
+        picked = _pick(q, [children[n] for n in now], [numbers[n] for n in now])  # [n]
         left[rows, picked] = 0.0
-        for k, column in enumerate(picked.tolist()):
-            drawn[now[k]] = column, q[k]
+        for k, token in enumerate(picked.tolist()):
+            drawn[now[k]] = token, q[k]
     at = torch.tensor([[child.row for child in children], [drawn[n][0] for n in range(len(children))]])
     values = probs[at[0].to(probs.device), at[1].to(probs.device)].tolist()
     for n, child in enumerate(children):
         child.tree.add(child.parent, drawn[n][0], values[n], drawn[n][1])
 
 
-def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int], ids: Tensor) -> Tensor:
-    """A candidate from each distribution [n, C] -> int64 [n]. Under the rule `coupled`, it is picked with the noise
+def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int]) -> Tensor:
+    """A token from each distribution [n, V] -> int64 [n]. Under the rule `coupled`, it is picked with the noise
     that the target will use at that position, so that similar distributions pick the same token. The noise is the same
     for all siblings; they are the top candidates of one perturbed distribution, so they are drawn without replacement,
     too (Kool et al. 1903.06059)."""
@@ -233,37 +228,6 @@ def _pick(q: Tensor, children: Seq[_Child], numbers: Seq[int], ids: Tensor) -> T
     for k, child in enumerate(children):
         if (seq := child.tree.seq).coupled:
             above = child.tree.depths[child.parent] if child.parent >= 0 else 0
-            noise = seq.random.gumbel(len(seq.tokens) + above, int(ids[-1]) + 1)
-            picked[k] = (q[k].log() + torch.from_numpy(noise).to(q.device)[ids]).argmax()
+            noise = seq.random.gumbel(len(seq.tokens) + above, q.shape[-1])
+            picked[k] = (q[k].log() + torch.from_numpy(noise).to(q.device)).argmax()
     return picked
-
-
-def add_branches(trees: Seq[Tree], spines: Seq[Seq[int]], probs: Tensor, ids: Tensor) -> None:
-    """Add a chain of candidates to each (empty) tree, and siblings to its nodes: the most likely others, or drawn ones.
-
-    probs: float64 [N, C], the distribution of every chain token, packed; drawn chains must have been drawn from it.
-    Drawn: the number of siblings depends on distributions and on the chain, and the chain itself is never cut.
-    """
-    flat = torch.tensor([column for spine in spines for column in spine], device=probs.device)[:, None]  # [N, 1]
-    own = probs.gather(1, flat)[:, 0].tolist()
-    left = probs.scatter(1, flat, 0.0)
-    most = max(0, min(max(tree.width for tree in trees), probs.shape[1]) - 1)
-    best = left.topk(most, -1)
-    values, columns = best.values.tolist(), best.indices.tolist()
-    start, children = 0, list[_Child]()
-    for tree, spine in zip(trees, spines, strict=True):
-        rows = range(start, start + len(spine))
-        start = rows.stop
-        for i, row in enumerate(rows):
-            tree.add(i - 1, spine[i], own[row], probs[row] if tree.drawn else None)
-        above = [1.0, *tree.path_probs]
-        offers = [(above[i] * p, i, rank) for i, row in enumerate(rows) for rank, p in enumerate(values[row]) if p > 0]
-        if tree.drawn:
-            tree._yield += sum(tree.path_probs)
-            taken = sorted(tree._paying(offers, max(0, tree.nodes - len(spine))))
-            children += [_Child(tree, i - 1, rows[i], rank) for i, rank in taken]
-        else:
-            for _, i, rank in offers:
-                tree.add(i - 1, columns[rows[i]][rank], values[rows[i]][rank])
-    if children:
-        _draw(children, left, ids)

@@ -44,8 +44,6 @@ VERSIONS = "0.32 and 0.33"
 LENGTHS = ("learned", "full")
 MOST_FAULTS = 8
 """Steps that lost their drafts to a fault, after which none is drafted any more: each reads all texts anew."""
-CHAINS = {"branches": 1, "forks": 1, "fillers": 0}
-"""Options that would make trees, or need logits: vLLM verifies chains, and shows none."""
 PREDICTION = "prediction"
 
 
@@ -63,10 +61,8 @@ def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, A
                 if name in DRAFTERS else did_you_mean(name, lookups),
             )  # fmt: skip
     for given in [dict(options or {}), *[own for _, own in pairs]]:
-        for name, only in CHAINS.items():
-            if given.get(name, only) != only:
-                raise ParameterError(f"{name} is {given[name]!r}", why="vLLM verifies chains, and shows no logits",
-                                     fix=f"leave {name} out")  # fmt: skip
+        if (branches := given.get("branches", 1)) != 1:
+            raise ParameterError(f"branches is {branches!r}", why="vLLM verifies chains", fix="leave branches out")
     target = cast("Target", SimpleNamespace(device="cpu", vocab_size=vocab_size))
     if len(pairs) == 1:
         name, own = pairs[0]

@@ -63,7 +63,7 @@ def test_what_a_shell_reads_is_the_json():
 
 
 def test_settings_without_an_equivalent_are_reported():
-    for drafter in ("recycling", "lookahead", "medusa"):
+    for drafter in ("lookahead", "medusa"):
         found = others(Choice(drafter, 4, draft="d"))
         assert set(found) == set(PROGRAMS)
         for each in found.values():

@@ -62,7 +62,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 1024"),
     ("generate x --threads 99999999999", "threads is 99999999999, must be an integer from 1 to 1024"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
-    ("generate x {pair} --drafter recycling -o shared=1", "shared is 1, must be True or False"),
+    ("generate x {pair} --drafter suffix -o across=1", "across is 1, must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
     ("generate x {pair} --drafter ngram -o max_ngrams=2", "NgramConfig has no parameter 'max_ngrams'"),
     ("generate x {pair} --drafter ngram -o max_ngrams=2", "did you mean 'max_ngram'?"),

@@ -63,10 +63,10 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
 
 def test_what_is_tried_by_default():
     assert [(c.label, c.draft_tokens) for c in TuneModels().longest()] == [
-        ("model", 8), ("ngram", 10), ("suffix", 10), ("recycling", 8)
+        ("model", 8), ("ngram", 10), ("suffix", 10)
     ]  # fmt: skip
-    assert [c.label for c in TuneModels(target="elsewhere").longest()] == ["ngram", "suffix", "recycling"]
-    assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 4
+    assert [c.label for c in TuneModels(target="elsewhere").longest()] == ["ngram", "suffix"]
+    assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 3
     assert [c.label for c in TuneModels(drafters="suffix").longest()] == ["suffix"]
 
 

@@ -69,9 +69,7 @@ def scripted(target: Target) -> Drafter:
 
 
 VARIANTS: dict[str, Callable[[Target], Drafter]] = {
-    "ngram tree": lambda target: NgramDrafter(
-        NgramConfig(branches=3, forks=2, fillers=2, max_draft=6, max_entries=40, row_cost=0.1)
-    ),
+    "ngram tree": lambda target: NgramDrafter(NgramConfig(branches=3, max_draft=6, max_entries=40, row_cost=0.1)),
     "model, confident": lambda target: ModelDrafter(other(), V, ModelDraftConfig(confidence=0.3)),
     "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
     "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
@@ -91,15 +89,11 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "medusa, confident": lambda target: medusa_drafter(V, confidence=0.15),
     "suffix tree": lambda target: make_drafter("suffix", target, branches=3, max_depth=4, max_tokens=16, row_cost=0.0),
     "suffix, bounded": lambda target: make_drafter("suffix", target, max_tokens=12, corpus=[[0, 1, 2, 3, 4] * 3]),
-    "recycling, paper": lambda target: make_drafter("recycling", target, row_cost=0.0, nodes=40),
-    "recycling, one candidate": lambda target: make_drafter("recycling", target, candidates=1),
     "lookahead, large": lambda target: make_drafter("lookahead", target, window=4, ngram=3, guesses=3, row_cost=0.0),
     "lookahead, smallest": lambda target: make_drafter("lookahead", target, window=1, ngram=2, guesses=1),
     "eagle3, confident": lambda target: eagle_drafter(V, 3, confidence=0.2),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
     "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
-    "eagle comb, drawn": lambda target: eagle_drafter(V, 3, shape="comb", width=3, nodes=9),
-    "eagle comb, top-k": lambda target: eagle_drafter(V, 1, shape="comb", width=3, nodes=9, sampled=False),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }
@@ -107,6 +101,5 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
 
 REMEMBERING: dict[str, Callable[[Target], Drafter]] = {
     "suffix": lambda target: make_drafter("suffix", target, across=True, past_tokens=64),
-    "recycling": lambda target: make_drafter("recycling", target, shared=True),
 }
 """Settings that keep something from one request for the next."""

@@ -133,7 +133,7 @@ class TestDraftTokens:
         del chances[()]
         assert set(paths) == set(sorted(chances, key=lambda p: -chances[p])[:nodes])
 
-    @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
+    @pytest.mark.parametrize("shape", ["chain", "tree"])
     def test_the_cache_equals_a_recomputation_from_true_features_for_any_accepted_path(self, shape: str) -> None:
         """R23, with accepted siblings that are not the first."""
         target, other = toy(), toy()
@@ -152,25 +152,6 @@ class TestDraftTokens:
                     fresh.extend(batch, known)
                     torch.testing.assert_close(drafter.runtime.kv(seq.id, rows.done), fresh.kv(0, rows.done))
         assert strayed > 0 or shape == "chain"
-
-    def test_a_comb_holds_the_most_probable_siblings_of_the_most_probable_chain(self) -> None:
-        target, other = toy(), toy()
-        drafter = eagle_drafter(V, 3, shape="comb", width=3, nodes=6)
-        made = drafter.runtime.head
-        seq = Sequence([1, 2, 3, 0], SamplingParams(max_tokens=14))
-        step([seq], target, drafter, RULES["rejection"], 0)
-        draft = drafter.propose([seq], [3])
-        chances: dict[tuple[int, ...], float] = {}
-        path: tuple[int, ...] = ()
-        product = 1.0
-        for _ in range(3):
-            probs = torch.softmax(logits_by_hand(made, other, seq.tokens, list(path)), -1)
-            best = probs.topk(3)
-            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                chances[(*path, ids_of(made)[i])] = product * p
-            path, product = (*path, ids_of(made)[int(best.indices[0])]), product * float(best.values[0])
-        found = {tuple(draft.ids[i] for i in draft.ancestors(0, node)) for node in range(len(draft))}
-        assert found == set(sorted(chances, key=lambda p: -chances[p])[:6])
 
     def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(self) -> None:
         target, drafter = toy(), eagle_drafter(V, 3)
@@ -244,11 +225,10 @@ class TestAlwaysRight:
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=33, seed=5, **options))
         assert all(c.stats.acceptance_rate == 1 and c.stats.drafter_faults == 0 for c in done)
 
-    @pytest.mark.parametrize("shape", ["tree", "comb"])
     @pytest.mark.parametrize("rule", ["rejection", "coupled"])
-    def test_the_first_of_sampled_siblings_is_always_accepted(self, rule: str, shape: str) -> None:
+    def test_the_first_of_sampled_siblings_is_always_accepted(self, rule: str) -> None:
         target = ToyTarget(V, order=1, seed=3)
-        drafter = EagleDrafter(TorchEagle(knowing_head(target)), V, EagleDraftConfig(shape=shape, width=3, nodes=9))
+        drafter = EagleDrafter(TorchEagle(knowing_head(target)), V, EagleDraftConfig(shape="tree", width=3, nodes=9))
         llm = LLM(target, drafter, draft_tokens=3, rule=rule)
         for c in llm.generate(PROMPTS, SamplingParams(max_tokens=33, temperature=1.0, seed=5)):
             assert c.stats.accepted_at[1] == c.stats.drafted_at[1] > 0
@@ -275,11 +255,10 @@ class TestDistributions:
                 torch.testing.assert_close(draft.q[i], probs)
 
     @pytest.mark.parametrize("top_k", [0, 3])
-    @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_q_of_a_sampled_sibling_excludes_the_earlier_siblings(self, shape: str, top_k: int) -> None:
+    def test_q_of_a_sampled_sibling_excludes_the_earlier_siblings(self, top_k: int) -> None:
         target, other = toy(), toy()
         for seed in range(5):
-            drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=8)
+            drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=8)
             made = drafter.runtime.head
             params = SamplingParams(max_tokens=30, seed=seed, temperature=0.7, top_k=top_k)
             seq = Sequence(PROMPTS[2], params)
@@ -299,12 +278,11 @@ class TestDistributions:
                     torch.testing.assert_close(draft.q[node], probs / probs.sum())
                     probs[draft.ids[node]] = 0
 
-    @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_siblings_are_sampled_from_their_distributions(self, shape: str) -> None:
+    def test_siblings_are_sampled_from_their_distributions(self) -> None:
         """G-test on the first two children of the root, n = 4000, fails at p < 1e-6: a distribution that is 7 % off in
         total variation is found 98 times of 100."""
         target, n = toy(), 4_000
-        drafter = eagle_drafter(V, 3, shape=shape, width=2, nodes=2)
+        drafter = eagle_drafter(V, 3, shape="tree", width=2, nodes=2)
         params = SamplingParams(max_tokens=30, temperature=1.0)
         seq = Sequence(PROMPTS[0], params)
         step([seq], target, drafter, RULES["rejection"], 0)
@@ -345,19 +323,18 @@ class TestDistributions:
         assert len(shapes) == 1
 
     @pytest.mark.parametrize("sampled", [True, False])
-    @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_text_from_trees_has_the_targets_distribution(self, shape: str, sampled: bool) -> None:
+    def test_text_from_trees_has_the_targets_distribution(self, sampled: bool) -> None:
         """G-test on the joint distribution of the first three tokens, n = 2000, fails at p < 1e-6."""
         target, n = ToyTarget(3, order=2, seed=2, sharpness=1.0), 2000
         prompt, params = [0, 1, 2], SamplingParams(temperature=1.0, max_tokens=4)
         made = config(3, 3, target=3)
-        options = EagleDraftConfig(shape=shape, width=2, nodes=4, sampled=sampled)
+        options = EagleDraftConfig(shape="tree", width=2, nodes=4, sampled=sampled)
         drafter = EagleDrafter(TorchEagle(head(made)), 3, options)
         seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
         p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params))
         assert p >= LEVEL, f"p = {p:.1e}"
 
-    @pytest.mark.parametrize("shape", ["chain", "comb", "tree"])
+    @pytest.mark.parametrize("shape", ["chain", "tree"])
     def test_what_a_sequence_samples_is_the_same_for_any_batch(self, shape: str) -> None:
         """One batch with a filtered distribution, a plain softmax and greedy: the three are drafted in different
         ways."""
@@ -378,9 +355,8 @@ class TestDistributions:
                 if each[i]["temperature"]:
                     torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
 
-    @pytest.mark.parametrize("shape", ["chain", "comb"])
     def test_q_is_the_float64_distribution_and_a_chain_ends_where_the_single_call_picked_another_token(
-        self, shape: str, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The head runs in float32. Its second pick is changed as by a near tie: the token drawn in float64 is kept,
         and everything after it is dropped, because it was computed after another token."""
@@ -389,7 +365,7 @@ class TestDistributions:
 
         def drafted(wrong: bool) -> tuple[Draft, Tensor]:
             made = config(3, V, target=V, draft_vocab=V - 1)
-            drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V, EagleDraftConfig(shape=shape, width=1))
+            drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V)
             call, returned = drafter.runtime.decode_steps, list[Tensor]()
 
             def picks(*arguments: Any) -> DecodedSteps:
@@ -444,12 +420,11 @@ class TestConfidenceAndCosts:
                 lengths.add(len(draft))
         assert len(lengths) > 1
 
-    @pytest.mark.parametrize("shape", ["tree", "comb"])
-    def test_a_tree_has_as_many_nodes_as_make_it_fastest(self, shape: str) -> None:
+    def test_a_tree_has_as_many_nodes_as_make_it_fastest(self) -> None:
         target = toy()
         sizes = []
         for step_cost in (0.001, 0.1, 10.0):
-            drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=12, costs=CostCurve.flat(step_cost))
+            drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=12, costs=CostCurve.flat(step_cost))
             seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30))
             step([seq], target, drafter, RULES["rejection"], 0)
             sizes.append(len(drafter.propose([seq], [4])))
@@ -495,7 +470,7 @@ class TestMaking:
         prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
         params = SamplingParams(max_tokens=24)
         plain = LLM(target, draft_tokens=4).generate(prompts, params)
-        for options in ({}, {"shape": "comb"}, {"shape": "tree", "width": 3, "nodes": 8}):
+        for options in ({}, {"shape": "tree", "width": 3, "nodes": 8}):
             llm = LLM(target, make_drafter(drafter.name, target, head=tmp_path, **options), draft_tokens=4)
             done = llm.generate(prompts, params)
             assert [c.token_ids for c in done] == [c.token_ids for c in plain]
@@ -505,15 +480,14 @@ class TestMaking:
         save_eagle(head_for(3), tmp_path, torch.float64)
         proposed = []
         for executor, dtype in (("torch", "float64"), ("native", "float32")):
-            for options in ({"shape": "comb"}, {"shape": "tree", "width": 3, "nodes": 8}):
-                target = tiny_decoder(executor, dtype)
-                recorder = Recorder(make_drafter("eagle3", target, head=tmp_path, **options), 40)
-                seqs = [Sequence(p, SamplingParams(max_tokens=20)) for p in ([1, 2, 3, 4], [7, 8])]
-                for index in range(5):
-                    step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
-                proposed.append([[r[:2] for r in recorder.proposed[seq.id]] for seq in seqs])
-        assert proposed[0] == proposed[2]
-        assert proposed[1] == proposed[3]
+            target = tiny_decoder(executor, dtype)
+            made = make_drafter("eagle3", target, head=tmp_path, shape="tree", width=3, nodes=8)
+            recorder = Recorder(made, 40)
+            seqs = [Sequence(p, SamplingParams(max_tokens=20)) for p in ([1, 2, 3, 4], [7, 8])]
+            for index in range(5):
+                step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
+            proposed.append([[r[:2] for r in recorder.proposed[seq.id]] for seq in seqs])
+        assert proposed[0] == proposed[1]
 
     def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(
         self, tmp_path: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture

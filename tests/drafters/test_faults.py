@@ -135,10 +135,10 @@ CASES: dict[str, tuple[Callable[[], Drafter], dict[str, Any]]] = {
     ),
     "head raises in a chain": (eagle("chain", raises=True), {}),
     "head is NaN in a chain": (eagle("chain", raises=False), {}),
-    "head raises in a comb": (eagle("comb", raises=True), {}),
+    "head raises in a tree": (eagle("tree", raises=True), {}),
     "head is NaN in a tree": (eagle("tree", raises=False), {}),
     "head of fewer ids": (lambda: eagle_drafter(V, 3), FORBIDDEN),
-    "comb of a head of fewer ids": (lambda: eagle_drafter(V, 3, shape="comb", width=2, nodes=4), FORBIDDEN),
+    "tree of a head of fewer ids": (lambda: eagle_drafter(V, 3, shape="tree", width=2, nodes=4), FORBIDDEN),
     "medusa heads of fewer ids": (medusa, FORBIDDEN),
 }  # fmt: skip
 

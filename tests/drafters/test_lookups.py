@@ -10,7 +10,6 @@ import pytest
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.ngram import FOLLOWERS
-from slipstream.drafters.recycling import ASSUMED
 from slipstream.drafters.suffix_tree import FANOUT
 from slipstream.errors import ParameterError
 from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
@@ -64,11 +63,9 @@ IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
         {"max_ngram": 2, "min_ngram": 3},
         {"branches": 0},
         {"branches": FOLLOWERS + 1},
-        {"forks": 0},
         {"max_draft": 0},
         {"max_draft": MAX_NODES + 1},
-        {"max_draft": 64, "branches": 8, "forks": 16},
-        {"fillers": -1},
+        {"max_draft": 250, "branches": 8},
         {"row_cost": 0.8},
         {"row_cost": -0.1},
         {"max_entries": 1},
@@ -87,15 +84,6 @@ IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
         {"row_cost": 0.8},
         {"max_tokens": 1},
         {"past_tokens": 0},
-    ],
-    "recycling": [
-        {"candidates": 0},
-        {"candidates": len(ASSUMED) + 1},
-        {"nodes": 0},
-        {"nodes": MAX_NODES + 1},
-        {"max_draft": 0},
-        {"row_cost": 1.5},
-        {"shared": "yes"},
     ],
     "lookahead": [
         {"window": 0},
@@ -124,7 +112,6 @@ BOUNDS: dict[str, tuple[dict[str, Any], int, float]] = {
     # options that bound it, most bytes held, growth allowed after the first two pieces
     "ngram": ({"max_ngram": 2, "max_entries": PIECE // 4}, 500 * PIECE // 4, 1.5),
     "suffix": ({"max_tokens": PIECE // 4}, 300 * PIECE // 4, 1.05),
-    "recycling": ({}, 50 << 13, 1.05),
     "lookahead": ({"pool": PIECE // 64}, 600 * PIECE // 64, 1.3),
 }
 

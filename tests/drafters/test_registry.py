@@ -87,7 +87,7 @@ def named(wanted: str) -> list[str]:
 def test_the_drafters_that_users_know_by_name() -> None:
     """Names in the README; removing one breaks existing command lines and configurations."""
     assert list(DRAFTERS) == [
-        "none", "model", "layerskip", "ngram", "suffix", "recycling", "lookahead",
+        "none", "model", "layerskip", "ngram", "suffix", "lookahead",
         "medusa", "eagle", "eagle3", "hybrid",
     ]  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_the_drafters_that_users_know_by_name() -> None:
 def test_default_lengths_are_those_of_the_command_line() -> None:
     """Changing a default changes the seeded texts of everybody who uses it."""
     assert {spec.name: spec.length for spec in SPECS} == {
-        "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "recycling": 6, "lookahead": 8,
+        "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "lookahead": 8,
         "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10,
     }  # fmt: skip
 
@@ -110,7 +110,6 @@ def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights()
     assert [name for name in DRAFTERS if recreated_per_pass(name)] == [
         "ngram",
         "suffix",
-        "recycling",
         "lookahead",
     ]
     assert not recreated_per_pass("path/to/draft")
@@ -118,8 +117,8 @@ def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights()
 
 
 def test_tune_tries_these_drafters_by_default() -> None:
-    assert TuneModels().specs() == ["model", "ngram", "suffix", "recycling"]
-    assert TuneModels(target="mine").specs() == ["ngram", "suffix", "recycling"]
+    assert TuneModels().specs() == ["model", "ngram", "suffix"]
+    assert TuneModels(target="mine").specs() == ["ngram", "suffix"]
     assert TuneModels(drafter=["lookahead"]).specs() == ["lookahead"]
 
 

@@ -25,7 +25,6 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=4)
 
 CARRYING: dict[str, Callable[[Target], Drafter]] = {
     "suffix": lambda target: make_drafter("suffix", target, across=True, past_prompts=True, min_match=1, row_cost=0.0),
-    "recycling": lambda target: make_drafter("recycling", target, shared=True, row_cost=0.0, nodes=4, candidates=2),
     "hybrid": lambda target: make_drafter("hybrid", target, members=["ngram", ("suffix", {"across": True})]),
 }  # fmt: skip
 
@@ -34,13 +33,12 @@ def target() -> ToyTarget:
     return ToyTarget(V, order=2, seed=21, sharpness=1.0)
 
 
-@pytest.mark.parametrize("name", ["suffix", "recycling"])
-def test_requests_that_repeat_a_seed_have_the_targets_distribution_each(name: str) -> None:
+def test_requests_that_repeat_a_seed_have_the_targets_distribution_each() -> None:
     """G-test on the first three tokens of the second request of each seed, n = 800, fails at p < 1e-6. With the same
     random numbers for both requests, p is below 1e-9."""
     model, seconds = target(), list[Sequence]()
     for seed in range(800):
-        llm = LLM(model, CARRYING[name](model), draft_tokens=3)
+        llm = LLM(model, CARRYING["suffix"](model), draft_tokens=3)
         params = SamplingParams(temperature=1.0, max_tokens=4, seed=seed)
         for seq in (llm.sequence(PROMPT, params), llm.sequence(PROMPT, params)):
             for _ in llm.decode([seq]):

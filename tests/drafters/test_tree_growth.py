@@ -10,7 +10,7 @@ import torch
 
 from slipstream.core.dice import invert
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.tree_growth import Tree, add_branches, add_level, rerank
+from slipstream.drafters.tree_growth import Tree, add_level, rerank
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import expected_tokens, optimal_tree
 
@@ -23,7 +23,7 @@ def grown(depth: int, nodes: int, width: int = 4**6, probs: tuple[float, ...] = 
     while frontier := tree.frontier():
         rows = torch.tensor([probs] * len(frontier), dtype=torch.float64)
         rows[:, len(CHANCES) :] = 0
-        add_level([tree], [frontier], rows, torch.arange(4))
+        add_level([tree], [frontier], rows)
     return tree
 
 
@@ -72,38 +72,31 @@ def test_costs_choose_the_node_count_with_the_most_tokens_per_second() -> None:
 # --- drawn siblings --------------------------------------------------------------------------------------------------
 
 
-def drawn(uniforms: list[float], probs: list[float], comb: bool = False) -> Tree:
-    """Siblings below the root, or of a chain of token 0, drawn with these random numbers."""
-    tree = Tree(Sequence([0]), 1, len(uniforms) + comb, len(uniforms) + comb, drawn=True)
-    tree._uniforms = np.array([0.0, *uniforms] if comb else uniforms)
-    row = torch.tensor([probs], dtype=torch.float64)
-    if comb:
-        add_branches([tree], [[0]], row, torch.arange(len(probs)))
-    else:
-        add_level([tree], [tree.frontier()], row, torch.arange(len(probs)))
+def drawn(uniforms: list[float], probs: list[float]) -> Tree:
+    """Siblings below the root, drawn with these random numbers."""
+    tree = Tree(Sequence([0]), 1, len(uniforms), len(uniforms), drawn=True)
+    tree._uniforms = np.array(uniforms)
+    add_level([tree], [tree.frontier()], torch.tensor([probs], dtype=torch.float64))
     return tree
 
 
 LAST = 1 - 2.0**-53  # the largest random number
 
 
-@pytest.mark.parametrize("comb", [False, True])
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-24, 1 - 2.0**-25, 1 - 2.0**-26, LAST])
-def test_a_sibling_can_be_drawn_with_every_random_number(u: float, comb: bool) -> None:
+def test_a_sibling_can_be_drawn_with_every_random_number(u: float) -> None:
     """Also with one that float32 rounds to 1."""
     for probs in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25, 0.0]):
-        tree = drawn([u, u], probs, comb)
-        for column, q in zip(tree.columns, tree.q, strict=True):
-            assert q[column] > 0
+        tree = drawn([u, u], probs)
+        for token, q in zip(tree.tokens, tree.q, strict=True):
+            assert q[token] > 0
             assert float(q.sum()) == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("comb", [False, True])
-def test_siblings_are_drawn_from_exactly_the_q_that_is_stated(comb: bool) -> None:
+def test_siblings_are_drawn_from_exactly_the_q_that_is_stated() -> None:
     """Random numbers within a float32's rounding of where one token ends and the next begins."""
     probs = [0.3, 0.1, 0.35, 0.25]
-    rest = torch.tensor([0.0 if comb else probs[0], *probs[1:]], dtype=torch.float64)
-    ends = (rest / rest.sum()).cumsum(0)[:-1].tolist()
+    ends = torch.tensor(probs, dtype=torch.float64).cumsum(0)[:-1].tolist()
     for u in (min(max(end + step, 0.0), LAST) for end in ends for step in (-1e-8, -1e-15, 0.0, 1e-15, 1e-8)):
-        tree = drawn([u], probs, comb)
-        assert tree.columns[-1] == int(invert(tree.q[-1][None], torch.tensor([u], dtype=torch.float64)))
+        tree = drawn([u], probs)
+        assert tree.tokens[-1] == int(invert(tree.q[-1][None], torch.tensor([u], dtype=torch.float64)))

@@ -72,7 +72,7 @@ DRAFT = Oracle(toy_draft())
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
     "ngram chain": NgramDrafter,
-    "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3, forks=2, fillers=2)),
+    "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3)),
     "draft model": lambda: ModelDrafter(toy_draft(), V),
     "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)),
     "sampled tree": lambda: ToyDrafter(DRAFT, (2, 2)),

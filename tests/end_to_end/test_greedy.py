@@ -116,7 +116,7 @@ def test_llama_drafters(
             Decoder.load(make_family("qwen2", tmp_path), "torch", torch.float64, "cpu"), vocab
         )
     elif name == "ngram tree":
-        drafter = NgramDrafter(NgramConfig(branches=3, forks=2, fillers=3))
+        drafter = NgramDrafter(NgramConfig(branches=3))
     else:
         drafter = ToyDrafter(llama, (2, 2, 1))
     done = LLM(llama.target, drafter, draft_tokens=draft_tokens, max_batch=3).generate(

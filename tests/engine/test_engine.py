@@ -29,7 +29,7 @@ from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
 
 V = 5
-DRAFTERS = ("model", "ngram", "suffix", "recycling", "lookahead", "eagle3", "medusa", "hybrid")
+DRAFTERS = ("model", "ngram", "suffix", "lookahead", "eagle3", "medusa", "hybrid")
 
 
 def toy(**how: object) -> PagedToy:
@@ -421,7 +421,7 @@ def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(
     assert set(warped) == {sampled.id}
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "medusa", "recycling", "lookahead", "hybrid"])
+@pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "medusa", "lookahead", "hybrid"])
 def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(name: str) -> None:
     """Steps go on without it, several in one call where the target can. A drafter that reads hidden states gets them
     again after a plain step, and with the next requests after a rest."""

@@ -87,7 +87,7 @@ def test_sampled_text_with_triggered_forms_has_the_constrained_distribution(name
     assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params)) >= LEVEL
 
 
-@pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead", "recycling"])
+@pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_neighbours_in_a_batch_get_the_texts_that_they_get_alone(name: str, temperature: float) -> None:
     prompts = Case(target, MAKERS[name]).prompts(6)

@@ -49,7 +49,7 @@ def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, mask: Any = MASK, **ho
     return of.generate(ids, **given), of.generate(ids, custom_generate=fast, **given), fast
 
 
-DRAFTS = {"none": lambda: None, "a lookup": lambda: "recycling", "a model": disturbed, "another": lambda: model("opt")}
+DRAFTS = {"none": lambda: None, "a lookup": lambda: "lookahead", "a model": disturbed, "another": lambda: model("opt")}
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -110,7 +110,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_processors_see_the_text_of_each_node(kind: str) -> None:
-    for draft in ("recycling", disturbed()):
+    for draft in ("lookahead", disturbed()):
         wanted, found, fast = both(model(), draft, do_sample=False, **PROCESSORS[kind])
         assert torch.equal(found, wanted)
     assert sum(s.proposed for s in fast.stats) > 0

@@ -225,11 +225,10 @@ def test_lengths_are_learned_unless_several_ranks_must_draft_alike(vllm: SimpleN
     ("settings", "words"),
     [
         ({"drafter": "model"}, "does not run inside vLLM"),
-        ({"drafter": "recycling"}, "does not run inside vLLM"),
+        ({"drafter": "lookahead"}, "does not run inside vLLM"),
         ({"drafter": "sufix"}, "suffix"),
         ({"drafter": ["suffix", ["eagle3", {}]]}, "does not run inside vLLM"),
         ({"options": {"branches": 2}}, "branches"),
-        ({"drafter": "ngram", "options": {"fillers": 1}}, "fillers"),
         ({"drafter": [["ngram", {"branches": 3}], "suffix"]}, "branches"),
         ({"options": {"nonsense": 1}}, "nonsense"),
         ({"length": "full"}, "length"),

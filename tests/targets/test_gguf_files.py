@@ -37,7 +37,7 @@ def test_our_own_decoder_runs_a_file_with_the_weights_that_it_holds(file: Path) 
     assert as_target(file, executor="torch", dtype="float64").capabilities.runtime.dtype == torch.float64
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "ngram", "recycling", "lookahead", "layerskip"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram", "lookahead", "layerskip"])
 def test_drafts_change_no_text(file: Path, drafter: str) -> None:
     llm = LLM(file, threads=1)
     plain = texts(llm)

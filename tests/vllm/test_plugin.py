@@ -112,7 +112,7 @@ def test_sampled_requests_with_structure_stops_and_penalties_are_answered(server
 
 
 def test_a_drafter_that_cannot_run_there_ends_the_start_with_its_reason() -> None:
-    arguments = {**AROUND, "additional_config": {"slipstream": {"drafter": "recycling"}}}
+    arguments = {**AROUND, "additional_config": {"slipstream": {"drafter": "lookahead"}}}
     server = VllmServer(Choice("suffix", 4, str(zoo.target_dir())), arguments, 1)
     with (
         server.process(interpreter(None), environment=SMALL) as process,

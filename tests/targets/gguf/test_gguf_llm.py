@@ -163,7 +163,7 @@ def test_lengths_are_chosen_from_measured_costs(llm: LLM, texts: list[str]) -> N
 
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:
     """And a cache that is smaller than what a pass could take is enough, with a tree that takes most of it."""
-    llm = LLM(files.target, "recycling", executor="llamacpp", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
+    llm = LLM(files.target, "lookahead", executor="llamacpp", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
     memory = llm.target.capabilities.memory
     assert memory is not None
     assert memory.capacity == 512 // memory.block
@@ -184,7 +184,7 @@ def test_requests_come_and_go_and_each_text_is_that_of_the_request_alone(llm: LL
     chosen = random.Random(4)
     llm.use(None)
     stems = [[chosen.randrange(90) for _ in range(length)] for length in (33, 64, 100)]
-    for drafter in ("recycling", files.draft):
+    for drafter in ("lookahead", files.draft):
         served = LLM(files.target, drafter, executor="llamacpp", draft_tokens=5, threads=1, kv_tokens=512, max_batch=24)
         engine, seqs = served.engine(), list[Sequence]()
         for turn in range(40):
