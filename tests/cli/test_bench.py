@@ -154,11 +154,11 @@ def test_what_a_drafter_is_called_and_given():
     assert [(c.label, c.draft_tokens) for c in made] == [("ngram max_ngram=3", 5), ("suffix+model", 7)]
     assert made[0].options == {"max_ngram": 3}
     assert made[1].drafter == ["suffix", "embedded"]
-    assert [c.label for c in LabModels().contenders()] == ["model", "ngram"]
+    assert [c.label for c in LabModels().contenders()] == ["model", "suffix"]
     assert [c.length for c in LabModels().contenders()] == [4, 10]
     assert [c.length for c in LabModels().contenders(adaptive=True)] == ["auto", "auto"]
     named = LabModels(drafter=["ngram:draft_tokens=5", "suffix:draft_tokens=auto"])
     assert [c.length for c in named.contenders(adaptive=True)] == [5, "auto"]
     with pytest.raises(ParameterError, match="measures fixed draft lengths"):
         named.contenders()
-    assert [c.label for c in LabModels(target="elsewhere").contenders()] == ["ngram"]
+    assert [c.label for c in LabModels(target="elsewhere").contenders()] == ["suffix"]
