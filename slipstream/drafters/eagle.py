@@ -233,8 +233,9 @@ def make(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
-    ships for this target. quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the head's weights on the native
-    backend: draft tokens may change, the output distribution does not. options: as in `EagleDraftConfig`.
+    ships for this target. quantize: "none", "int8" (w8a8), "w8a16" or "w8a8" for the head's weights on the native
+    backend; None: "int8" if the target's weights are quantised, too. Draft tokens may change, the output distribution
+    does not. options: as in `EagleDraftConfig`.
     Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
 
@@ -263,7 +264,9 @@ def _make(
     else:
         loaded = load_eagle(head, host.layers)
     fitted = fit(loaded, host)
-    backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
+    if quantize is None and host.runtime.backend == "native" and host.runtime.quantize is not None:
+        quantize = "int8"
+    backend, settings = backend_for_head(fitted.config.decoder, host, None if quantize == "none" else quantize)
     runtime = backend.eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, zoo
 from slipstream.backends.native.native_eagle import NativeEagle
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.decode_steps import DecodedSteps
@@ -26,6 +26,7 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+from slipstream.drafters import eagle
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make_eagle3
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
@@ -554,6 +555,15 @@ class TestMaking:
             make_eagle3(decoder, head=head_for(3), quantize="int8")
         with pytest.raises(ParameterError, match="quantize is 'int3'"):
             make_eagle3(decoder, head=head_for(3), quantize="int3")
+
+    def test_the_head_of_a_quantised_target_is_quantised_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked, real = list[Any](), eagle.backend_for_head
+        monkeypatch.setattr(eagle, "backend_for_head", lambda *given: asked.append(given[2]) or real(*given))
+        for quantize in (None, "w8a8"):
+            target = Decoder.load(zoo.target_dir(), "native", quantize=quantize)
+            make_eagle3(target)
+            make_eagle3(target, quantize="none")
+        assert asked == [None, None, "int8", None]
 
     def test_the_targets_costs_can_be_measured(self, decoder: Decoder) -> None:
         drafter = make_drafter("eagle3", decoder, head=head_for(3), shape="tree", width=2, costs="measured")
