@@ -120,14 +120,6 @@ def legend() -> Text:
     )
 
 
-def coloured_text(pieces: Seq[Any], colours: bool = True) -> Text:
-    """Streamed pieces as one rich text."""
-    text = Text()
-    for piece in pieces:
-        text.append(printable(piece.text), (DRAFTED if piece.drafted else BY_TARGET) if colours else None)
-    return text
-
-
 def message(level: str, what: str, *details: str) -> None:
     """Print a message on standard error: `level: what`, then one line per detail."""
     console = err()

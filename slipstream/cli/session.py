@@ -49,7 +49,7 @@ class Session:
         self.messages: list[dict[str, str]] = []
         self.total = SpecStats()
         self.last = ""
-        self.side_by_side = False
+        self.three_ways = False
         self._drafters = {llm.drafter.name: llm.drafter}  # type: ignore[attr-defined]
         self.commands: dict[str, tuple[Command, str]] = {
             "draft-tokens": (
@@ -75,8 +75,8 @@ class Session:
             name, _, argument = line[1:].strip().partition(" ")
             return self.command(name.lower().replace("_", "-"), argument.strip()) is not False
         prompt = line.removeprefix("/") if line.startswith("//") else line
-        if self.side_by_side:
-            self.side_by_side = False
+        if self.three_ways:
+            self.three_ways = False
             self._compare(prompt)
         else:
             self.answer(prompt)
@@ -141,7 +141,7 @@ class Session:
         if argument:
             self._compare(argument)
         else:
-            self.side_by_side = True
+            self.three_ways = True
             render.line("the next prompt is decoded plainly, by the drafter alone, and speculatively")
 
     def _set_system(self, argument: str) -> None:
@@ -172,9 +172,9 @@ class Session:
         render.err().print(render.facts_table(rows))
 
     def _compare(self, prompt: str) -> None:
-        from slipstream.cli.side import side_by_side
+        from slipstream.cli.side import three_ways
 
-        side_by_side(self.llm, self._request(prompt), self.params)
+        three_ways(self.llm, self._request(prompt), self.params)
 
     def _request(self, prompt: str) -> Prompt:
         """The prompt, or the conversation that ends with it. Raises PromptError if that is too long."""

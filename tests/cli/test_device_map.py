@@ -31,23 +31,6 @@ def test_every_command_that_loads_a_target_has_the_options_of_models(command: st
     assert {"--device-map", "--trust-remote-code"} <= known
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
-def test_backends_of_our_own_decoder_are_refused_by_name(executor: str) -> None:
-    with pytest.raises(ParameterError, match=f"device_map='auto' was given with {executor}.*only transformers spreads"):
-        ModelOptions(device_map="auto", executor=executor)
-    ModelOptions(device_map="auto", executor="transformers")
-
-
-def test_a_gguf_file_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ParameterError, match=r"device_map='auto' was given with a GGUF file.*folder of the checkpoint"):
-        ModelOptions(target="nowhere.gguf", device_map="auto")
-
-
-def test_a_device_beside_a_device_map_is_refused() -> None:
-    with pytest.raises(ParameterError, match="both say where the weights go"):
-        ModelOptions(device_map="balanced", device="cpu")
-
-
 def test_a_map_is_a_word_or_a_json_object() -> None:
     assert LoadSettings(device_map="auto").device_map == "auto"
     assert LoadSettings(device_map=' {"model": 0, "lm_head": "cpu"}').device_map == {"model": 0, "lm_head": "cpu"}

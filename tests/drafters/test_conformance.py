@@ -10,10 +10,11 @@ from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
-SAMPLED = ("model, confident", "model, tree topk", "model, tree sampled", "model, several steps")
-"""Variants whose distribution is tested here."""
-ELSEWHERE = ("none", "ngram", "model")
-"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter."""
+SAMPLED = ("model, confident", "model, tree sampled", "model, several steps")
+"""Variants whose distribution is tested here: those that draw in another way than a registered drafter."""
+ELSEWHERE = ("none", "ngram", "model", "eagle")
+"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle` is
+the drafter of `eagle3` with another head."""
 
 
 class TestRegistered(Conformance):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from fractions import Fraction
 
 import pytest
 
@@ -24,7 +23,6 @@ from slipstream.theory.closed_forms import (
     step_cost,
 )
 from slipstream.theory.cost_curve import CostCurve
-from tests.theory.block_lengths import block_expected_accepted
 
 
 @pytest.mark.parametrize(
@@ -96,22 +94,6 @@ def test_acceptance_rate_is_one_minus_total_variation() -> None:
     assert acceptance_rate(p, q) == pytest.approx(0.8)
     assert acceptance_rate(p, p) == pytest.approx(1.0)
     assert acceptance_rate([1.0, 0.0], [0.0, 1.0]) == 0
-
-
-@pytest.mark.parametrize(
-    ("gamma", "token", "block"),
-    [
-        (1, Fraction(2, 3), Fraction(2, 3)),
-        (2, Fraction(10, 9), Fraction(11, 9)),
-        (3, Fraction(38, 27), Fraction(5, 3)),
-        (4, Fraction(130, 81), Fraction(166, 81)),
-    ],
-)
-def test_block_verification_figures(gamma: int, token: Fraction, block: Fraction) -> None:
-    p, q = [Fraction(1, 3), Fraction(2, 3)], [Fraction(2, 3), Fraction(1, 3)]
-    assert expected_tokens(acceptance_rate(p, q), gamma) - 1 == token
-    assert block_expected_accepted(p, q, gamma) == block
-    assert block_expected_accepted([float(x) for x in p], [float(x) for x in q], gamma) == pytest.approx(float(block))
 
 
 @pytest.mark.parametrize(

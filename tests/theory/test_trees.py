@@ -8,16 +8,13 @@ from fractions import Fraction
 from functools import cache
 
 import pytest
-import torch
 
-from slipstream.core.dice import Dice
-from slipstream.core.draft import Draft
-from slipstream.core.rules import RULES, Decision, Rule
+from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import Tree, best_count, best_tree, expected_tokens, optimal_tree
-from tests.core.exact import mean_accepted, outcomes_of
+from tests.core.exact import mean_accepted
 from tests.core.worlds import Shape, probs, steady
 
 TENTHS = (Fraction(5, 10), Fraction(2, 10), Fraction(1, 10))
@@ -168,47 +165,3 @@ def test_a_cut_tree_keeps_the_shallow_nodes() -> None:
 def test_an_invalid_tree_is_refused(make, says: str) -> None:
     with pytest.raises(ParameterError, match=says):
         make()
-
-
-# --- one level: p = (.4, .3, .2, .1), q reversed, two siblings --------------------------------------------------------
-
-SLOPE = probs(4, 3, 2, 1)
-
-
-def k_seq(rho: Fraction) -> Rule:
-    """SpecTr's k-SEQ (2310.15141, algorithm 3): independent siblings, each accepted with min(1, p / (rho q)), and
-    norm((p - rho q)+) if none is. Only for comparison with our rules."""
-
-    def decide(draft: Draft, distributions: torch.Tensor, dice: Dice) -> Decision:
-        assert draft.q is not None
-        for i, x in enumerate(draft.ids):
-            if dice.accept([float(distributions[0, x] / (float(rho) * draft.q[i, x]))]) == [True]:
-                return [[i]], dice.choose(distributions[i + 1][None]).tolist()
-        mass = (distributions[0] - float(rho) * draft.q[0]).clamp(min=0)
-        return [[]], dice.choose((mass / mass.sum())[None]).tolist()
-
-    return Rule("k-SEQ", True, decide)
-
-
-@pytest.mark.parametrize(
-    ("rule", "shape", "share"),
-    [
-        (RULES["rejection"], Shape.chain("s"), ".6000"),
-        (RULES["rejection"], Shape((-1, -1), "ss"), ".7200"),  # SpecInfer: with replacement
-        (k_seq(Fraction(3, 2)), Shape((-1, -1), "ss"), ".7500"),  # at its optimal rho
-        (RULES["rejection"], Shape((-1, -1), "ww"), ".7643"),  # without replacement
-    ],
-    ids=["chain", "SpecInfer", "k-SEQ", "without replacement"],
-)
-def test_two_siblings_are_accepted_at_the_published_rates(rule: Rule, shape: Shape, share: str) -> None:
-    outcomes = outcomes_of(rule, steady(SLOPE, SLOPE[::-1]), shape, at_once=1)
-    found = sum((o.weight for o in outcomes if o.accepted), Fraction(0))
-    assert round(found, 4) == Fraction(share)
-    for token, p in enumerate(SLOPE):
-        assert sum((o.weight for o in outcomes if o.tokens[0] == token), Fraction(0)) == p
-
-
-def test_the_optimal_rho_of_k_seq_is_the_root_of_its_equation() -> None:
-    rho = Fraction(3, 2)
-    beta = sum(min(q, p / rho) for p, q in zip(SLOPE, SLOPE[::-1], strict=True))
-    assert 1 - (1 - beta) ** 2 == rho * beta == Fraction(3, 4)

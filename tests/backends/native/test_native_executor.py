@@ -182,41 +182,6 @@ def test_only_large_models_are_packed_by_several_threads_of_torch(
         torch.set_num_threads(before)
 
 
-def test_trees_chains_and_new_sequences_share_a_batch() -> None:
-    model, reference, text = native(), oracle(), ids(60, 4)
-    for executor_ in (model, reference):
-        executor_.release(3)
-        executor_.forward(chain(1, 0, text[:40], []))
-        executor_.forward(chain(2, 0, text[:33], []))
-    batch = forest([(1, 40, text[40:45], TREE), (2, 33, text[33:36], []), (3, 0, text[:2], [])])
-    near(model.forward(batch).logits, reference.forward(batch).logits)
-
-
-def test_a_smaller_past_is_a_rollback() -> None:
-    model, reference, text, other = native(), oracle(), ids(60, 5), ids(60, 6)
-    model.forward(chain(4, 0, text))
-    mixed = text[:30] + other[:10]
-    reference.release(4)
-    want = reference.forward(chain(4, 0, mixed)).logits[30:]
-    near(model.forward(chain(4, 30, mixed[30:])).logits, want)
-
-
-@pytest.mark.parametrize("shape", ["llama", "windows"])
-@pytest.mark.parametrize("past", [28, 31])  # 31: the move crosses a block
-def test_a_branch_that_is_moved_equals_its_chain(past: int, shape: str) -> None:
-    model, text = native(shape), ids(36, 7)
-    a, b, c, d, e = text[past : past + 5] if past + 5 <= 36 else ids(5)
-    model.forward(chain(5, 0, text[:past]))
-    model.forward(tree(5, past, [a, b, c, d, e], TREE))
-    model.move(5, [past + 3, past + 4], [past + 1, past + 2])
-    whole = [*text[:past], a, d, e, 7]
-    last = model.forward(chain(5, past + 3, [7])).logits.clone()
-    moved = model.kv(5, past + 4)
-    again = model.forward(chain(6, 0, whole)).logits[-1:]
-    assert torch.equal(last, again)
-    assert torch.equal(moved, model.kv(6, past + 4))
-
-
 def test_taps_accumulate_and_equal_the_hidden_states() -> None:
     model, reference, text = native(), oracle(), ids(12, 8)
     want = reference.forward(chain(7, 0, text), (0, 1, 2, -1))
@@ -226,40 +191,6 @@ def test_taps_accumulate_and_equal_the_hidden_states() -> None:
         for tap, got in out.taps.items():
             near(got, want.taps[tap])
         near(out.logits, want.logits[-1:])
-
-
-def test_slices_of_layers_share_the_cache() -> None:
-    model, reference, text = native(), oracle(), ids(20, 9)
-    want = reference.forward(chain(8, 0, text)).logits
-    model.forward(chain(8, 0, text[:15]))
-    early = model.forward(chain(8, 15, text[15:]), layers=(0, 1))
-    assert early.hidden is not None
-    late = model.forward(chain(8, 15, text[15:]), layers=(1, 2), hidden=early.hidden)
-    near(late.logits, want[15:])
-    with pytest.raises(TargetError, match="need the hidden states"):
-        model.forward(chain(8, 15, text[15:]), layers=(1, 2))
-
-
-def test_blocks_grow_across_many_sequences_and_are_reused() -> None:
-    model, reference = executor(), oracle()
-    texts = [ids(33 + 7 * i, i) for i in range(12)]
-    for i, text in enumerate(texts):
-        model.forward(chain(i, 0, text[:-1], [0]))
-    assert len(model._blocks.keys[0]) > 16  # it has grown, with content
-    for i, text in enumerate(texts):
-        got = model.forward(chain(i, len(text) - 1, text[-1:])).logits
-        reference.release(50)
-        near(got, reference.forward(chain(50, 0, text)).logits[-1:])
-    held = model.memory()["kv"]
-    for _ in range(3):
-        for i in range(12):
-            model.release(i)
-        for i, text in enumerate(texts):
-            model.forward(chain(20 + i, 0, text, [0]))
-        for i in range(12):
-            model.release(20 + i)
-    assert model.memory()["kv"] == held
-    model.release(999)
 
 
 @pytest.mark.parametrize("form", ["float16", "float16 with a cache in float16"])

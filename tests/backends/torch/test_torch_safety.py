@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 
-from slipstream import LLM
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.errors import PairError, TargetError
+from slipstream.errors import TargetError
 from slipstream.models.executor import Batch
 from tests.backends.native.models import SHAPES, VOCAB, chain, config, forest, ids, tree, weights
-from tests.checkpoints import Tiny, make_model
 from tests.heads.tiny_heads import config as head_config, head
 
 OUTSIDE = [-1, -VOCAB, VOCAB, VOCAB + 1000, 1 << 40, -(1 << 62)]
@@ -82,13 +79,3 @@ def test_whatever_was_in_a_block_of_a_head_before_changes_no_draft() -> None:
     for found, wanted in zip(drafted(float("nan")), drafted(0.0), strict=True):
         assert found.isfinite().all()
         assert torch.equal(found, wanted)
-
-
-def test_a_draft_of_fewer_ids_than_its_target_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    make_model(tmp_path / "draft", vocab_size=300)
-    draft = LLM(tmp_path / "draft", executor="torch", draft_tokens=4).target
-    for options in ({}, {"tree": "topk"}):
-        with pytest.raises(PairError, match="do not share a vocabulary"):
-            LLM(tiny.target, draft, executor="torch", draft_options=options, draft_tokens=4)
-    with pytest.raises(PairError):
-        LLM(tiny.target, tmp_path / "draft", executor="torch", draft_tokens=4)

@@ -18,7 +18,6 @@ from slipstream.bench.provenance import engine_facts
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import warp
-from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
 from slipstream.models import llamacpp_library
 from slipstream.models.gguf_convert import convert_to_gguf
@@ -75,21 +74,6 @@ def test_plain_texts_are_those_of_our_own_decoder(llm: LLM, texts: list[str]) ->
     assert "".join(chunk.text for chunk in llm.stream(PROMPTS[1], PARAMS)) == texts[1]
     assert repr(llm).startswith("LLM(target=")
     assert "backend='llamacpp'" in repr(llm)
-
-
-@pytest.mark.parametrize("name", [spec.name for spec in DRAFTERS.values() if spec.needs is Needs.NOTHING])
-def test_drafters_that_need_no_weights_change_no_text(llm: LLM, texts: list[str], name: str) -> None:
-    llm.use(name)
-    llm.draft_tokens = 5
-    done = llm.generate(PROMPTS, PARAMS)
-    assert [one.text for one in done] == texts
-    assert all(one.stats.drafter_faults == 0 for one in done)
-
-
-@pytest.mark.parametrize("name", ["eagle3", "medusa", "layerskip"])
-def test_drafters_that_need_hidden_states_are_refused(llm: LLM, name: str) -> None:
-    with pytest.raises(PairError, match="does not offer"):
-        llm.use(name)
 
 
 @pytest.mark.parametrize("options", [{}, {"tree": "topk"}, {"tree": "sampled"}], ids=["chain", "topk", "sampled"])

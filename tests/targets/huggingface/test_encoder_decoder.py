@@ -501,12 +501,6 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) 
     assert keeps_nothing(drafter.model)
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "eagle3", "layerskip"])
-def test_drafters_that_need_hidden_states_are_refused_by_name(drafter: str) -> None:
-    with pytest.raises((PairError, ParameterError), match=drafter):
-        LLM(target("t5"), drafter)
-
-
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
 def test_lookups_copy_from_the_source(drafter: str) -> None:
     """A text that repeats its source is drafted from its first token on."""
