@@ -117,8 +117,7 @@ class Contender:
         module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
         self.worker = Worker(side.label, module, python, more)
         file = str(file_of("smollm2", side.kind, files))
-        head = str(zoo.HERE / "models" / "smollm2-eagle3") if zoo.head_of(zoo.SMOLLM2) else None
-        self.worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, head=head)
+        self.worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize)
 
     def ask(self, one: Asked, place: int, way: str, kept: bool = True) -> None:
         took = self.worker.call(
@@ -207,7 +206,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
         usual = [one["value"] for family, one in found.items() if family != COPY]
         value = math.exp(sum(map(math.log, usual)) / len(usual))
         made.append((f"default over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
-        made.append(("the same, worst family", WORST, min(usual)))
+        made.append((f"the same, worst family, {bits} bits", WORST, min(usual)))
         if COPY in found:
             made.append((f"{COPY}, {bits} bits, over plain", COPIED, found[COPY]["value"]))
         for who, bar in OVER.items():

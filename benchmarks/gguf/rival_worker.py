@@ -78,7 +78,7 @@ class Model:
         return logits
 
 
-def load(name: str, file: str, threads: int, quantize: None = None, head: None = None) -> dict[str, Any]:
+def load(name: str, file: str, threads: int, quantize: None = None) -> dict[str, Any]:
     """Load a file under a name."""
     models[name] = Model(file, threads)
     return {}

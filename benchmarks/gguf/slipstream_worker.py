@@ -14,16 +14,16 @@ from benchmarks.protocol import serve, versions
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 
 models: dict[str, LLM] = {}
 drafting: dict[str, LLM] = {}
 
 
-def load(name: str, file: str, threads: int, quantize: str | None = None, head: str | None = None) -> dict[str, Any]:
-    """Load a file under a name, and with the drafters that are in use by default. head: of EAGLE-3."""
+def load(name: str, file: str, threads: int, quantize: str | None = None) -> dict[str, Any]:
+    """Load a file under a name, and with the drafter that is in use by default."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
-    drafters = ["suffix", ("eagle3", {"head": head})] if head else "suffix"
-    drafting[name] = LLM(models[name].target, drafters)
+    drafting[name] = LLM(models[name].target, WITHOUT_DRAFT)
     return {}
 
 

@@ -18,7 +18,6 @@ from slipstream.drafters.draft_plan import (
     WITH_DRAFT,
     WITHOUT_DRAFT,
     asked,
-    default_names,
     draft_of,
     method_of,
     names_of,
@@ -95,7 +94,7 @@ class ModelOptions(LoadSettings):
     drafter: str | None = option(
         None,
         f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT} and the head that ships, if any",
+        shown=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(
@@ -141,7 +140,9 @@ class ModelOptions(LoadSettings):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the drafters in use."""
-        return default_names(self.draft_model, self.target) if self.drafter is None else names_of(self.drafter)
+        if self.drafter is None:
+            return (WITH_DRAFT if self.draft_model else WITHOUT_DRAFT,)
+        return names_of(self.drafter)
 
     @property
     def draft_model(self) -> str | None:

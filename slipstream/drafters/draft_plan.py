@@ -21,7 +21,7 @@ from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of, head_of
+from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slipstream.targets.described import Described
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
-"""Drafters in use on the command line where none is named: with a draft model, and without (see `default_names`)."""
+"""Drafters in use on the command line where none is named: with a draft model or head, and without."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
 
@@ -47,15 +47,6 @@ def names_of(text: str) -> tuple[str, ...]:
 def draft_of(draft: str | None, target: str) -> str | None:
     """The draft model or head that was named, or the draft model that ships if the target is the embedded one."""
     return draft or (EMBEDDED if target == EMBEDDED else None)
-
-
-def default_names(draft: str | None, target: str) -> tuple[str, ...]:
-    """Names of the drafters in use where none is named: the draft model or head that was named; else a lookup, before
-    the head that ships for the target, if there is one."""
-    if draft is not None:
-        return (WITH_DRAFT,)
-    head = head_of(target)
-    return (WITHOUT_DRAFT, head) if head else (WITHOUT_DRAFT,)
 
 
 def method_of(names: Seq[str]) -> str:

@@ -97,11 +97,6 @@ def head_dir(kind: str, target: Path | None) -> Path:
     return folder
 
 
-def head_of(target: str | Path) -> str | None:
-    """The kind of the draft head that ships for a named target and is in use where no drafter is named; else None."""
-    return "eagle3" if target == SMOLLM2 and (HERE / "models" / "smollm2-eagle3").is_dir() else None
-
-
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
     """Resolve the name of a model to a folder, GGUF file or hub id.
 
@@ -145,5 +140,5 @@ def prompts(kind: str) -> list[dict[str, Any]]:
 
 __all__ = [
     "EMBEDDED", "NAMES", "PROMPT_KINDS", "REQUESTS", "SMOLLM2", "checkpoint_of", "draft_dir", "has_smollm2", "head_dir",
-    "head_of", "prompts", "smollm2_file", "target_dir",
+    "prompts", "smollm2_file", "target_dir",
 ]  # fmt: skip

@@ -11,8 +11,7 @@ from slipstream import LLM, zoo
 from slipstream.bench.configs import Choice
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
-from slipstream.drafters import draft_plan
-from slipstream.drafters.draft_plan import DraftPlan, asked, default_names, embedded_role, method_of, names_of
+from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, method_of, names_of
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
@@ -69,17 +68,9 @@ class TestOnTheCommandLine:
     def test_each_named_drafter_gets_the_checkpoint_that_it_reads(self, names, draft, expected) -> None:
         assert asked(names, draft) == expected
 
-    def test_the_drafter_in_use_where_several_or_none_are_named(self) -> None:
-        assert default_names("d", "mine") == ("model",)
-        assert default_names(None, "mine") == ("suffix",)
+    def test_the_drafter_in_use_where_several_are_named(self) -> None:
         assert method_of(("suffix",)) == "suffix"
         assert method_of(("suffix", "model")) == "hybrid"
-
-    def test_the_head_that_ships_for_a_target_drafts_after_the_lookup(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(draft_plan, "head_of", {"mine": "eagle3"}.get)
-        assert asked(default_names(None, "mine"), None) == (["suffix", "eagle3"], {})
-        assert default_names("d", "mine") == ("model",)
-        assert default_names(None, "another") == ("suffix",)
 
     def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:
         for names in (("model",), ("suffix", "model")):
@@ -225,6 +216,8 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
 
 def test_the_command_line_has_no_list_of_drafters_of_its_own() -> None:
     """`ModelOptions` answers everything through `asked`."""
-    for names, draft in ((None, None), ("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("hybrid", "d")):
+    for names, draft in (("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("hybrid", "d")):
         options = ModelOptions(target="mine", drafter=names, draft=draft)
-        assert options.speculation == asked(tuple(names.split(",")) if names else default_names(draft, "mine"), draft)
+        assert options.speculation == asked(tuple(names.split(",")), draft)
+    assert ModelOptions(target="mine").names == ("suffix",)
+    assert ModelOptions(target="mine", draft="d").names == ("model",)
