@@ -46,7 +46,7 @@ foreign-draft: $(READY)
 		--start slipstream/zoo/models/draft --budget-tokens 6000000 --step-tokens 4096 --decay-share 0.6 --resume
 	$(BIN)/python -m recipes.embedded.export $(FOREIGN) $(FOREIGN)/model
 
-# The EAGLE-3 head that ships for SmolLM2: 35 minutes for its own text, 20 for hidden states, 42 of training, on two cores. A
+# The EAGLE-3 head for SmolLM2 in benchmarks/heads: 40 minutes for its own text, 25 for hidden states, 42 of training, on two cores. A
 # run that was stopped goes on, in its third part with --resume.
 SMOLLM2_HEAD := runs/smollm2-eagle3
 smollm2-head: $(READY) $(VENV)/.smollm2

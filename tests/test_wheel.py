@@ -55,7 +55,7 @@ def test_it_holds_only_the_files_of_the_package_folder(content: dict[str, bytes]
 
 
 def test_it_holds_the_embedded_models_heads_and_prompts(content: dict[str, bytes]) -> None:
-    for name in ("target", "draft", "eagle3", "medusa", "smollm2-eagle3"):
+    for name in ("target", "draft", "eagle3", "medusa"):
         for file in ("model.safetensors", "config.json", "README.md"):
             assert f"slipstream/zoo/models/{name}/{file}" in content
     for name in ("target", "draft"):

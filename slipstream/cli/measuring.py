@@ -24,7 +24,8 @@ class PromptOptions:
     """The prompts of a measurement. Commands with other defaults have a subclass."""
 
     prompts: str = argument(
-        "Prompt file (Spec-Bench, HumanEval, JSON lines, text), or embedded kinds: code, edit, varied.",
+        "Prompt file (Spec-Bench, HumanEval, JSON lines, text), or built-in kinds: code, edit, proofread, summary, "
+        "chat, varied.",
         default="code,edit",
     )
     count: int = option(6, "Maximum number of prompts, spread over the categories.", "--prompts", min=1)

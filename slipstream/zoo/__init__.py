@@ -76,19 +76,14 @@ def head_dir(kind: str, target: Path | None) -> Path:
     """Folder of the embedded draft head of a kind ("medusa", "eagle3") for a target.
 
     Args:
-        target: folder or file of the target's checkpoint (`Decoder.source`): the embedded one, or SmolLM2's.
+        target: folder of the target's checkpoint (`Decoder.source`); only the embedded one has heads.
 
     Raises:
         ParameterError: when there is no such head for this target.
     """
-    places = {HERE / "models" / "target": kind}
-    if has_smollm2():
-        places[smollm2_file()] = f"{SMOLLM2}-{kind}"
-    known = {place.resolve(): HERE / "models" / name for place, name in places.items()}
-    folder = None if target is None else known.get(target.resolve())
-    if folder is None or not folder.is_dir():
-        trains = kind in ("medusa", "eagle3")
-        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if trains else ""
+    folder = HERE / "models" / kind
+    if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
+        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if folder.is_dir() else ""
         raise ParameterError(
             f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
             why="a head only works with the target whose hidden states it was trained on",

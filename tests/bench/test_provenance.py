@@ -17,7 +17,10 @@ def test_folders_of_this_machine_are_removed_from_values_at_any_depth():
 @pytest.mark.skipif(not _others(), reason="the system does not report it")
 def test_processes_that_this_one_started_are_not_other_work() -> None:
     """Also while they run, and those that they have started; a process whose parent has ended is another one."""
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    script = (
+        "import subprocess, sys; below = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL); "
+        "print(below.pid, flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         below = int(child.stdout.readline())
