@@ -20,10 +20,10 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.figures import spread
-from benchmarks.gguf.files import IK_HOME, file_of, ik_environment
+from benchmarks.gguf.files import started
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, OURS, Side, bars, sides
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from benchmarks.protocol import ROOT, THREADS, Worker
+from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import ratio
@@ -79,14 +79,8 @@ class Run:
 
     def __init__(self, who: Mapping[str, Side], model: str, files: Path):
         self.who, self.seconds = dict(who), dict[str, dict[str, list[list[float]]]]()
-        self.workers, self.found = dict[str, Worker](), dict[str, dict[str, Any]]()
-        for key, side in who.items():
-            more = ik_environment() if side.who == IK else {}
-            python = IK_HOME / "bin/python" if side.who == IK else sys.executable
-            module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
-            self.workers[key] = Worker(key, module, python, more)
-            file, quantize = str(file_of(model, side.kind, files)), side.quantize
-            self.workers[key].call("load", name="model", file=file, threads=THREADS, quantize=quantize)
+        self.workers = {key: started(side, model, files) for key, side in who.items()}
+        self.found = dict[str, dict[str, Any]]()
 
     def text(self, what: str, number: int, place: int, ids: list[int], tokens: int) -> None:
         """One request of every contender."""

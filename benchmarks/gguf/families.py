@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import statistics
 import sys
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.figures import spread
-from benchmarks.gguf.files import IK_HOME, file_of, ik_environment
+from benchmarks.gguf.files import started
 from benchmarks.gguf.lineup import IK, LLAMACPP, OURS, Side
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from benchmarks.protocol import ROOT, THREADS, Worker
+from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import zoo
-from slipstream.bench.estimates import ratio
+from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.models.config import DecoderConfig
@@ -112,12 +112,7 @@ class Contender:
     def __init__(self, side: Side, files: Path):
         self.side, self.seconds, self.texts = side, dict[str, list[list[float]]](), dict[str, list[list[int]]]()
         self.ends = DecoderConfig.load(zoo.smollm2_file()).eos_ids
-        more = ik_environment() if side.who == IK else {}
-        python = IK_HOME / "bin/python" if side.who == IK else sys.executable
-        module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
-        self.worker = Worker(side.label, module, python, more)
-        file = str(file_of("smollm2", side.kind, files))
-        self.worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize)
+        self.worker = started(side, "smollm2", files)
 
     def ask(self, one: Asked, place: int, way: str, kept: bool = True) -> None:
         took = self.worker.call(
@@ -191,8 +186,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
 
     def typical(contender: Contender, way: str) -> float:
         """Seconds a token, geometric mean of the families."""
-        each = [ratio(cells(contender, way, f), [[1.0] * passes] * len(places[f])).value for f in names]
-        return math.exp(sum(map(math.log, each)) / len(each))
+        return statistics.geometric_mean(mean(cells(contender, way, family)).value for family in names)
 
     ours = {c.side.bits: c for c in contenders if c.side.who == OURS}
     gains = {
@@ -204,7 +198,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
     made = []
     for bits, found in gains.items():
         usual = [one["value"] for family, one in found.items() if family != COPY]
-        value = math.exp(sum(map(math.log, usual)) / len(usual))
+        value = statistics.geometric_mean(usual)
         made.append((f"default over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
         made.append((f"the same, worst family, {bits} bits", WORST, min(usual)))
         if COPY in found:

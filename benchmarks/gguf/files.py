@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.gguf.lineup import IK, OURS, Side
 from benchmarks.made_models import deeper, wider
-from benchmarks.protocol import ROOT
+from benchmarks.protocol import ROOT, THREADS, Worker
 from slipstream import zoo
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import convert_to_gguf
@@ -27,6 +29,17 @@ def ik_environment() -> dict[str, str]:
         "PYTHONPATH": f"{ROOT}{os.pathsep}{IK_HOME / 'src'}",
         "IK_LLAMA_CPP_LIB_PATH": str(IK_HOME / "build" / "src" / "libllama.so"),
     }
+
+
+def started(side: Side, model: str, files: Path) -> Worker:
+    """The process of a contender, with the model loaded as "model"."""
+    more = ik_environment() if side.who == IK else {}
+    python = IK_HOME / "bin/python" if side.who == IK else sys.executable
+    module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
+    worker = Worker(side.label, module, python, more)
+    file = str(file_of(model, side.kind, files))
+    worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize)
+    return worker
 
 
 def file_of(model: str, kind: str, folder: Path) -> Path:
