@@ -55,7 +55,8 @@ class Source(Protocol):
         ...
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, draws: StepSampling) -> DecodedSteps:
-        """`steps` tokens after each sequence in one call; see `MultiStep`. Called only if `multi_step`."""
+        """`steps` tokens after each sequence in one call; see `MultiStep`. Called only if `multi_step`. The logits are
+        not read if `draws` take maxima and no chain ends by `confidence`."""
         ...
 
 
@@ -125,7 +126,8 @@ class Chains:
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, probs = depth[b], tokens[r], None
-            raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
+            if not each[r].greedy or self.confidence:
+                raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
                 own_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
                 probs, most = widened(own_probs, self.vocab_size), len(own_probs)

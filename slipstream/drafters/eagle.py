@@ -168,7 +168,8 @@ class EagleDrafter:
         self.rows.ran(seqs)
         probs = None if drawn.probs is None else self._scattered(drawn.probs, 0.0)
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
-        return DecodedSteps(tokens, self._scattered(drawn.logits), probs)
+        unread = sampling.kind == "maximum" and not self.config.confidence
+        return DecodedSteps(tokens, drawn.logits if unread else self._scattered(drawn.logits), probs)
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
         """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in

@@ -83,11 +83,13 @@ class Batch:
 class Output:
     """logits [R, V] for the selected rows (float32, or float64 if the weights are); taps: tap -> [M, d]
     (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
-    the residual stream after the last layer that ran. All are valid until the next forward."""
+    the residual stream after the last layer that ran. All are valid until the next forward.
+    `finite`: whether the executor has seen that no hidden state behind the logits is infinite or NaN."""
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
     hidden: Tensor | None = None
+    finite: bool = False
 
 
 class MultiStepExecutor(Protocol):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import decoder_pass
 from slipstream.backends.native.kernels.compiled import compile_lock
+from slipstream.backends.native.kernels.layer import FINE
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.packed_weights import (
     Layout,
@@ -115,7 +116,7 @@ class NativeExecutor(NativePaged):
         with kernel_lock():
             rows = self._rows(batch)
             logits = self._logits_buffer(len(wanted))
-            self._call(  # the caller checks whether the logits are finite
+            status = self._call(
                 *(decoder_pass.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
                 *(given, first, last),
                 *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
@@ -125,6 +126,7 @@ class NativeExecutor(NativePaged):
             torch.from_numpy(logits)[:, : self.config.vocab_size],
             {tap: torch.from_numpy(tapped[i]) for i, tap in enumerate(taps)},
             torch.from_numpy(stream) if layers is not None else None,
+            finite=status == FINE,
         )
 
     def _logits_buffer(self, rows: int) -> np.ndarray:

@@ -62,11 +62,12 @@ class PackedRows:
     """
 
     def __init__(self, at: list[tuple[int, ...]], hidden: np.ndarray | None, rotary: np.ndarray, sequences: int):
-        self.at, self._more = np.array(at, ROW), np.empty(sequences, ROW)
+        fields = len(ROW)  # all are int64: numbers are stored faster than records
+        self.at, self._more = np.array(at, np.int64), np.empty((sequences, fields), np.int64)
         self.hidden, self.rotary = _NOTHING_HIDDEN if hidden is None else hidden, rotary
         stride = 0 if hidden is None else hidden.shape[1]
         own = address(self.at), len(at), address(self.hidden), stride, address(rotary)
-        self.record = np.array([own, (address(self._more), 0, 0, 0, 0)], ROWS)
+        self.record = np.array([own, (address(self._more), 0, 0, 0, 0)], np.int64).view(ROWS)[:, 0]
 
 
 class NativePaged:
