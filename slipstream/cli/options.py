@@ -94,7 +94,7 @@ class ModelOptions(LoadSettings):
     drafter: str | None = option(
         None,
         f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT} if there is a draft, else {WITHOUT_DRAFT}",
+        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft, else {WITHOUT_DRAFT}",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(
@@ -157,7 +157,7 @@ class ModelOptions(LoadSettings):
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
         """The drafter in use and its options, as `LLM.use` takes them."""
-        return asked(self.names, self.draft_model)
+        return asked(self.names if self.drafter else (), self.draft_model)
 
     @property
     def draft_is_read(self) -> bool:

@@ -57,11 +57,14 @@ def method_of(names: Seq[str]) -> str:
 def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
     """Drafter and options as `LLM.use` takes them, for what was written on the command line.
 
-    names  drafters of the registry; several are stacked in this order.
+    names  drafters of the registry; several are stacked in this order. None are named: a draft model drafts, a head
+           after a lookup (measured in docs/log.md: a head gains more so), and without a draft a lookup.
     draft  folder, hub id or "embedded" of a draft model or head; each of the named drafters that reads one gets it.
 
     Raises ParameterError if a draft model is needed and none is named.
     """
+    if not names:
+        return (WITHOUT_DRAFT if draft is None else DraftPlan.of(draft).after_lookup), {}
     members = [_one(name, draft) for name in names]
     if len(members) == 1:
         return members[0]
@@ -92,6 +95,7 @@ class DraftPlan:
     members  of a stack, in their order.
     drafter  an object that is used as it is.
     bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
+    lookup   whether a lookup drafts before it if it is a head.
     """
 
     name: str
@@ -99,18 +103,21 @@ class DraftPlan:
     members: tuple[DraftPlan, ...] = ()
     drafter: Drafter | None = None
     bare: bool = False
+    lookup: bool = False
 
     @staticmethod
     def of(draft: Any, options: Mapping[str, Any] | None = None) -> DraftPlan:
         """The plan of what `LLM.use` takes. Nothing is read.
 
-        draft    None: plain decoding; a `Drafter`; a name in the registry; a folder or hub id of a draft model or head;
-                 "embedded": the draft model that ships; a loaded draft model; a pair (any of these, its options); or a
-                 list of these, stacked in this order.
+        draft    None: plain decoding; a plan; a `Drafter`; a name in the registry; a folder or hub id of a draft model
+                 or head; "embedded": the draft model that ships; a loaded draft model; a pair (any of these, its
+                 options); or a list of these, stacked in this order.
         options  of the drafter, or of the stack if there are several.
 
         Raises ParameterError for options that nothing would read, and for incomplete drafters."""
         options = options or {}
+        if isinstance(draft, DraftPlan):
+            return replace(draft, options={**draft.options, **options})
         if draft is None or draft == "none":
             _refuse_options(options, "without a drafter", "name a drafter, or leave the options out")
             return DraftPlan("none")
@@ -130,6 +137,11 @@ class DraftPlan:
             return DraftPlan(draft.name, drafter=draft)
         _refuse_incomplete(draft)
         return DraftPlan(WITH_DRAFT, {**options, "model": draft})
+
+    @property
+    def after_lookup(self) -> DraftPlan:
+        """The same after a lookup, if it turns out to be a head."""
+        return replace(self, lookup=True)
 
     @property
     def each(self) -> Iterator[DraftPlan]:
@@ -172,9 +184,9 @@ class DraftPlan:
         kind = None if folder is None else recognise(folder)
         if kind is None:
             return replace(self, bare=False)
-        return DraftPlan(
-            kind, {"head": path, **{name: value for name, value in self.options.items() if name != "model"}}
-        )
+        options = {name: value for name, value in self.options.items() if name != "model"}
+        head = DraftPlan(kind, {"head": path, **options})
+        return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
     def check(self, target: str, draft_tokenizer: str = SAME) -> None:
         """Raise ParameterError for options that the drafter does not have or that are out of range, and PairError for a
@@ -182,11 +194,14 @@ class DraftPlan:
         for member in self.members:
             member.check(target, draft_tokenizer)
         plan = self.recognised(weights=False)
+        if plan.members and not self.members:
+            return plan.check(target, draft_tokenizer)
         model = plan.options.get("model")
         if not self.bare or plan.name != WITH_DRAFT or _is_here(model):  # without weights not every head is recognised
             plan.check_options()
         if model is not None and draft_tokenizer == SAME:
             check_vocabulary(target, model)
+        return None
 
     def check_options(self) -> None:
         """Raise ParameterError unless the drafter of the registry has these options, and they are in range."""
@@ -208,12 +223,12 @@ class DraftPlan:
 
         models, heads = [], []
         for one in self.each:
-            options = one.recognised().options
-            model, head = options.get("model"), options.get("head")
-            if isinstance(model, (str, Path)):
-                models.append(describe(model, settings))
-            if isinstance(head, (str, Path)):
-                heads.append(head)
+            for part in one.recognised().each:
+                model, head = part.options.get("model"), part.options.get("head")
+                if isinstance(model, (str, Path)):
+                    models.append(describe(model, settings))
+                if isinstance(head, (str, Path)):
+                    heads.append(head)
         return models, heads
 
 
@@ -305,9 +320,9 @@ class DrafterFactory:
         and PairError."""
         if plan.drafter is not None:
             return plan.drafter
+        plan = plan.recognised()
         if plan.members:
             return make_drafter(STACK, self.target, members=list(map(self.make, plan.members)), **plan.options)
-        plan = plan.recognised()
         spec, options = DRAFTERS[plan.name], dict(plan.options)
         if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
             del options["head"]  # without one, the maker takes the head that ships for this target

@@ -18,6 +18,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.checkpoint import read_json
+from slipstream.models.load_settings import LoadSettings
 from slipstream.plan.tuning import configurations
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, random_llama
@@ -40,6 +41,10 @@ def head(tiny: Tiny, tmp_path: Path) -> Path:
     width = target["hidden_size"]
     save_eagle(eagle_head(eagle_config(3, vocab=target["vocab_size"], width=width, target=width)), tmp_path / "head")
     return tmp_path / "head"
+
+
+def drafter_names(llm: LLM) -> list[str]:
+    return [member.name for member in getattr(llm.drafter, "members", [llm.drafter])]
 
 
 def drafter(llm: LLM) -> Any:
@@ -68,6 +73,20 @@ class TestOnTheCommandLine:
     def test_each_named_drafter_gets_the_checkpoint_that_it_reads(self, names, draft, expected) -> None:
         assert asked(names, draft) == expected
 
+    def test_without_a_name_a_model_drafts_a_head_drafts_after_a_lookup_and_else_a_lookup(
+        self, tiny: Tiny, head: Path
+    ) -> None:
+        assert asked((), None) == ("suffix", {})
+        target = str(tiny.target)
+        for draft, drafter in ((tiny.draft, "model"), (head, "hybrid")):
+            models = ModelOptions(target=target, draft=str(draft), executor="torch")
+            plan, _ = models.speculation
+            plan.check(target)
+            llm = load(models, quiet=True)
+            assert drafter_names(llm) == {"model": ["model"], "hybrid": ["suffix", "eagle3"]}[drafter]
+            read = [len(each) for each in plan.described(LoadSettings())]
+            assert read == ([1, 0] if draft is tiny.draft else [0, 1])  # a model, a head
+
     def test_the_drafter_in_use_where_several_are_named(self) -> None:
         assert method_of(("suffix",)) == "suffix"
         assert method_of(("suffix", "model")) == "hybrid"
@@ -94,8 +113,8 @@ class TestOnTheCommandLine:
                 ModelOptions(target=str(tiny.target), drafter="eagle3", draft="embedded", executor="torch"), quiet=True
             )
 
-    @pytest.mark.parametrize("names", [None, "eagle3", "model"])
-    def test_a_head_is_used_under_its_name_under_none_and_as_the_draft(self, tiny: Tiny, head: Path, names) -> None:
+    @pytest.mark.parametrize("names", ["eagle3", "model"])
+    def test_a_head_drafts_alone_under_its_name_and_as_the_draft_model(self, tiny: Tiny, head: Path, names) -> None:
         llm = load(ModelOptions(target=str(tiny.target), drafter=names, draft=str(head), executor="torch"), quiet=True)
         assert drafter(llm).name == "eagle3"
 
