@@ -2,7 +2,8 @@
 
 Names and defaults: vLLM 0.33 (`vllm serve`), SGLang 0.5.23 (`--speculative-*`), llama-server as of
 llama-cpp-python 0.3.36 (`--spec-*`), transformers 5.23 (`generate` and `GenerationConfig`). If a program does not have
-the method, the entry says so and proposes no other. Nothing is measured or loaded here.
+the method, the entry says so and proposes no other. Nothing is measured or loaded here; of a draft model or head in a
+folder, config.json is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slipstream.core.params import Strict
@@ -110,6 +112,9 @@ def vllm(choice: Choice) -> Settings:
     if foreign == INTERSECTION:
         made["use_heterogeneous_vocab"] = True
         note = "needs the V1 runner, and drafts greedily"
+    elif _parallel(choice):
+        made["parallel_drafting"] = True
+        note = "needs the V1 runner"
     return _arguments({"speculative_config": made}, note)
 
 
@@ -208,6 +213,15 @@ def _own_tokenizer(choice: Choice) -> str | None:
     """How draft tokens of another tokenizer become the target's; None if there are none."""
     method = choice.engine.get("draft_tokenizer") or SAME
     return method if method != SAME and any(map(_loads_model, choice.drafter.split("+"))) else None
+
+
+def _parallel(choice: Choice) -> bool:
+    """Whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD, P-EAGLE)."""
+    from slipstream.heads.recognition import MASK_TOKENS
+    from slipstream.models.checkpoint import read_json
+
+    file, keys = Path(_draft(choice)) / "config.json", ("pard_token",) if choice.drafter == "model" else MASK_TOKENS
+    return file.is_file() and any(read_json(file).get(key) is not None for key in keys)
 
 
 def _draft(choice: Choice) -> str:

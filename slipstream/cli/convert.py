@@ -76,4 +76,5 @@ def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) 
     if to == SMALL_HEAD:
         return
     options = {"method": made.method, "model": str(made.folder), "num_speculative_tokens": made.draft_tokens}
+    options |= {"parallel_drafting": True} if made.parallel else {}
     render.line(f"vllm serve TARGET --speculative-config '{json.dumps(options)}'")

@@ -263,6 +263,7 @@ class Capabilities:
     torch_threads  most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
     encoder        what reads the source of each text; None: texts continue their prompts.
+    mask_token     id in whose places it predicts several tokens in one pass (PARD); None: it was not trained so.
     """
 
     eos_ids: frozenset[int] = frozenset()
@@ -276,6 +277,7 @@ class Capabilities:
     torch_threads: int | None = None
     experts: tuple[int, int] | None = None
     encoder: Encoder | None = None
+    mask_token: int | None = None
 
 
 def begun(target: Target, prompt: Seq[int], **more: Any) -> Sequence:

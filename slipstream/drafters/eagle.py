@@ -8,6 +8,8 @@ last token and the feature of the token before it, and continues with the head's
     chain   one token per depth; greedy chains, and those sampled with a temperature only, take one call (see `chains`)
     tree    grown level by level along the most likely paths (EAGLE-2, 2406.16858, section 4); see `tree_growth`
 
+A parallel head (P-EAGLE, 2602.01469) drafts chains in one pass, with a mask row for each draft token but the first.
+
 A pair (feature of token i, token i + 1) is one row of the head, at rotary position i.
 """
 
@@ -33,6 +35,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.chains import Chains, check_confidence, ended_early, possible, uncut
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.masked_pass import MaskedPass
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_fit import fit
@@ -90,15 +93,32 @@ class EagleDrafter:
         self.traits = DrafterTraits(
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True
         )
-        self._chains = Chains(self, vocab_size, self.config.confidence, self.config.sampled)
+        parallel = runtime.mask is not None
+        if parallel and self.config.shape == "tree":
+            raise ParameterError(
+                "shape is 'tree', the head is parallel (P-EAGLE)",
+                why="its tokens come from one pass, before any of them is known",
+                fix="leave it out",
+            )
+        self._pass = MaskedPass(self, self._masked) if parallel else None
+        self._chains = Chains(self._pass or self, vocab_size, self.config.confidence, self.config.sampled)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         whole = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
+        self._warned = False
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
+        trained = self.runtime.config.depths
+        if self._pass is not None and trained is not None and trained < bound:
+            if max(budget, default=0) > trained and not self._warned:
+                self._warned = True
+                log.warning("the head was trained to draft %d tokens in one pass: longer drafts are cut", trained)
+            bound = trained
         depth = [self.rows.depth(seq, min(most, bound)) for seq, most in zip(seqs, budget, strict=True)]
+        if self._pass is not None:
+            self._pass.plan(seqs, depth)
         if self.config.shape == "chain":
             return self._chains.draft(seqs, depth)
         drafting = [b for b in range(len(seqs)) if depth[b] > 0]
@@ -170,6 +190,13 @@ class EagleDrafter:
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
         unread = sampling.kind == "maximum" and not self.config.confidence
         return DecodedSteps(tokens, drawn.logits if unread else self._scattered(drawn.logits), probs)
+
+    def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
+        """See `MaskedPass`."""
+        batch, features = self.rows.pending(seqs, masks=[d - 1 for d in depth])
+        _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
+        self.rows.ran(seqs)
+        return list(self._scattered(logits).split(list(depth)))
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
         """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in
@@ -245,7 +272,7 @@ def make_eagle3(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """EAGLE-3 (Li et al. 2503.01840): as EAGLE, but the head reads three layers of the target and was trained on its
-    own drafts.
+    own drafts; a head of P-EAGLE (2602.01469) drafts in one pass.
 
     As `make`, for the name "eagle3"."""
     return _make(target, head, quantize, "eagle3", options)

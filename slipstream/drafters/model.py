@@ -1,7 +1,9 @@
-"""Draft model: a smaller model with the same vocabulary drafts a chain or a tree.
+"""Draft model: a smaller model with the same vocabulary drafts a chain or a tree; one of PARD (An et al. 2504.18583)
+drafts in one pass.
 
 Chains are drafted by `chains`, trees by `model_tree`. A draft model with another tokenizer is asked for with
-`draft_tokenizer` (see `draft_tokenizers`).
+`draft_tokenizer` (see `draft_tokenizers`). A model of PARD names a `pard_token` in its config.json; in the pass of a
+chain, it stands in the place of each draft token but the last.
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
 rolled back to the accepted tokens.
@@ -26,6 +28,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.chains import Chains, check_confidence
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.masked_pass import MaskedPass
 from slipstream.drafters.model_tree import Ran, accepted_path, grow
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.drafters.tree_growth import Tree, forest
@@ -102,7 +105,9 @@ class ModelDrafter:
         self._multi_step, self._memory = model.capabilities.multi_step, model.capabilities.memory
         self._encoder = model.capabilities.encoder
         self.multi_step = self._multi_step is not None
-        self._chains = Chains(self, vocab_size, self.config.confidence)
+        parallel = model.capabilities.mask_token is not None
+        self._pass = MaskedPass(self, self._masked) if parallel else None
+        self._chains = Chains(self._pass or self, vocab_size, self.config.confidence)
         self._shadows: dict[int, Shadow] = {}
         self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
         self.traits = DrafterTraits(chains_only=self.config.tree is None, reads_prompts=True, keeps_prefixes=True)
@@ -125,6 +130,9 @@ class ModelDrafter:
         depth = [self._begun(seq, most) if most > 0 else 0 for seq, most in zip(seqs, budget, strict=True)]
         if self.config.tree:
             return self._grow(seqs, depth)
+        if self._pass is not None:  # the model's cache then holds the text alone
+            self._pass.plan(seqs, depth)
+            return self._chains.draft(seqs, depth)
         draft = self._chains.draft(seqs, depth)
         for b, seq in enumerate(seqs):
             if depth[b] > 0:
@@ -191,6 +199,19 @@ class ModelDrafter:
                 self.extend([seq], [[]])
                 shadow.kv_len -= 1
         return self._multi_step.decode_steps(shadows, steps, sampling)
+
+    def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
+        """See `MaskedPass`."""
+        mask, shadows = self.model.capabilities.mask_token, [self._follow(seq, ()) for seq in seqs]
+        assert mask is not None
+        for shadow in shadows:
+            shadow.kv_len = min(shadow.kv_len, len(shadow.tokens) - 1)  # if the step that followed a draft failed
+        masks = Draft.chains([[mask] * (d - 1) for d in depth], device=self.device)
+        logits = self.model.run(shadows, masks).logits  # [sum of depths, V']
+        self.model.commit(shadows, [[]] * len(shadows))
+        for shadow in shadows:
+            shadow.kv_len = len(shadow.tokens)
+        return list(logits.split(list(depth)))
 
     def _follow(self, seq: Sequence, drafted: Seq[int]) -> Sequence:
         """The shadow of a sequence, updated to hold its text and these draft tokens."""

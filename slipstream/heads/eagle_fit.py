@@ -29,6 +29,12 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
             f"{host.hidden_size}",
             fix="take a head that was trained for this target",
         )
+    if c.mask_token is not None and not c.own_embedding and c.mask_token >= host.vocab_size:
+        raise PairError(
+            f"the mask token of the {kind} head is {c.mask_token}, the target has the ids 0..{host.vocab_size - 1}",
+            why="its mask rows embed that token",
+            fix="take a head that was trained for this target",
+        )
     embedding = None if c.own_embedding else host.embedding()
     head = head.to(host.device, host.dtype)
     if c.version == 1:

@@ -1,8 +1,8 @@
-"""Reads checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, and that of `speculators`. `eagle_save`
-writes them.
+"""Reads checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2, -3 and P-EAGLE, and that of `speculators`.
+`eagle_save` writes them.
 
-    native        config.json of a Llama with one layer, plus the head's own keys (`draft_vocab_size`, `eagle_config`,
-                  ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
+    native        config.json of a Llama, mostly with one layer, plus the head's own keys (`draft_vocab_size`,
+                  `eagle_config`, ...); tensors as `EagleHead.state_dict`, or `layers.0.` for `midlayer.`
     speculators   the Llama's keys inside `transformer_layer_config`, the head's own keys next to it
 
 Biases, norms and an embedding are detected by their tensors; config.json decides only what the tensors do not show.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import TAPS, recognise, stored
+from slipstream.heads.recognition import MASK_TOKENS, TAPS, recognise, stored
 from slipstream.models.checkpoint import few, read_json, resolve
 from slipstream.models.config import DecoderConfig
 
@@ -53,6 +53,8 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
         )
     if kind == "eagle3":
         tensors = {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items()}
+        if "mask_hidden" in tensors:
+            tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
     made = _config(kind, config, tensors, layers, folder)
     head = EagleHead(made).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if made.version == 3:
@@ -67,8 +69,10 @@ def _config(
     """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
     own = _mapping(config, "eagle_config") or {}
     flat = dict(_mapping(config, "transformer_layer_config") or config)
-    flat["model_type"] = "llama"  # heads of every family are Llama layers; biases are detected by their tensors
-    _refuse_variants(config, own, flat, tensors, folder)
+    flat["model_type"] = (
+        "llama"  # layers of every family are Llama's but for biases and norms, detected by their tensors
+    )
+    _refuse_variants(own, flat, folder)
     decoder = DecoderConfig.from_dict(flat)
     layer = "midlayer." if kind == "eagle3" else "layers.0."
     decoder = replace(
@@ -76,6 +80,8 @@ def _config(
         qkv_bias=layer + "self_attn.q_proj.bias" in tensors,
         o_bias=layer + "self_attn.o_proj.bias" in tensors,
         mlp_bias=layer + "mlp.up_proj.bias" in tensors,
+        qk_norm=layer + "self_attn.q_norm.weight" in tensors,
+        mask_token=None,  # `EagleConfig` has it
     )
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
@@ -95,13 +101,8 @@ def _config(
             fc_bias="fc.bias" in tensors,
             own_embedding="embed_tokens.weight" in tensors,
         )
-    if decoder.layers != 1:
-        raise UnsupportedModelError(
-            f"the EAGLE-3 head in {folder} has num_hidden_layers {decoder.layers}",
-            why="only heads of one layer are supported",
-            fix="use a head of one layer",
-        )
     taps, width = _taps(config, own, fc[1], d, layers, folder)
+    mask_token, depths = _parallel(config, tensors, folder)
     return EagleConfig(
         version=3,
         decoder=decoder,
@@ -110,10 +111,34 @@ def _config(
         draft_vocab=_integer(config, "draft_vocab_size", flat.get("draft_vocab_size") or decoder.vocab_size),
         own_embedding="embed_tokens.weight" in tensors,
         norm_before_residual=bool(config.get("norm_before_residual", own.get("norm_before_residual", False))),
-        fc_norm="fc_norm.0.weight" in tensors,
+        fc_norm="fc_norm.0.weight" in tensors or bool(config.get("fc_norm")),
         norm_output=bool(config.get("norm_output", own.get("norm_output", False))),
-        norm_before_fc="input_norm.weight" in tensors,
+        norm_before_fc="input_norm.weight" in tensors
+        or bool(own.get("norm_before_fc", config.get("norm_before_fc", False))),
+        mask_token=mask_token,
+        depths=depths,
     )
+
+
+def _parallel(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
+) -> tuple[int, int | None] | tuple[None, None]:
+    """(mask token, most draft tokens that it was trained for) of a parallel head (P-EAGLE)."""
+    peagle = config.get("speculators_model_type") == "peagle"
+    if not (peagle or config.get("parallel_drafting") or "mask_hidden" in tensors):
+        return None, None
+    token = next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
+    if type(token) is not int:
+        raise ConfigError(
+            f"config.json of the parallel head in {folder} "
+            + ("names no mask token" if token is None else f"has the mask token {token!r}"),
+            why="its mask rows embed that token",
+            fix=f"set {MASK_TOKENS[0]} to the id that the head was trained with",
+        )
+    methods = (_mapping(config, "speculators_config") or {}).get("proposal_methods")
+    named = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
+    key, where = ("speculative_tokens", named) if "speculative_tokens" in named else ("para_depths", config)
+    return token, None if where.get(key) is None else _integer(where, key, 1)
 
 
 def _taps(
@@ -148,18 +173,10 @@ def _taps(
     return default_taps(layers), width
 
 
-def _refuse_variants(
-    config: Mapping[str, Any],
-    own: Mapping[str, Any],
-    flat: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    folder: Path,
-) -> None:
+def _refuse_variants(own: Mapping[str, Any], flat: Mapping[str, Any], folder: Path) -> None:
     """Refuse unsupported variants: run as an ordinary head, they would draft wrong tokens without any error."""
     found = None
-    if config.get("parallel_drafting") or "mask_hidden" in tensors:
-        found = "is a parallel head (P-EAGLE)"
-    elif own.get("use_aux_hidden_state") is False:
+    if own.get("use_aux_hidden_state") is False:
         found = "reads no tapped layers (use_aux_hidden_state is false)"
     elif "sliding_attention" in (flat.get("layer_types") or ()):
         found = "has a sliding window"
@@ -169,7 +186,7 @@ def _refuse_variants(
         raise UnsupportedModelError(
             f"the EAGLE head in {folder} {found}",
             why="run as an ordinary EAGLE head it would draft wrong tokens",
-            fix="use an ordinary EAGLE-1, -2, -3 or -3.1 head",
+            fix="use an ordinary EAGLE-1, -2, -3 or -3.1 head, or one of P-EAGLE",
         )
 
 

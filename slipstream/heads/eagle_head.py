@@ -9,6 +9,8 @@ Its output is then used in place of the next feature, which the target has not c
     EAGLE-3       (Li et al. 2503.01840, section 3) feature: fc of three tapped layers; the attention reads
                   [norm(embedding), norm(feature)]; own norm and lm_head over a reduced vocabulary
     EAGLE-3.1     one RMS norm for each tap before fc, and the *normed* output as the next feature
+    P-EAGLE       (2602.01469, section 3) an EAGLE-3 head that drafts K tokens in one pass: after the last true row come
+                  K - 1 rows of a mask token, whose taps are a learned vector, `mask_hidden`
 
 Attention is passed in as a function: with a KV cache and tree masks for drafting, with the masks of training-time test
 for training. So training and inference share all other code.
@@ -48,6 +50,8 @@ class EagleConfig(Strict):
     norm_before_residual  the residual stream starts from the normed feature, not the raw one.
     fc_norm, norm_output  the extra norms of EAGLE-3.1.
     norm_before_fc    one RMS norm over the joined taps before fc (the gpt-oss heads).
+    mask_token        id that the mask rows of a parallel head (P-EAGLE) embed; None: one token in each pass.
+    depths            most draft tokens that a parallel head was trained to predict in one pass; None: not known.
     """
 
     version: int
@@ -61,6 +65,8 @@ class EagleConfig(Strict):
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_fc: bool = False
+    mask_token: int | None = None
+    depths: int | None = None
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
@@ -70,6 +76,11 @@ class EagleConfig(Strict):
             raise ConfigError(
                 f"the draft vocabulary has {self.draft_vocab} ids, the target's {self.decoder.vocab_size}",
                 fix="correct draft_vocab_size or vocab_size in config.json",
+            )
+        if self.mask_token is not None and not 0 <= self.mask_token < self.decoder.vocab_size:
+            raise ConfigError(
+                f"the mask token is {self.mask_token}, the vocabulary has the ids 0..{self.decoder.vocab_size - 1}",
+                fix="correct mask_token_id, pard_token or ptd_token_id in config.json",
             )
 
     @property
@@ -98,9 +109,12 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.o_proj = nn.Linear(c.heads * c.head_dim, c.hidden_size, bias=c.o_bias)
+        self.q_norm, self.k_norm = (_Norm(c.head_dim, c.norm_eps) if c.qk_norm else None for _ in "qk")
 
     def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         q, k, v = (p(x).unflatten(-1, (-1, self.dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:  # layers of Qwen3's kind
+            q, k = self.q_norm(q), self.k_norm(k)
         return self.o_proj(attend(layer, _rotate(q, rotary), _rotate(k, rotary), v).flatten(-2))  # type: ignore[no-any-return]
 
 
@@ -123,7 +137,8 @@ class _MLP(nn.Module):
 
 
 class _PlainLayer(nn.Module):
-    """A layer of EAGLE-1: an ordinary decoder layer, but the first has no input norm (fc comes before it)."""
+    """A layer of EAGLE-1, or a later one of EAGLE-3: an ordinary decoder layer, but the first of EAGLE-1 has no input
+    norm (fc comes before it)."""
 
     def __init__(self, c: DecoderConfig, first: bool):
         super().__init__()
@@ -173,7 +188,6 @@ class EagleHead(nn.Module):
         c, taps = config.decoder, len(config.taps)
         if config.version == 1:
             self.fc = nn.Linear(c.hidden_size + config.target_hidden, c.hidden_size, bias=config.fc_bias)
-            self.layers = nn.ModuleList(_PlainLayer(c, i == 0) for i in range(c.layers))
         else:
             self.fc = nn.Linear(taps * config.target_hidden, c.hidden_size, bias=False)
             if config.fc_norm:
@@ -185,6 +199,10 @@ class EagleHead(nn.Module):
             self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(c.vocab_size) < config.draft_vocab)
+            if config.mask_token is not None:  # as in `speculators`
+                self.mask_hidden = nn.Parameter(torch.zeros(1, 1, taps * config.target_hidden))
+        plain = range(0 if config.version == 1 else 1, c.layers)
+        self.layers = nn.ModuleDict({str(i): _PlainLayer(c, i == 0) for i in plain})
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self._borrowed: dict[str, Tensor] = {}
@@ -235,10 +253,12 @@ class EagleHead(nn.Module):
         embedded = self.embed(tokens).to(hidden.dtype)
         if self.config.version == 1:
             x = self.fc(torch.cat((embedded, hidden), -1))
-            for i, layer in enumerate(self.layers):
-                x = layer(i, x, rotary, attend)
+        else:
+            x = self.midlayer(embedded, hidden, rotary, attend)
+        for i, layer in self.layers.items():
+            x = layer(int(i), x, rotary, attend)
+        if self.config.version == 1:
             return x, x
-        x = self.midlayer(embedded, hidden, rotary, attend)
         normed = self.norm(x)
         return (normed if self.config.norm_output else x), normed
 

@@ -84,21 +84,32 @@ class EagleRows:
             self._warn(len(seq.tokens))
         return max(0, min(wanted, room))
 
-    def pending(self, seqs: Seq[Sequence], most: int | None = None) -> tuple[Batch, Tensor]:
-        """The rows that the head has not run yet (at most `most` of each sequence), and their features."""
+    def pending(
+        self, seqs: Seq[Sequence], most: int | None = None, masks: Seq[int] | None = None
+    ) -> tuple[Batch, Tensor]:
+        """The rows that the head has not run yet (at most `most` of each sequence), and their features.
+
+        masks  of a parallel head: rows of the mask token after those of each sequence. Selected are the last true row
+               and these. The next true rows overwrite them.
+        """
         tokens: list[int] = []
         positions: list[int] = []
-        splits, features = [0], list[Tensor]()
+        splits, features, select = [0], list[Tensor](), list[int]()
         held = [self._rows[seq.id] for seq in seqs]
-        for seq, rows in zip(seqs, held, strict=True):
+        for seq, rows, masked in zip(seqs, held, masks or [0] * len(seqs), strict=True):
             first, count = rows.begin + rows.done, rows.pending
             joined = rows.joined()
             if most is not None and most < count:
                 joined, count = joined[:most], most
             features.append(joined)
             tokens += seq.tokens[first + 1 : first + 1 + count]
-            positions += range(first, first + count)
-            splits.append(splits[-1] + count)
+            if masked:
+                assert self.runtime.mask is not None
+                tokens += [self.runtime.config.mask_token or 0] * masked
+                features.append(self.runtime.mask.expand(masked, -1))
+            positions += range(first, first + count + masked)
+            splits.append(splits[-1] + count + masked)
+            select += range(splits[-1] - masked - 1, splits[-1])
         batch = Batch(
             seq_ids=[seq.id for seq in seqs],
             tokens=torch.tensor(tokens, dtype=torch.int64, device=self.runtime.device),  # [M]
@@ -106,7 +117,7 @@ class EagleRows:
             splits=splits,
             past=[rows.done for rows in held],
             trees=[None] * len(seqs),
-            select=[s - 1 for s in splits[1:]],
+            select=select,
         )
         return batch, features[0] if len(features) == 1 else torch.cat(features)
 

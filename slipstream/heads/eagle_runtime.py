@@ -2,7 +2,8 @@
 
 A row of the head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits predict
 token i + 2. *True* rows carry the target's tapped states. *Own* rows, those of draft tokens, carry the head's output
-for the row before them. Own rows serve one draft and are then overwritten by the true rows of the accepted tokens.
+for the row before them. Own rows serve one draft and are then overwritten by the true rows of the accepted tokens. Mask
+rows, of a parallel head, are true rows of the mask token with learned taps; they are overwritten, too.
 
 Rows are packed as in `executor.Batch`; `tokens` holds the token *after* each feature. As there, a smaller `past` rolls
 the cache back.
@@ -29,6 +30,8 @@ class EagleRuntime(Protocol):
     """The blocks of its KV cache; those of rows that depend on one token after their last."""
     ids: Tensor
     """Target id of each draft id, int64 [draft_vocab], on the device."""
+    mask: Tensor | None
+    """Taps of the mask rows of a parallel head, [taps * target_hidden], on the device; None for any other."""
 
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
         """Run rows of one kind, chains or trees. features: the concatenated taps [M, taps * target_hidden]; for `own`
@@ -55,6 +58,11 @@ class EagleRuntime(Protocol):
     def kv(self, seq_id: int, length: int) -> Tensor:
         """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools)."""
         ...
+
+
+def mask_taps(head: EagleHead) -> Tensor | None:
+    """See `EagleRuntime.mask`."""
+    return None if head.config.mask_token is None else head.mask_hidden.detach().flatten()
 
 
 def target_ids(head: EagleHead) -> Tensor:

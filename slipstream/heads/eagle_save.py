@@ -33,8 +33,9 @@ def native(head: EagleHead, target: str | None = None, maps: bool = False) -> La
     `norm_output` is false.
     """
     c = head.config
+    qwen3 = c.version == 3 and c.decoder.qk_norm
     config: dict[str, Any] = {
-        "architectures": [f"LlamaForCausalLMEagle{'3' if c.version == 3 else ''}"],
+        "architectures": ["Eagle3Qwen3ForCausalLM" if qwen3 else f"LlamaForCausalLMEagle{'3' * (c.version == 3)}"],
         **_layer(c.decoder),
     }
     if target is not None:
@@ -48,19 +49,22 @@ def native(head: EagleHead, target: str | None = None, maps: bool = False) -> La
         TAPS: list(c.taps),  # as vLLM counts
         "eagle_config": {TAPS: sglang_ids(c.taps), "use_aux_hidden_state": True, "norm_before_fc": c.norm_before_fc},
     }
+    if c.mask_token is not None:
+        config |= {"ptd_token_id": c.mask_token, "para_depths": c.depths}
     return config | {name: True for name, on in _variants(c).items() if on}, _tensors(head, maps)
 
 
 def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout:
-    """The layout of the package `speculators` for EAGLE-3; target: folder or hub id."""
+    """The layout of the package `speculators` for EAGLE-3 and P-EAGLE; target: folder or hub id."""
     c = head.config
+    kind, name, length = ("eagle3", "Eagle3", 4) if c.mask_token is None else ("peagle", "PEagle", c.depths or 8)
     config: dict[str, Any] = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": [f"{name}Speculator"],
+        "speculators_model_type": kind,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": length}],
             "verifier": {"name_or_path": target, "architectures": list(architectures)},
         },
         "transformer_layer_config": _layer(c.decoder) | {"num_aux_hidden_states": len(c.taps)},
@@ -69,6 +73,8 @@ def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout
         TAPS: list(c.taps),
         **_variants(c),
     }
+    if c.mask_token is not None:
+        config["mask_token_id"] = c.mask_token
     return config, {name.replace("midlayer.", "layers.0."): t for name, t in _tensors(head).items()}
 
 
@@ -93,7 +99,7 @@ def _layer(d: DecoderConfig) -> dict[str, Any]:
     rope: Mapping[str, Any] = d.rope_parameters
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     return {
-        "model_type": "llama",
+        "model_type": "qwen3" if d.qk_norm else "llama",
         "vocab_size": d.vocab_size,
         "hidden_size": d.hidden_size,
         "num_hidden_layers": d.layers,

@@ -35,13 +35,15 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ConvertedHead:
-    """method, draft_tokens: what vLLM's speculative_config calls the head, and a draft length for it."""
+    """method, draft_tokens, parallel: what vLLM's speculative_config calls the head, a draft length for it, and whether
+    all its draft tokens come from one pass."""
 
     folder: Path
     dtype: str
     stored_bytes: int
     method: str
     draft_tokens: int
+    parallel: bool = False
 
 
 def convert_head(source: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
@@ -83,7 +85,8 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
     else:
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
     write(folder, *layout, _dtype(place))
-    return _converted(folder, place, "eagle3", 4)
+    parallel = head.config.mask_token is not None
+    return replace(_converted(folder, place, "eagle3", head.config.depths or 4), parallel=parallel)
 
 
 def _dtype(place: Path) -> torch.dtype:
@@ -109,8 +112,11 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
          f"the package expects the head's own width, {d.hidden_size}"),
         (to == "speculators" and c.norm_before_fc and c.fc_norm, "has norms of each state and of all states",
          "the package has one or the other"),
+        (pure and d.layers > 1, f"has {d.layers} layers", "SpecForge's head has one"),
+        (pure and c.mask_token is not None, "is parallel (P-EAGLE)", "SpecForge names no mask token in config.json"),
         (pure and len(taps) != 3, f"reads {len(taps)} layers", "SpecForge's head reads three"),
         (pure and (d.qkv_bias or d.mlp_bias), "has biases", "SpecForge's layer has none"),
+        (pure and d.qk_norm, "norms queries and keys", "SpecForge's layer has no such norms"),
         (pure and c.norm_before_residual, "adds attention to the normed feature", "SpecForge's adds it to the raw one"),
         (pure and c.norm_before_fc, "norms the joined states", "SpecForge's head has no such norm"),
     )  # fmt: skip

@@ -24,6 +24,9 @@ from slipstream.models.weights import check_finite, unreadable
 TAPS = "eagle_aux_hidden_state_layer_ids"
 """Key of config.json: the target layers whose states an EAGLE-3 head reads."""
 
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""Keys of config.json that name the mask token of a parallel head (P-EAGLE), in the order in which vLLM reads them."""
+
 _EAGLE3 = re.compile(r"midlayer\.|layers\.0\.hidden_norm\.|d2t$")
 _MEDUSA = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
@@ -35,7 +38,7 @@ def _eagle3(config: Mapping[str, Any], names: frozenset[str]) -> bool:
     if names:  # any sign of a tensor that EAGLE-1 lacks, so that a head without one of them is not taken for the other
         return "fc.weight" in names and any(_EAGLE3.match(n) for n in names)
     declared = " ".join(map(str, config.get("architectures") or ())).lower()
-    return "eagle3" in declared or config.get("speculators_model_type") == "eagle3"
+    return "eagle3" in declared or config.get("speculators_model_type") in ("eagle3", "peagle")
 
 
 def _eagle(config: Mapping[str, Any], names: frozenset[str]) -> bool:

@@ -58,6 +58,8 @@ class DecoderConfig:
     windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
     context      maximum number of positions that the checkpoint supports.
     eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
+    mask_token   `pard_token`: id in whose places the model predicts several tokens in one pass (PARD, arXiv
+                 2504.18583); None: it was not trained so.
     """
 
     model_type: str
@@ -83,6 +85,7 @@ class DecoderConfig:
     experts: Experts | None = None
     tie_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
+    mask_token: int | None = None
 
     @property
     def kv_width(self) -> int:
@@ -152,6 +155,13 @@ class DecoderConfig:
             raise ConfigError(
                 f"head_dim {self.head_dim} is odd",
                 why="rotary positions rotate pairs",
+                fix="correct config.json",
+            )
+        if self.mask_token is not None and not (
+            type(self.mask_token) is int and 0 <= self.mask_token < self.vocab_size
+        ):
+            raise ConfigError(
+                f"pard_token is {self.mask_token!r}, the vocabulary has the ids 0..{self.vocab_size - 1}",
                 fix="correct config.json",
             )
         if self.experts and not 1 <= self.experts.per_token <= self.experts.count:
@@ -282,6 +292,7 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
         o_bias=attention_bias,
         mlp_bias=kind == "llama" and _flag(config, "mlp_bias", False),
         qk_norm=kind in ("qwen3", "qwen3_moe"),
+        mask_token=config.get("pard_token"),
         rope_parameters=_rope_parameters(config, kind),
         windows=_windows(config, kind, layers),
         experts=_experts(config, kind, layers),

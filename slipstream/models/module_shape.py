@@ -51,6 +51,7 @@ class ModuleShape:
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
     experts: Experts | None = None
     source_context: int | None = None
+    mask_token: int | None = None
     config: Any = field(default=None, repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -107,6 +108,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         rope_parameters=rope,
         experts=_experts(text),
         source_context=_source_context(config),
+        mask_token=getattr(text, "pard_token", None),
         config=config,
     )
 

@@ -80,6 +80,7 @@ class Decoder:
             fork=self.executor.fork,
             torch_threads=self.executor.torch_threads,
             experts=(experts.per_token, experts.count) if experts else None,
+            mask_token=self.config.mask_token,
         )
 
     def _lends(self, weights: Weights) -> HeadHost:

@@ -8,6 +8,10 @@ are unrolled in parallel. Step j of the chain that starts at i is at position i 
 
 which is exactly what the KV cache holds when the chain is drafted.
 
+A parallel head (P-EAGLE, 2602.01469, section 3) is trained in the same way, with the same attention, but the rows of
+steps 1.. hold the mask token and `mask_hidden`: nothing is read from the step before. All rows are trained; the paper
+trains a sample of those of later steps, to save memory.
+
 The head predicts a reduced draft vocabulary, the most frequent ids of the data (2503.01840, section 4; `d2t` in the
 checkpoints). This makes a step of the head cheap if the target's vocabulary is large.
 """
@@ -15,6 +19,7 @@ checkpoints). This makes a step of the head cheap if the target's vocabulary is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +51,12 @@ class ChainAttention:
     """
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, Tensor]] = []  # keys and values [B, Hk, N, D] of each step
+        self.seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.seen.append((k.transpose(1, 2), v.transpose(1, 2)))
-        first, *own = self.seen
+        held = self.seen.setdefault(layer, [])
+        held.append((k.transpose(1, 2), v.transpose(1, 2)))
+        first, *own = held
         return blocked_attention(q.transpose(1, 2), *first, own).transpose(1, 2)
 
 
@@ -62,10 +68,14 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
     """
     rows = tokens.shape[1] - steps
     hidden = head.fuse([tap[:, :rows] for tap in taps])  # [B, N, d]
-    attend, out = ChainAttention(), []
+    attend, out, mask = ChainAttention(), [], head.config.mask_token
     for j in range(steps):
         place = rotary[0][j : j + rows], rotary[1][j : j + rows]
-        hidden, x = head(tokens[:, 1 + j : 1 + j + rows], hidden, place, attend)
+        read = tokens[:, 1 + j : 1 + j + rows]
+        if j > 0 and mask is not None:
+            learned = head.mask_hidden.to(taps[0].dtype).split(head.config.target_hidden, -1)
+            read, hidden = torch.full_like(read, mask), head.fuse(list(learned)).expand_as(hidden)
+        hidden, x = head(read, hidden, place, attend)
         out.append(x)
     return out
 
@@ -87,7 +97,11 @@ class EagleObjective(Objective):
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
         width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
         ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
-        self.module = EagleHead(EagleConfig(3, _decoder(c, options.intermediate), reads, c.hidden_size, len(ids)))
+        decoder = _decoder(c, options.intermediate, options.layers)
+        config = EagleConfig(3, decoder, reads, c.hidden_size, len(ids))
+        if options.parallel:
+            config = replace(config, mask_token=least_frequent(counts), depths=options.steps)
+        self.module = EagleHead(config)
         _initialise(self.module, torch.Generator().manual_seed(seed))
         self.module.select_vocabulary(torch.from_numpy(ids))
         self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding)
@@ -152,6 +166,11 @@ def most_frequent(counts: np.ndarray[Any, Any], width: int, always: tuple[int, .
     return np.sort(np.argsort(-weight, kind="stable")[:width]).astype(np.int64)
 
 
+def least_frequent(counts: np.ndarray[Any, Any]) -> int:
+    """The least frequent id, as mask token; ties go to the greatest: unused ids are usually the last ones."""
+    return len(counts) - 1 - int(np.argmin(counts[::-1]))
+
+
 def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_size: int) -> np.ndarray[Any, Any]:
     """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
@@ -164,22 +183,26 @@ def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_
     return total / total.sum()
 
 
-def _decoder(target: DecoderConfig, intermediate: int | None) -> DecoderConfig:
-    """A Llama layer with the target's sizes, with the target's RoPE if it has one."""
+def _decoder(target: DecoderConfig, intermediate: int | None, layers: int) -> DecoderConfig:
+    """Llama layers with the target's sizes, with the target's RoPE if it has one."""
     rope = dict(target.rope_parameters) or {"rope_type": "default", "rope_theta": 10000.0}
     return DecoderConfig(
-        model_type="llama", vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=1, heads=target.heads,
-        kv_heads=target.kv_heads, head_dim=target.head_dim, intermediate_size=intermediate or target.intermediate_size,
-        context=target.context, norm_eps=target.norm_eps, rope_parameters=rope, windows=(None,),
+        model_type="llama", vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=layers,
+        heads=target.heads, kv_heads=target.kv_heads, head_dim=target.head_dim,
+        intermediate_size=intermediate or target.intermediate_size, context=target.context, norm_eps=target.norm_eps,
+        rope_parameters=rope, windows=(None,) * layers,
     )  # fmt: skip
 
 
 def _initialise(head: EagleHead, generator: torch.Generator) -> None:
-    """Normal weights of deviation 0.02; half of that for the matrices that write to the residual stream."""
+    """Normal weights of deviation 0.02; half of that for the matrices that write to the residual stream; 1 for the
+    taps of mask rows."""
     for name, weight in head.named_parameters():
         if weight.ndim == 2:
             std = 0.01 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
             nn.init.normal_(weight, 0.0, std, generator=generator)
+        elif name == "mask_hidden":
+            nn.init.normal_(weight, generator=generator)
 
 
 def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> EagleObjective:

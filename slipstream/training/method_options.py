@@ -48,6 +48,8 @@ class MedusaOptions(Strict):
 @dataclass(frozen=True)
 class EagleOptions(Strict):
     """steps         length of the chains that are trained and simulated (training-time test).
+    parallel      train a head that drafts them in one pass (P-EAGLE, 2602.01469). layers: number of its layers;
+                  `speculators` and SpecForge give parallel heads four.
     draft_vocab   size of the draft vocabulary; None: 8192 to 32768, by the target's size.
     taps          target layers that the head reads; None: low, middle and high.
     intermediate  width of its MLP; None: the target's.
@@ -55,6 +57,10 @@ class EagleOptions(Strict):
     """
 
     steps: int = setting(4, "Number of training-time test steps.")
+    parallel: bool = setting(
+        False, "Train a head that drafts in one pass (P-EAGLE, arXiv 2602.01469).", "--parallel/--no-parallel"
+    )
+    layers: int = setting(1, "Number of layers of the head.")
     draft_vocab: int | None = setting(
         None, "Number of token ids that the head can draft.", shown="8192 to 32768, by the target's size"
     )
@@ -67,6 +73,7 @@ class EagleOptions(Strict):
 
     def __post_init__(self) -> None:
         check_integer("steps", self.steps, 1)
+        check_integer("layers", self.layers, 1)
         for name in ("draft_vocab", "intermediate"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)

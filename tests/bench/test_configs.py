@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,13 @@ def test_another_tokenizer_has_a_counterpart_or_none():
     for found in (intersection, string):
         assert found["sglang"].values is found["llama-server"].values is None
         assert "assistant_tokenizer" in found["transformers"].note
+
+
+@pytest.mark.parametrize(("drafter", "key"), [("model", "pard_token"), ("eagle3", "ptd_token_id")])
+def test_vllm_is_told_of_a_draft_that_takes_one_pass(tmp_path: Path, drafter: str, key: str):
+    (tmp_path / "config.json").write_text(json.dumps({key: 7}))
+    made = vllm(Choice(drafter, 5, draft=str(tmp_path)))
+    assert made.values["speculative_config"]["parallel_drafting"] is True
+    assert "V1 runner" in made.note
+    (tmp_path / "config.json").write_text(json.dumps({key: None}))
+    assert "parallel_drafting" not in vllm(Choice(drafter, 5, draft=str(tmp_path))).values["speculative_config"]

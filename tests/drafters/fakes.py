@@ -1,4 +1,4 @@
-"""Toy targets with optional capabilities: several steps in one call, and early exit."""
+"""Toy targets with optional capabilities: several steps in one call, mask tokens, and early exit."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ class MultiStepToy(ToyTarget):
             self._slots[seq.id] = text[:-1]
         tokens = torch.tensor([text[len(seq.tokens) :] for seq, text in zip(seqs, texts, strict=True)])
         return DecodedSteps(tokens.T, torch.stack(scores))
+
+
+class MaskedToy(ToyTarget):
+    """Predicts several tokens in one pass, in the places of its last id, which the toy targets of fewer ids lack."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, mask_token=self.vocab_size - 1)
 
 
 class ExitToy(MultiStepToy):

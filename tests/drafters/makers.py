@@ -10,10 +10,10 @@ from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from tests.drafters.conformance import LENGTH, Case
-from tests.drafters.fakes import ExitToy, MultiStepToy
+from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
-from tests.heads.tiny_heads import eagle_drafter, medusa_drafter
+from tests.heads.tiny_heads import PARALLEL, eagle_drafter, medusa_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -73,6 +73,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "model, confident": lambda target: ModelDrafter(other(), V, ModelDraftConfig(confidence=0.3)),
     "model, tree topk": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="topk", width=3, nodes=7)),
     "model, tree sampled": lambda target: ModelDrafter(other(), V, ModelDraftConfig(tree="sampled", width=3, nodes=7)),
+    "model, parallel": lambda target: ModelDrafter(MaskedToy(V + 1, order=2, seed=22, sharpness=1.0), V),
     "model, several steps": lambda target: ModelDrafter(several_steps(), V),
     "model, window": lambda target: ModelDrafter(other(), V, ModelDraftConfig(window=3)),
     "model, intersection": lambda target: ModelDrafter(intersection(), V),
@@ -92,6 +93,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "lookahead, large": lambda target: make_drafter("lookahead", target, window=4, ngram=3, guesses=3, row_cost=0.0),
     "lookahead, smallest": lambda target: make_drafter("lookahead", target, window=1, ngram=2, guesses=1),
     "eagle3, confident": lambda target: eagle_drafter(V, 3, confidence=0.2),
+    "eagle3, parallel": lambda target: eagle_drafter(V, 3, PARALLEL),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
     "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
     "scripted": scripted,

@@ -26,25 +26,45 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+from slipstream.core.warp import distributions_after
 from slipstream.drafters import eagle
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make_eagle3
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.heads import eagle_rows
+from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_save import save_eagle
+from slipstream.heads.eagle_save import native, save_eagle, speculators
+from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from slipstream.theory.cost_curve import CostCurve
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
 from tests.end_to_end.sampling import sample
+from tests.heads.as_vllm import AsVLLM
 from tests.heads.dense_eagle import Text, dense, true_batch
-from tests.heads.tiny_heads import config, eagle_drafter, head, knowing_head
+from tests.heads.tiny_heads import PARALLEL, config, eagle_drafter, head, knowing_head
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
 
 V = 5
+DEPENDENT = SamplingParams(temperature=1.3, top_k=4, repetition_penalty=1.6, presence_penalty=0.9, seed=5)
+"""The distribution of each token depends on the draft tokens before it."""
+WIDE = {"head_dim": 16}  # of the kernels
+TWO = WIDE | {"layers": 2, "windows": (None, None)}
+TAPPED = {"taps": (0, 1, 2)}
+AS_VLLM: dict[str, dict[str, Any]] = {
+    "3": {"decoder": WIDE, **TAPPED},
+    "3, norm before residual": {"decoder": TWO | {"qk_norm": True}, **TAPPED, "norm_before_residual": True},
+    "3, joined norm": {"decoder": WIDE, **TAPPED, "norm_before_fc": True, "norm_output": True},
+    "3.1": {"decoder": WIDE, **TAPPED, "fc_norm": True, "norm_output": True},
+    "parallel": {"decoder": WIDE, **TAPPED, "mask_token": 0, "depths": 8},
+    "parallel, 3.1": {
+        "decoder": TWO | {"qkv_bias": True, "o_bias": True}, **TAPPED, "mask_token": 4, "fc_norm": True,
+        "norm_output": True, "own_embedding": True, "norm_before_residual": True,
+    },
+}  # fmt: skip
 PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]
 
 
@@ -108,6 +128,82 @@ class TestDraftTokens:
                 for i, token in enumerate(drafted):
                     best = int(logits_by_hand(made, other, text, drafted[:i]).argmax())
                     assert token == ids_of(made)[best]
+
+    @pytest.mark.parametrize("backend", ["torch", "native"])
+    @pytest.mark.parametrize("to", ["eagle3", "speculators"])
+    @pytest.mark.parametrize("kind", AS_VLLM)
+    def test_greedy_chains_are_those_that_vllm_would_draft(
+        self, tmp_path: Path, kind: str, to: str, backend: str
+    ) -> None:
+        """EAGLE-3, -3.1 and P-EAGLE: `AsVLLM` reads the same files, and computes each draft anew."""
+        embedding = torch.randn(V, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+        made = config(3, V, width=5, target=V, draft_vocab=V - 1, **AS_VLLM[kind])
+        layout = native(head(made, 3)) if to == "eagle3" else speculators(head(made, 3), "some/target", ())
+        write(tmp_path, *layout, torch.float64)
+        found = load_eagle(tmp_path).borrow(None if made.own_embedding else embedding)
+        drafter = EagleDrafter(NativeEagle(found) if backend == "native" else TorchEagle(found), V)
+        recorder, target, other = Recorder(drafter, V), toy(), AsVLLM(tmp_path, embedding)
+        seqs = [Sequence(p, SamplingParams(max_tokens=30)) for p in PROMPTS]
+        compared = 0
+        for index in range(6):
+            texts = [list(s.tokens) for s in seqs]
+            step(seqs, target, recorder, RULES["rejection"], 0 if index == 0 else index)
+            for seq, text in zip(seqs, texts, strict=True):
+                if index:
+                    drafted = recorder.proposed[seq.id][-1][0]
+                    wanted, _ = other.draft(text, features(toy(), text, made.taps)[:-1], index)
+                    assert drafted == wanted
+                    compared += len(drafted)
+        assert compared == len(seqs) * (1 + 2 + 3 + 4 + 5)
+
+    @pytest.mark.parametrize(
+        "params", [SamplingParams(temperature=1.0, seed=3), DEPENDENT], ids=["warped", "dependent"]
+    )
+    def test_q_of_a_parallel_head_is_what_each_place_gives(self, params: SamplingParams) -> None:
+        target, drafter = toy(), eagle_drafter(V, 3, PARALLEL)
+        recorder = Recorder(drafter, V)
+        seqs = [Sequence(p, params) for p in PROMPTS]
+        step(seqs, target, recorder, RULES["rejection"], 0)
+        texts = [list(s.tokens) for s in seqs]
+        step(seqs, target, recorder, RULES["rejection"], 4)
+        made, calls = drafter.runtime.head, 4
+        for prompt, seq, text in zip(PROMPTS, seqs, texts, strict=True):
+            drafted, _, q = recorder.proposed[seq.id][-1]
+            known = features(toy(), text, made.config.taps)[:-1]
+            taps = torch.cat((known, made.mask_hidden.view(1, -1).expand(calls - 1, -1)))
+            n = len(taps)
+            mask = [made.config.mask_token] * (calls - 1)
+            _, x = dense(
+                made, [*text[1:], *mask], made.fuse(list(taps.split(V, -1))), torch.ones(n, n).tril().bool(),
+                list(range(n)),
+            )  # fmt: skip
+            for j, token in enumerate(drafted):
+                logits = torch.full((V,), -torch.inf, dtype=torch.float64)
+                logits[made.target_ids] = made.logits(x[n - calls + j])
+                before = Sequence(prompt, params)
+                before.tokens += text[len(prompt) :]
+                wanted = distributions_after(logits[None], [before], [drafted[:j]])[0]
+                torch.testing.assert_close(torch.tensor(q[j], dtype=torch.float64), wanted)
+                assert wanted[token] > 0
+
+    def test_a_parallel_head_drafts_in_one_pass_and_not_beyond_its_training(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for params in (SamplingParams(), SamplingParams(temperature=0.8, seed=1), DEPENDENT):
+            caplog.clear()
+            drafter, target, seq = eagle_drafter(V, 3, PARALLEL), toy(), Sequence([1, 2, 3], params)
+            step([seq], target, drafter, RULES["rejection"], 0)
+            calls: list[int] = []
+            extend = drafter.runtime.extend
+            monkeypatch.setattr(drafter.runtime, "extend", lambda *a, e=extend, c=calls: c.append(1) or e(*a))
+            assert len(drafter.propose([seq], [9])) == 6
+            assert calls == [1]
+            drafter.propose([seq], [0])
+            assert [r.getMessage() for r in caplog.records] == [
+                "the head was trained to draft 6 tokens in one pass: longer drafts are cut"
+            ]
+        with pytest.raises(ParameterError, match=r"shape is 'tree', the head is parallel"):
+            eagle_drafter(V, 3, PARALLEL, shape="tree")
 
     def test_a_topk_tree_holds_the_most_probable_of_all_paths(self) -> None:
         """If the tree is wide enough, growing it level by level finds the same paths as an exhaustive search."""
@@ -530,6 +626,11 @@ class TestMaking:
         made = head(config(3, 402, target=24, draft_vocab=402, own_embedding=True, taps=(1, 2, 4)))
         drafter = make_eagle3(target, head=made)
         assert drafter.runtime.ids.tolist() == list(range(400))
+
+    def test_a_mask_token_that_the_target_lacks_is_refused(self) -> None:
+        made = config(3, 402, width=48, target=48, draft_vocab=402, taps=(1, 2, 4), mask_token=401)
+        with pytest.raises(PairError, match=r"mask token of the EAGLE-3 head is 401, the target has the ids 0\.\.399"):
+            make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(made))
 
     def test_a_target_without_embedding_and_lm_head_is_refused_by_name(self) -> None:
         with pytest.raises(PairError, match="ToyTarget"):

@@ -3,11 +3,14 @@ detects every wrong rollback."""
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +21,17 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
+from slipstream.core.step import decide
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
-from slipstream.errors import ParameterError
+from slipstream.errors import ConfigError, ParameterError
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.core.exact import completed, rational, target_distribution, weighed
 from tests.core.worlds import Shape, WeightedDraft, point, probs, steady
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
+from tests.heads.dense_eagle import rewrite
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, g_test
 from tests.targets.toy import ToyTarget
@@ -427,3 +432,50 @@ def test_a_path_ends_where_its_probability_is_too_low() -> None:
 def test_impossible_settings_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         ModelDraftConfig(**options)  # type: ignore[arg-type]
+
+
+def masked(folder: Path) -> Any:
+    """A checkpoint in `folder` whose config.json has `pard_token` 11, and the model of transformers."""
+    model = random_llama(6, **SMALL).double()
+    model.save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pard_token": 11}))
+    return model
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in_those_places(
+    tmp_path: Path, executor: str
+) -> None:
+    """PARD (2504.18583): after the text come K - 1 mask tokens; the last K places give the draft tokens. A batch, and
+    the steps after accepted and rejected drafts."""
+    exact = masked(tmp_path)
+    model = Decoder.load(tmp_path, executor, "float64" if executor == "torch" else None)
+    mine, world = ModelDrafter(model, 12), Decoder.from_module(random_llama(6, **SMALL), dtype="float64")
+    seqs = [Sequence(text, SamplingParams(max_tokens=40)) for text in PROMPTS]
+    runs, accepted = [], 0
+    monkey = model.run
+    model.run = lambda *a, **k: runs.append(1) or monkey(*a, **k)  # type: ignore[method-assign]
+    for depth in (4, 1, 5, 3):
+        runs.clear()
+        draft = mine.propose(seqs, [depth] * 3)
+        assert runs == [1]
+        for b, seq in enumerate(seqs):
+            with torch.no_grad():
+                logits = exact(torch.tensor([seq.tokens + [11] * (depth - 1)])).logits[0]
+            assert [draft.ids[i] for i in draft.nodes(b)] == logits[-depth:].argmax(-1).tolist()
+        out = world.run(seqs, draft)
+        verdict = decide(seqs, draft, out.logits, RULES["rejection"])
+        world.commit(seqs, verdict.path)
+        for b, seq in enumerate(seqs):
+            seq.advance(verdict, draft, b)
+            accepted += len(verdict.path[b])
+        mine.observe(seqs, draft, out, verdict)
+    assert accepted > 0
+
+
+def test_a_mask_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    masked(tmp_path)
+    rewrite(tmp_path, pard_token=12)
+    with pytest.raises(ConfigError, match=r"pard_token is 12, the vocabulary has the ids 0\.\.11"):
+        Decoder.load(tmp_path)

@@ -30,6 +30,7 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from tests.core.letter_tokenizer import letter_tokenizer
+from tests.drafters.fakes import MaskedToy
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, wrong_at
 from tests.end_to_end.sampling import sample
 from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
@@ -74,6 +75,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram chain": NgramDrafter,
     "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3)),
     "draft model": lambda: ModelDrafter(toy_draft(), V),
+    "parallel draft model": lambda: ModelDrafter(MaskedToy(V + 1, order=2, seed=6, sharpness=0.8), V),
     "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)),
     "sampled tree": lambda: ToyDrafter(DRAFT, (2, 2)),
     "sampled tree, with replacement": lambda: ToyDrafter(DRAFT, (2, 2), replacement=True),

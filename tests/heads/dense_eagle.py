@@ -18,6 +18,7 @@ from tests.heads.tiny_heads import config
 
 V, TARGET = 40, 6
 SHORT = {"draft_vocab": 24}
+TWO = {"layers": 2, "windows": (None, None)}
 BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
 
@@ -32,8 +33,10 @@ VARIANTS: dict[str, EagleConfig] = {
     "3.1": variant(3, fc_norm=True, norm_output=True),
     "3, joined norm, own embedding": variant(3, norm_before_fc=True, own_embedding=True),
     "3, biases": variant(3, decoder=BIASES),
+    "3, two layers, norms of queries and keys": variant(3, decoder=TWO | {"qk_norm": True}),
+    "parallel": variant(3, mask_token=7, depths=6, own_embedding=True, decoder=TWO),
     "1": variant(1, 8),
-    "1, two layers, bias": variant(1, 8, fc_bias=True, decoder={"layers": 2, "windows": (None, None)}),
+    "1, two layers, bias": variant(1, 8, fc_bias=True, decoder=TWO),
 }
 
 

@@ -79,6 +79,13 @@ class TestLayouts:
         assert found.config == made.config
         same_logits(found, made)
 
+    @pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
+    def test_the_mask_token_is_found_under_every_name_that_vllm_reads(self, tmp_path: Path, key: str) -> None:
+        made = head(VARIANTS["parallel"])
+        save_eagle(made, tmp_path, torch.float64)
+        rewrite(tmp_path, lambda s: s.update(mask_hidden=s["mask_hidden"].flatten()), **{"ptd_token_id": None, key: 7})
+        assert load_eagle(tmp_path).config == made.config
+
     def test_the_default_taps_are_the_usual_three(self, folder: Path) -> None:
         rewrite(folder, eagle_config=None, eagle_aux_hidden_state_layer_ids=None)
         assert load_eagle(folder, layers=12).config.taps == (2, 6, 9)
@@ -142,10 +149,10 @@ class TestRefusals:
     def test_tensors_that_are_missing_or_unknown_are_listed(self, folder: Path) -> None:
         def damage(state: dict[str, Tensor]) -> None:
             del state["midlayer.mlp.up_proj.weight"]
-            state["midlayer.self_attn.q_norm.weight"] = torch.ones(4)
+            state["midlayer.self_attn.v_norm.weight"] = torch.ones(4)
 
         rewrite(folder, damage)
-        with pytest.raises(CheckpointError, match=r"mlp\.up_proj\.weight.*self_attn\.q_norm\.weight"):
+        with pytest.raises(CheckpointError, match=r"mlp\.up_proj\.weight.*self_attn\.v_norm\.weight"):
             load_eagle(folder)
 
     @pytest.mark.parametrize(
@@ -167,11 +174,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("keys", "error"),
         [
-            ({"parallel_drafting": True}, UnsupportedModelError),
+            ({"parallel_drafting": True}, ConfigError),
+            ({"parallel_drafting": True, "mask_token_id": 40}, ConfigError),
+            ({"parallel_drafting": True, "mask_token_id": 1}, CheckpointError),
+            ({"fc_norm": True}, CheckpointError),
+            ({"norm_before_fc": True, "eagle_config": None}, CheckpointError),
             ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError),
             ({"layer_types": ["sliding_attention"]}, UnsupportedModelError),
             ({"hidden_act": "relu"}, UnsupportedModelError),
-            ({"num_hidden_layers": 2}, UnsupportedModelError),
+            ({"num_hidden_layers": 2}, CheckpointError),
             ({"eagle_aux_hidden_state_layer_ids": "all"}, ConfigError),
             ({"draft_vocab_size": 41}, ConfigError),
             ({"draft_vocab_size": "many"}, ConfigError),
@@ -183,6 +194,16 @@ class TestRefusals:
         rewrite(folder, **keys)
         with pytest.raises(error):
             load_eagle(folder)
+
+    def test_a_parallel_head_without_its_mask_token_or_taps_is_refused_in_one_line(self, tmp_path: Path) -> None:
+        save_eagle(head(VARIANTS["parallel"]), tmp_path, torch.float64)
+        rewrite(tmp_path, ptd_token_id=None)
+        with pytest.raises(ConfigError, match=r"names no mask token.*set mask_token_id") as raised:
+            load_eagle(tmp_path)
+        assert "\n" not in str(raised.value)
+        rewrite(tmp_path, lambda s: s.pop("mask_hidden"), pard_token=7, parallel_drafting=True)
+        with pytest.raises(CheckpointError, match=r"lacks 1 tensors \(mask_hidden\)"):
+            load_eagle(tmp_path)
 
     def test_a_pickle_is_refused_by_name(self, folder: Path) -> None:
         (folder / "model.safetensors").unlink()

@@ -22,7 +22,7 @@ from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.recognition import TAPS, recognise
 from slipstream.settings import HEAD_FORMATS
 from tests.checkpoints import Tiny
-from tests.heads.dense_eagle import BIASES, VARIANTS, rewrite, same_logits, variant
+from tests.heads.dense_eagle import BIASES, TWO, VARIANTS, rewrite, same_logits, variant
 from tests.heads.tiny_heads import config, head, tiny_heads
 
 EAGLE = ("eagle3", "speculators", "specforge")
@@ -42,6 +42,9 @@ NOT_SPECFORGE: dict[str, EagleConfig] = {
     "joined norm": variant(3, **OWN_WIDTH, **TAPPED, norm_before_fc=True),
     "biases": variant(3, target=8, decoder=BIASES, **TAPPED),
     "two states": variant(3, **OWN_WIDTH, taps=(2, 5)),
+    "two layers": variant(3, target=8, **TAPPED, decoder=TWO),
+    "norms of queries and keys": variant(3, target=8, **TAPPED, decoder={"qk_norm": True}),
+    "parallel": variant(3, target=8, **TAPPED, own_embedding=True, mask_token=7, depths=6),
 }
 CASES = [(to, name) for to in EAGLE for name in KINDS] + [(to, name) for to in EAGLE[:2] for name in NOT_SPECFORGE]
 
@@ -162,6 +165,17 @@ def test_speculators_has_what_vllm_and_the_package_look_for(tiny: Tiny, source: 
     assert "layers.0.hidden_norm.weight" in tensors
     assert not any(name.startswith("midlayer") for name in tensors)
     assert tensors["fc_norm.2.weight"].dtype == torch.bfloat16
+
+
+def test_a_parallel_head_has_what_vllm_and_speculators_look_for(tiny: Tiny, source: Path, out: Path) -> None:
+    save_eagle(head(NOT_SPECFORGE["parallel"]), source)
+    done = [convert_head(source, to, out / to, tiny.target) for to in ("eagle3", "speculators")]
+    assert [(d.method, d.draft_tokens, d.parallel) for d in done] == [("eagle3", 6, True)] * 2
+    (config, tensors), (theirs, same) = written(out / "eagle3"), written(out / "speculators")
+    assert config["ptd_token_id"] == theirs["mask_token_id"] == 7
+    assert (theirs["speculators_model_type"], theirs["speculators_config"]["algorithm"]) == ("peagle", "peagle")
+    assert theirs["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 6
+    assert tensors["mask_hidden"].shape == same["mask_hidden"].shape == (1, 1, 24)  # speculators loads no other shape
 
 
 def test_layers_that_a_head_does_not_name_are_those_of_its_target(tiny: Tiny, source: Path, out: Path) -> None:

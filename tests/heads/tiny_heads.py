@@ -56,9 +56,18 @@ def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Ten
     return made.borrow(None if config.own_embedding else embedding, lm_head if config.version == 1 else None)
 
 
-def eagle_drafter(vocab: int = 5, version: int = 3, seed: int = 3, **options: Any) -> EagleDrafter:
-    """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 can draft all ids but one."""
-    made = config(version, vocab, target=vocab, draft_vocab=vocab if version == 1 else vocab - 1)
+PARALLEL = {"mask_token": 2, "depths": 6, "decoder": {"layers": 2, "windows": (None, None)}}
+"""What makes a head of version 3 a parallel one (P-EAGLE), of two layers."""
+
+
+def eagle_drafter(
+    vocab: int = 5, version: int = 3, changes: dict[str, Any] | None = None, seed: int = 3, **options: Any
+) -> EagleDrafter:
+    """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 can draft all ids but one.
+    changes: as `config` takes them."""
+    made = config(
+        version, vocab, target=vocab, **{"draft_vocab": vocab if version == 1 else vocab - 1} | (changes or {})
+    )
     if version == 1:  # the target's hidden state is its row of logits
         made = config(version, vocab, width=vocab, target=vocab)
     return EagleDrafter(TorchEagle(head(made, seed)), vocab, EagleDraftConfig(**options))

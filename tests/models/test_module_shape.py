@@ -30,3 +30,11 @@ def test_the_bounds_of_an_encoder_decoder_are_those_of_its_two_parts(tmp_path: P
         shape = shape_in(tmp_path)
         found.append((shape.source_context, shape.context, shape.layers))
     assert found == [(77, 77, 3), (UNBOUNDED, UNBOUNDED, 4), (99, 33, 12)]
+
+
+def test_a_mask_token_is_that_of_the_configuration(tmp_path: Path) -> None:
+    found = []
+    for more in ({}, {"pard_token": 9}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi", **more}))
+        found.append(shape_in(tmp_path).mask_token)
+    assert found == [None, 9]

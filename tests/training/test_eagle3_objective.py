@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, rotary_tables
 from slipstream.models.config import DecoderConfig
 from slipstream.training import compact
-from slipstream.training.eagle3_objective import chain_states, most_frequent, token_counts
+from slipstream.training.eagle3_objective import chain_states, least_frequent, most_frequent, token_counts
 from slipstream.training.packing import Stream, write_stream
 
 STEPS, T, V, DV, D = 3, 14, 20, 12, 16
@@ -74,6 +76,39 @@ def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch
             for j in range(STEPS):
                 # The softmax is in float32.
                 assert torch.allclose(states[j][b, start], alone[j], atol=1e-4), (b, start, j)
+
+
+def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2602.01469, section 3: the rows after a true row hold the mask token and learned taps, at the next positions."""
+    monkeypatch.setattr(compact, "BLOCK", 4)
+    torch.manual_seed(0)
+    two = replace(DECODER, layers=2, windows=(None, None))
+    head = EagleHead(EagleConfig(3, two, (1, 2), D, DV, fc_norm=True, mask_token=17)).double()
+    for p in head.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.4)
+    head.borrow(torch.randn(V, D, dtype=torch.float64))
+    tokens, taps = inputs()
+    cos, sin = (x.double() for x in rotary_tables(two, 64))
+    states = chain_states(head, tokens, taps, (cos, sin), STEPS)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [n, H, D]
+        scores = torch.einsum("nhd,mhd->hnm", q, k.expand(-1, 2, -1)) * 8**-0.5
+        unseen = torch.ones(len(q), len(q)).triu(1).bool()
+        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v.expand(-1, 2, -1))
+
+    for b in range(2):
+        for start in (0, 1, 5, T - STEPS - 1):
+            n = start + STEPS
+            masked = head.mask_hidden.view(2, 1, D).expand(-1, STEPS - 1, -1)
+            read = [torch.cat((tap[b, : start + 1], part)) for tap, part in zip(taps, masked, strict=True)]
+            shown = torch.cat((tokens[b, 1 : start + 2], torch.full((STEPS - 1,), 17)))
+            _, x = head(shown, head.fuse(read), (cos[:n], sin[:n]), attend)
+            for j in range(STEPS):
+                assert torch.allclose(states[j][b, start], x[start + j], atol=1e-4), (b, start, j)
+
+
+def test_the_mask_token_is_the_last_of_the_rarest() -> None:
+    assert least_frequent(np.array([0.0, 3.0, 0.0, 1.0])) == 2
 
 
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -56,9 +56,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_an_objective_learns(kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
-    config = run_config(kind, OPTIONS[kind], tiny_target, tiny_data, tmp_path, budget_tokens=40 * 256, lr=RATES[kind])
+PARALLEL = EagleOptions(steps=2, parallel=True, layers=2, draft_vocab=40, intermediate=32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [*OPTIONS.items(), ("eagle3", PARALLEL)], ids=[*OPTIONS, "eagle3, parallel"]
+)
+def test_an_objective_learns(kind: str, options: Any, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    config = run_config(kind, options, tiny_target, tiny_data, tmp_path, budget_tokens=40 * 256, lr=RATES[kind])
     run = prepare(replace(config, texts=24, text_tokens=24), say=quiet)
     figures = run.train(say=quiet)
     first = next(e for e in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()) if "heldout" in e)
@@ -67,7 +72,8 @@ def test_an_objective_learns(kind: str, tiny_target: Path, tiny_data: Path, tmp_
     assert figures[name] < 0.9 * before[name]
     assert figures["tau@0"] > before["tau@0"] + 0.05
     assert figures["tau@0.8"] > before["tau@0.8"]
-    assert (tmp_path / "final" / "model.safetensors").is_file()
+    made = load_file(tmp_path / "final" / "model.safetensors")
+    assert ("mask_hidden" in made) == getattr(options, "parallel", False)
     card = (tmp_path / "final" / "README.md").read_text()
     assert "simulated acceptance length, greedy" in card
     assert "texts.bin" in card

@@ -23,7 +23,7 @@ from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_runtime import target_ids
+from slipstream.heads.eagle_runtime import mask_taps, target_ids
 from slipstream.models.executor import Batch, check_steps
 from slipstream.settings import WeightFormat
 
@@ -45,7 +45,8 @@ class NativeEagle(NativePaged):
         embedding: SharedEmbedding | None = None,
     ):
         self.config, self.device = head.config, torch.device("cpu")
-        self.ids = target_ids(head).cpu()
+        self.ids, mask = target_ids(head).cpu(), mask_taps(head)
+        self.mask = None if mask is None else mask.float().cpu()
         with compile_lock():
             super().__init__(head.config.decoder, ahead=1)
             self._layout, self._shared = Layout(), embedding
@@ -106,7 +107,9 @@ def _record(
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
-    prefixes = ["midlayer."] if c.version == 3 else [f"layers.{i}." for i in range(d.layers)]
+    prefixes = [f"layers.{i}." for i in range(d.layers)]
+    if c.version == 3:
+        prefixes[0] = "midlayer."
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
     form = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], output, *linear])
 
@@ -118,6 +121,7 @@ def _record(
     for own, prefix in zip(layers, prefixes, strict=True):
         own["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
         own["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
+        own["q_norm"], own["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
         for group, names in INPUTS.items():
             own[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
     target = ids.to(torch.int64).contiguous().numpy().copy()

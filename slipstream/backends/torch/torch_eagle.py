@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.eagle_head import EagleHead, Rotary
-from slipstream.heads.eagle_runtime import target_ids
+from slipstream.heads.eagle_runtime import mask_taps, target_ids
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, check_ids, check_steps
 
@@ -31,7 +31,7 @@ class TorchEagle(TorchPaged[TorchBlocks]):
         weight = head.fc.weight
         self.head, self.config = head, head.config
         self.device, self.dtype = weight.device, weight.dtype
-        self.ids = target_ids(head).to(self.device)
+        self.ids, self.mask = target_ids(head).to(self.device), mask_taps(head)
         inv_freq, self._scale = head.config.decoder.rope()
         self._inv_freq = inv_freq.to(self.device)
         super().__init__(TorchBlocks(head.config.decoder, self.dtype, self.device), ahead=1)

@@ -69,7 +69,7 @@ def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, are
     for number in range(layers):
         layer = layer_of(model, number)
         given, stride, mode = side_at, side.shape[1], PLAIN
-        if first_version:
+        if first_version or number > 0:
             given, stride, mode = own.x, own.stride, PLAIN if number == 0 else NORM
         active = wanted if number == layers - 1 else everyone
         run_layer(
