@@ -20,7 +20,7 @@ from slipstream.training.acceptance import (
     load_texts,
     save_texts,
 )
-from slipstream.training.method_options import DraftOptions, EagleOptions, MedusaOptions
+from slipstream.training.method_options import DFlashOptions, DraftOptions, EagleOptions, MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny_runs import run_config
 
@@ -28,6 +28,8 @@ K = 3
 METHODS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
     "medusa": (MedusaOptions(heads=K), {"greedy": {"mode": "chain"}, "sampled": {"mode": "sampled"}}),
     "eagle3": (EagleOptions(steps=K, draft_vocab=40), {"greedy": {}, "sampled": {}}),
+    "dflash": (DFlashOptions(block=K + 1, layers=1), {"greedy": {}, "sampled": {}}),
+    "dflash, markov": (DFlashOptions(block=K + 1, layers=1, markov_rank=8), {"greedy": {}, "sampled": {}}),
     "draft": (
         DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K),
         {"greedy": {}, "sampled": {}},
@@ -41,7 +43,7 @@ def test_simulated_acceptance_length_is_what_decoding_measures(
     kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     options, drafter = METHODS[kind]
-    config = run_config(kind, options, tiny_target, tiny_data, tmp_path / "run")
+    config = run_config(kind.partition(",")[0], options, tiny_target, tiny_data, tmp_path / "run")
     run = prepare(replace(config, texts=48, text_tokens=60, temperatures=(0.0, 1.0)), say=lambda text: None)
     figures = run.train(say=lambda text: None)
     llm = LLM(
