@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
@@ -47,6 +48,8 @@ from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_
 from slipstream.settings import AUTO, SAME
 from slipstream.targets.describe import describe, loaded
 from slipstream.targets.memory_plan import plan as memory_plan
+
+log = logging.getLogger("slipstream")
 
 MOST_CHOSEN = most_chosen(STACK)
 """Longest draft of a request with a prediction, where lengths are chosen."""
@@ -203,7 +206,7 @@ class LLM:
     def most_draft_tokens(self) -> int:
         """Most draft tokens per step: the number that was given, or the most that are chosen."""
         if isinstance(self._draft_tokens, str):
-            return most_chosen(self.drafter.name)
+            return self.drafter.traits.longest or most_chosen(self.drafter.name)
         return self._draft_tokens if isinstance(self._draft_tokens, int) else self._draft_tokens.most
 
     def _new_lengths(self) -> int | DraftLengths:
@@ -211,7 +214,13 @@ class LLM:
         if not self.drafter.traits.drafts:
             return 0
         if self._draft_tokens == AUTO:
-            return DraftLengths(most_chosen(self.drafter.name))
+            return DraftLengths(self.most_draft_tokens)
+        longest = self.drafter.traits.longest
+        if longest is not None and self.most_draft_tokens > longest:
+            log.warning(
+                "draft_tokens is %d, but the drafter %r drafts at most %d tokens in a step: it drafts these",
+                self.most_draft_tokens, self.drafter.name, longest,
+            )  # fmt: skip
         return self._draft_tokens  # type: ignore[return-value]
 
     def use(self, draft: Any, **options: Any) -> None:

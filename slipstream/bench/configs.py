@@ -100,7 +100,7 @@ def vllm(choice: Choice) -> Settings:
         }
         return _arguments({"speculative_config": made, "additional_config": {"slipstream": own}},
                           "needs slipstream in vLLM's environment, and the V1 runner")  # fmt: skip
-    method = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3"}.get(choice.drafter)
+    method = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash"}.get(choice.drafter)
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)

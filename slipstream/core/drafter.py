@@ -29,6 +29,7 @@ class DrafterTraits:
     reads_prompts   it is a `PromptReader`.
     keeps_prefixes  it is a `PrefixKeeper`.
     composite       it is a `CompositeDrafter`.
+    longest         most draft tokens in a row that it can draft; None: any number.
     """
 
     taps: tuple[int, ...] = ()
@@ -40,6 +41,7 @@ class DrafterTraits:
     reads_prompts: bool = False
     keeps_prefixes: bool = False
     composite: bool = False
+    longest: int | None = None
 
     @staticmethod
     def of_members(members: Iterable[Drafter]) -> DrafterTraits:

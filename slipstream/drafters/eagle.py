@@ -80,7 +80,40 @@ class EagleDraftConfig(Strict):
         check_confidence(self.confidence)
 
 
-class EagleDrafter:
+class HeadDrafter:
+    """What the drafters of heads with a KV cache have in common. rows: the state of every sequence in it."""
+
+    traits: DrafterTraits
+    rows: EagleRows
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.rows.observe(seqs, draft, out, verdict, self.traits.taps)
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft."""
+        self.rows.read(seqs, out, self.traits.taps)
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        """See `PrefixKeeper`."""
+        return self.rows.runtime.kv_memory.match(seq.tokens)
+
+    def begin(self, seq: Sequence, length: int) -> None:
+        """See `PrefixKeeper`."""
+        self.rows.begin(seq, length)
+
+    def keep(self, seq: Sequence) -> None:
+        """See `PrefixKeeper`."""
+        self.rows.keep(seq)
+
+    def release(self, seq_id: int) -> None:
+        self.rows.release(seq_id)
+
+    def room(self, seq: Sequence) -> int:
+        """See `chains.Source`."""
+        return self.rows.context - len(seq.tokens)
+
+
+class EagleDrafter(HeadDrafter):
     """runtime: the head. vocab_size: width of the target's logits."""
 
     def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None):
@@ -128,32 +161,7 @@ class EagleDrafter:
         self._grow(trees)
         return forest(len(seqs), dict(zip(drafting, trees, strict=True)), self.vocab_size, self.device)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.rows.observe(seqs, draft, out, verdict, self.traits.taps)
-
-    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft."""
-        self.rows.read(seqs, out, self.traits.taps)
-
-    def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixKeeper`."""
-        return self.runtime.kv_memory.match(seq.tokens)
-
-    def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixKeeper`."""
-        self.rows.begin(seq, length)
-
-    def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`."""
-        self.rows.keep(seq)
-
-    def release(self, seq_id: int) -> None:
-        self.rows.release(seq_id)
-
     # --- chains: see `chains.Source` -------------------------------------------------------------------------------
-
-    def room(self, seq: Sequence) -> int:
-        return self.rows.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""

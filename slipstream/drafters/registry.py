@@ -95,6 +95,7 @@ DRAFTERS: dict[str, DrafterSpec] = {
         DrafterSpec("medusa", Needs.DRAFT_HEAD, 4, trained_by="medusa"),
         DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),
         DrafterSpec("eagle3", Needs.DRAFT_HEAD, 5, trained_by="eagle3", module="eagle", maker="make_eagle3"),
+        DrafterSpec("dflash", Needs.DRAFT_HEAD, 7, trained_by="dflash"),
         DrafterSpec("hybrid", Needs.MEMBERS, 10),
     )
 }

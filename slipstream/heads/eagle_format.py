@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
@@ -59,7 +59,7 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
     head = EagleHead(made).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if made.version == 3:
         _vocabulary(head, tensors, folder)
-    _fill(head, tensors, folder)
+    fill(head, tensors, folder, "EAGLE")
     return head.eval().requires_grad_(False)
 
 
@@ -198,7 +198,7 @@ def _vocabulary(head: EagleHead, tensors: dict[str, Tensor], folder: Path) -> No
     if "d2t" not in tensors and count == vocab:
         tensors["d2t"] = torch.zeros(count, dtype=torch.int64)
     if "d2t" not in tensors or tensors["d2t"].shape != (count,):
-        return  # `_fill` reports tensors that are missing or have another shape
+        return  # `fill` reports tensors that are missing or have another shape
     tensors["d2t"] = tensors["d2t"].to(torch.int64)
     ids = torch.arange(count) + tensors["d2t"]
     t2d = torch.zeros(vocab, dtype=torch.bool)
@@ -230,7 +230,7 @@ def _names(ids: Tensor, marks: Tensor) -> bool:
     return torch.equal(other, marks)
 
 
-def _fill(head: EagleHead, tensors: Mapping[str, Tensor], folder: Path) -> None:
+def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> None:
     """Load the tensors; none may be missing, unknown or of another shape."""
     wanted = head.state_dict()
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
@@ -238,7 +238,7 @@ def _fill(head: EagleHead, tensors: Mapping[str, Tensor], folder: Path) -> None:
         parts = [f"lacks {len(missing)} tensors ({few(sorted(missing))})"] if missing else []
         parts += [f"holds {len(unknown)} that are unknown ({few(sorted(unknown))})"] if unknown else []
         raise CheckpointError(
-            f"the EAGLE head in {folder} {' and '.join(parts)}",
+            f"the {kind} head in {folder} {' and '.join(parts)}",
             why="with other tensors the head would not be the one that was trained",
             fix="download or export it again",
         )

@@ -93,7 +93,7 @@ def default_taps(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
-class _Norm(nn.RMSNorm):
+class Norm(nn.RMSNorm):
     """An RMS norm in the dtype of its weight: training has states in bfloat16 and weights in float32, for which PyTorch
     has no fused norm."""
 
@@ -109,13 +109,17 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.o_proj = nn.Linear(c.heads * c.head_dim, c.hidden_size, bias=c.o_bias)
-        self.q_norm, self.k_norm = (_Norm(c.head_dim, c.norm_eps) if c.qk_norm else None for _ in "qk")
+        self.q_norm = Norm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = Norm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+
+    def keys(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows x [..., width], [..., Hk, D] each."""
+        k, v = (p(x).unflatten(-1, (-1, self.dim)) for p in (self.k_proj, self.v_proj))
+        return _rotate(self.k_norm(k), rotary), v
 
     def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (-1, self.dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:  # layers of Qwen3's kind
-            q, k = self.q_norm(q), self.k_norm(k)
-        return self.o_proj(attend(layer, _rotate(q, rotary), _rotate(k, rotary), v).flatten(-2))  # type: ignore[no-any-return]
+        q = _rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.dim))), rotary)
+        return self.o_proj(attend(layer, q, *self.keys(x, rotary)).flatten(-2))  # type: ignore[no-any-return]
 
 
 def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
@@ -136,15 +140,14 @@ class _MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
-class _PlainLayer(nn.Module):
-    """A layer of EAGLE-1, or a later one of EAGLE-3: an ordinary decoder layer, but the first of EAGLE-1 has no input
-    norm (fc comes before it)."""
+class PlainLayer(nn.Module):
+    """An ordinary decoder layer. first: without an input norm, as the first of EAGLE-1 (fc comes before it)."""
 
-    def __init__(self, c: DecoderConfig, first: bool):
+    def __init__(self, c: DecoderConfig, first: bool = False):
         super().__init__()
-        self.input_layernorm = None if first else _Norm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = None if first else Norm(c.hidden_size, c.norm_eps)
         self.self_attn = _Attention(c, c.hidden_size)
-        self.post_attention_layernorm = _Norm(c.hidden_size, c.norm_eps)
+        self.post_attention_layernorm = Norm(c.hidden_size, c.norm_eps)
         self.mlp = _MLP(c)
 
     def forward(self, layer: int, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
@@ -159,10 +162,10 @@ class _MidLayer(nn.Module):
     def __init__(self, c: DecoderConfig, norm_before_residual: bool):
         super().__init__()
         self.norm_before_residual = norm_before_residual
-        self.input_layernorm = _Norm(c.hidden_size, c.norm_eps)
-        self.hidden_norm = _Norm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = Norm(c.hidden_size, c.norm_eps)
+        self.hidden_norm = Norm(c.hidden_size, c.norm_eps)
         self.self_attn = _Attention(c, 2 * c.hidden_size)
-        self.post_attention_layernorm = _Norm(c.hidden_size, c.norm_eps)
+        self.post_attention_layernorm = Norm(c.hidden_size, c.norm_eps)
         self.mlp = _MLP(c)
 
     def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
@@ -191,18 +194,18 @@ class EagleHead(nn.Module):
         else:
             self.fc = nn.Linear(taps * config.target_hidden, c.hidden_size, bias=False)
             if config.fc_norm:
-                self.fc_norm = nn.ModuleList(_Norm(config.target_hidden, c.norm_eps) for _ in range(taps))
+                self.fc_norm = nn.ModuleList(Norm(config.target_hidden, c.norm_eps) for _ in range(taps))
             if config.norm_before_fc:
-                self.input_norm = _Norm(taps * config.target_hidden, c.norm_eps)
+                self.input_norm = Norm(taps * config.target_hidden, c.norm_eps)
             self.midlayer = _MidLayer(c, config.norm_before_residual)
-            self.norm = _Norm(c.hidden_size, c.norm_eps)
+            self.norm = Norm(c.hidden_size, c.norm_eps)
             self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(c.vocab_size) < config.draft_vocab)
             if config.mask_token is not None:  # as in `speculators`
                 self.mask_hidden = nn.Parameter(torch.zeros(1, 1, taps * config.target_hidden))
         plain = range(0 if config.version == 1 else 1, c.layers)
-        self.layers = nn.ModuleDict({str(i): _PlainLayer(c, i == 0) for i in plain})
+        self.layers = nn.ModuleDict({str(i): PlainLayer(c, i == 0) for i in plain})
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self._borrowed: dict[str, Tensor] = {}

@@ -1,8 +1,7 @@
-"""State of an EAGLE head for each sequence: which true rows are in its KV cache, and the features of those still to
-run.
+"""State of a head with a KV cache for each sequence: which true rows are in it, and the features of those still to run.
 
-Row i needs token i + 1, so a sequence of n tokens with known features has the rows 0..n-2. Drafting starts from the
-last of them.
+Row i of an EAGLE head needs token i + 1, and drafting starts from the last row. So a sequence of n tokens with known
+features has the rows 0..n-2. So it has for a DFlash head, whose block begins with token n - 1.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +17,26 @@ from torch import Tensor
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.executor import Batch
 
 log = logging.getLogger("slipstream")
 
 CHUNK = 512
 """Most true rows in one call of the head. More of them (from a long prompt) are run when they are observed."""
+
+
+class CachedHead(Protocol):
+    """What the rows need of a head (see `EagleRuntime`); config: with the `decoder` of its layers."""
+
+    config: Any
+    device: torch.device
+    kv_memory: KVMemory
+    mask: Tensor | None
+
+    def extend(self, batch: Batch, features: Tensor) -> object: ...
+
+    def release(self, seq_id: int) -> None: ...
 
 
 @dataclass
@@ -65,7 +78,7 @@ class EagleRows:
     """The rows of every sequence of a drafter. Nothing is kept beyond the head's `context`: those positions were never
     trained."""
 
-    def __init__(self, runtime: EagleRuntime):
+    def __init__(self, runtime: CachedHead):
         self.runtime = runtime
         self.context = runtime.config.decoder.context
         self._rows: dict[int, Rows] = {}

@@ -36,7 +36,7 @@ def native(head: EagleHead, target: str | None = None, maps: bool = False) -> La
     qwen3 = c.version == 3 and c.decoder.qk_norm
     config: dict[str, Any] = {
         "architectures": ["Eagle3Qwen3ForCausalLM" if qwen3 else f"LlamaForCausalLMEagle{'3' * (c.version == 3)}"],
-        **_layer(c.decoder),
+        **layer_config(c.decoder),
     }
     if target is not None:
         config["target_model"] = target
@@ -67,7 +67,7 @@ def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": length}],
             "verifier": {"name_or_path": target, "architectures": list(architectures)},
         },
-        "transformer_layer_config": _layer(c.decoder) | {"num_aux_hidden_states": len(c.taps)},
+        "transformer_layer_config": layer_config(c.decoder) | {"num_aux_hidden_states": len(c.taps)},
         "draft_vocab_size": c.draft_vocab,
         "target_hidden_size": c.target_hidden,
         TAPS: list(c.taps),
@@ -94,8 +94,8 @@ def _tensors(head: EagleHead, maps: bool = False) -> dict[str, Tensor]:
     return {name: t for name, t in head.state_dict().items() if not (full and name in ("d2t", "t2d"))}
 
 
-def _layer(d: DecoderConfig) -> dict[str, Any]:
-    """The head's own decoder layers as a Llama, for transformers 4 and 5."""
+def layer_config(d: DecoderConfig) -> dict[str, Any]:
+    """The head's own decoder layers as a model of Llama's or Qwen3's kind, for transformers 4 and 5."""
     rope: Mapping[str, Any] = d.rope_parameters
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     return {

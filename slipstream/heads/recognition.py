@@ -52,16 +52,21 @@ def _medusa(config: Mapping[str, Any], names: frozenset[str]) -> bool:
     return "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names)
 
 
+def _dflash(config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    return "hidden_norm.weight" in names or "dflash_config" in config
+
+
 SCALE = ".scale"
 """Ends the name of the scales [rows] of a matrix that is stored in 8 bits."""
 
-SIGNS: tuple[tuple[str, Sign], ...] = (("medusa", _medusa), ("eagle3", _eagle3), ("eagle", _eagle))
+SIGNS: tuple[tuple[str, Sign], ...] = (
+    ("medusa", _medusa), ("dflash", _dflash), ("eagle3", _eagle3), ("eagle", _eagle),
+)  # fmt: skip
 """Kinds of heads and how to tell them, tried in this order."""
 
 
 def recognise(source: str | Path) -> str | None:
-    """ "eagle", "eagle3" or "medusa"; None for an ordinary model, or if there is no readable checkpoint (loading it
-    reports why)."""
+    """A name in `SIGNS`; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
     try:
         folder = resolve(source)
         config = read_json(folder / "config.json")

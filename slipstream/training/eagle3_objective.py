@@ -90,19 +90,16 @@ class EagleObjective(Objective):
         super().__init__()
         c = teacher.config
         self.teacher, self.options, self.depth = teacher, options, options.steps
-        reads = layers_read(c.layers) if options.taps is None else tuple(options.taps)
-        strange = [t for t in reads if not (t == FINAL or 0 <= t <= c.layers)]
-        if strange:
-            raise ParameterError(f"taps are {reads}, the target has layers 0..{c.layers}", fix=f"leave out {strange}")
+        reads = taps_read(c.layers, options.taps)
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
         width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
         ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
-        decoder = _decoder(c, options.intermediate, options.layers)
+        decoder = head_layers(c, options.intermediate, layers=options.layers)
         config = EagleConfig(3, decoder, reads, c.hidden_size, len(ids))
         if options.parallel:
             config = replace(config, mask_token=least_frequent(counts), depths=options.steps)
         self.module = EagleHead(config)
-        _initialise(self.module, torch.Generator().manual_seed(seed))
+        initialise(self.module, torch.Generator().manual_seed(seed))
         self.module.select_vocabulary(torch.from_numpy(ids))
         self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding)
         ids_here = self.module.target_ids
@@ -144,6 +141,16 @@ class EagleObjective(Objective):
         save_eagle(self.module, folder, target=facts.get("target"))
 
 
+def taps_read(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
+    """The taps of a head: those that were asked for, from `least` to `layers`, or `layers_read`. Raises
+    ParameterError."""
+    reads = layers_read(layers) if asked is None else tuple(asked)
+    strange = [t for t in reads if not least <= t <= layers]
+    if strange:
+        raise ParameterError(f"taps are {reads}, the target has layers 0..{layers}", fix=f"leave out {strange}")
+    return reads
+
+
 def layers_read(layers: int) -> tuple[int, ...]:
     """`default_taps`, or for a target with few layers as many different layers as it has."""
     taps = default_taps(layers)
@@ -183,18 +190,20 @@ def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_
     return total / total.sum()
 
 
-def _decoder(target: DecoderConfig, intermediate: int | None, layers: int) -> DecoderConfig:
-    """Llama layers with the target's sizes, with the target's RoPE if it has one."""
+def head_layers(
+    target: DecoderConfig, intermediate: int | None, family: str = "llama", layers: int = 1
+) -> DecoderConfig:
+    """Layers of this family with the target's sizes, with the target's RoPE if it has one."""
     rope = dict(target.rope_parameters) or {"rope_type": "default", "rope_theta": 10000.0}
     return DecoderConfig(
-        model_type="llama", vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=layers,
-        heads=target.heads, kv_heads=target.kv_heads, head_dim=target.head_dim,
-        intermediate_size=intermediate or target.intermediate_size, context=target.context, norm_eps=target.norm_eps,
-        rope_parameters=rope, windows=(None,) * layers,
+        model_type=family, vocab_size=target.vocab_size, hidden_size=target.hidden_size, layers=layers,
+        heads=target.heads, qk_norm=family == "qwen3",
+        kv_heads=target.kv_heads, head_dim=target.head_dim, intermediate_size=intermediate or target.intermediate_size,
+        context=target.context, norm_eps=target.norm_eps, rope_parameters=rope, windows=(None,) * layers,
     )  # fmt: skip
 
 
-def _initialise(head: EagleHead, generator: torch.Generator) -> None:
+def initialise(head: nn.Module, generator: torch.Generator) -> None:
     """Normal weights of deviation 0.02; half of that for the matrices that write to the residual stream; 1 for the
     taps of mask rows."""
     for name, weight in head.named_parameters():

@@ -38,7 +38,7 @@ class Aims:
     final   [B, T, d], the target's states after its final norm. head [V', d]: the rows of its output head that are in
             the draft vocabulary (distributions are restricted to them).
     tokens  int64 [B, T], the text as ids among the V' rows, -1 for others; used by "ce".
-    counts  bool [B, T], whether the prediction of the token at that position counts in the loss.
+    counts  bool [B, T], whether the prediction of the token at that position counts in the loss, or float: how much.
     """
 
     final: Tensor

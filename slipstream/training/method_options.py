@@ -17,6 +17,7 @@ KINDS = ("kl", "reverse-kl", "tv", "ce")
 LOSS = setting("kl", "Loss: kl, reverse-kl, tv or ce.")
 DEPTH = setting(4, "Draft length for which acceptance is simulated.")
 COMPILE = setting(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile")
+TAPS = setting(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
 
 
 def check_loss(kind: str) -> None:
@@ -64,9 +65,7 @@ class EagleOptions(Strict):
     draft_vocab: int | None = setting(
         None, "Number of token ids that the head can draft.", shown="8192 to 32768, by the target's size"
     )
-    taps: Seq[int] | None = setting(
-        None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high"
-    )
+    taps: Seq[int] | None = TAPS
     intermediate: int | None = setting(None, "Width of the MLP of the head.", shown="the target's")
     loss: str = LOSS
     decay: float = setting(0.8, "Weight of step j in the loss is decay^j.")
@@ -77,6 +76,38 @@ class EagleOptions(Strict):
         for name in ("draft_vocab", "intermediate"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
+        object.__setattr__(self, "taps", tuple(self.taps) if self.taps else None)
+        check_number("decay", self.decay, 0.0, 1.0, open_low=True)
+        check_loss(self.loss)
+
+
+@dataclass(frozen=True)
+class DFlashOptions(Strict):
+    """block         rows of a block: the last token, and one for each draft token.
+    layers        of the head. intermediate: width of their MLPs; None: the target's.
+    anchors       blocks that are trained in each window.
+    mask_token    id that stands for a token of a block; None: the last one.
+    taps          target layers that the head reads; None: low, middle and high.
+    markov_rank   width of a Markov head (DSpark); 0: none.
+    loss          one of `KINDS`. decay: weight of draft token k is decay^k.
+    """
+
+    block: int = setting(8, "Rows of a block; one less is the number of draft tokens.")
+    layers: int = setting(2, "Number of layers of the head.")
+    intermediate: int | None = setting(None, "Width of the MLPs of the head.", shown="the target's")
+    anchors: int = setting(16, "Blocks that are trained in each window.")
+    mask_token: int | None = setting(None, "Token id of the masks of a block, best a rare one.", shown="the last")
+    taps: Seq[int] | None = TAPS
+    markov_rank: int = setting(0, "Width of a Markov head (DSpark, arXiv 2607.05147); 0: none.")
+    loss: str = LOSS
+    decay: float = setting(0.8, "Weight of draft token k in the loss is decay^k.")
+
+    def __post_init__(self) -> None:
+        for name, least in (("block", 2), ("layers", 1), ("anchors", 1), ("markov_rank", 0)):
+            check_integer(name, getattr(self, name), least)
+        for name, least in (("intermediate", 1), ("mask_token", 0)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least)
         object.__setattr__(self, "taps", tuple(self.taps) if self.taps else None)
         check_number("decay", self.decay, 0.0, 1.0, open_low=True)
         check_loss(self.loss)

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.training.method_options import DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
+from slipstream.training.method_options import (
+    DFlashOptions,
+    DraftOptions,
+    EagleOptions,
+    LayerSkipOptions,
+    MedusaOptions,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ METHODS = {
             "eagle3", "eagle3_objective", EagleOptions,
             "Train an EAGLE-3 head (arXiv 2503.01840) for any target, with training-time test.",
             3e-3, "muon", "An EAGLE-3 head (arXiv 2503.01840)",
+        ),
+        TrainingMethod(
+            "dflash", "dflash_objective", DFlashOptions,
+            "Train a DFlash head (arXiv 2602.06036) for any target: it drafts a block in one pass.",
+            3e-3, "muon", "A DFlash head (arXiv 2602.06036)",
         ),
         TrainingMethod(
             "draft", "draft_objective", DraftOptions,

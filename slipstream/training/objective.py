@@ -85,7 +85,7 @@ class Objective(nn.Module, ABC):
             for k in range(len(states)):
                 at = aims.ahead + k * aims.stride
                 same = most_likely(states[k], tables[min(k, len(tables) - 1)]) == best[:, at : at + rows]
-                counted = window.counts[:, 1 + at : 1 + at + rows].float()
+                counted = aims.counts[:, 1 + at : 1 + at + rows].float()
                 shown[f"agree{k + 1}"] = (same * counted).sum() / counted.sum().clamp(min=1)
         return loss, shown
 

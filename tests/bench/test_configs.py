@@ -60,6 +60,9 @@ def test_what_a_shell_reads_is_the_json():
     text = vllm(Choice("eagle3", 5, "t", "it's/head")).text
     flag, value = shlex.split(text)
     assert flag == "--speculative-config"
+    assert vllm(Choice("dflash", 7, "t", "head")).values == {
+        "speculative_config": {"method": "dflash", "model": "head", "num_speculative_tokens": 7}
+    }
     assert json.loads(value) == {"method": "eagle3", "model": "it's/head", "num_speculative_tokens": 5}
 
 

@@ -1,4 +1,4 @@
-"""`slipstream train medusa|eagle3|draft|layerskip` from the command line."""
+"""`slipstream train medusa|eagle3|dflash|draft|layerskip` from the command line."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
-from tests.heads.tiny_heads import PARALLEL, eagle_drafter, medusa_drafter
+from tests.heads.tiny_heads import PARALLEL, dflash_drafter, eagle_drafter, medusa_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -44,6 +44,7 @@ MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "medusa": lambda target: medusa_drafter(V, nodes=8),
     "eagle": lambda target: eagle_drafter(V, 1),
     "eagle3": lambda target: eagle_drafter(V, 3),
+    "dflash": lambda target: dflash_drafter(V),
     "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
 }
 """Registered drafters that need more than a target."""
@@ -96,6 +97,8 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "eagle3, parallel": lambda target: eagle_drafter(V, 3, PARALLEL),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
     "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
+    "dspark": lambda target: dflash_drafter(V, changes={"from_anchor": True, "markov_rank": 3}),
+    "dflash, causal, confident": lambda target: dflash_drafter(V, changes={"causal": True}, confidence=0.2),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }

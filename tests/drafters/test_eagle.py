@@ -3,7 +3,6 @@ q, its limits, and how it is made."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections import Counter
@@ -38,8 +37,8 @@ from slipstream.heads.eagle_save import native, save_eagle, speculators
 from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from slipstream.theory.cost_curve import CostCurve
-from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
+from tests.drafters.head_targets import PROMPTS, V, features, tiny_decoder, toy
 from tests.end_to_end.sampling import sample
 from tests.heads.as_vllm import AsVLLM
 from tests.heads.dense_eagle import Text, dense, true_batch
@@ -48,7 +47,6 @@ from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
 
-V = 5
 DEPENDENT = SamplingParams(temperature=1.3, top_k=4, repetition_penalty=1.6, presence_penalty=0.9, seed=5)
 """The distribution of each token depends on the draft tokens before it."""
 WIDE = {"head_dim": 16}  # of the kernels
@@ -65,21 +63,6 @@ AS_VLLM: dict[str, dict[str, Any]] = {
         "norm_output": True, "own_embedding": True, "norm_before_residual": True,
     },
 }  # fmt: skip
-PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]
-
-
-def toy() -> ToyTarget:
-    return ToyTarget(V, order=3, seed=21, sharpness=1.5)
-
-
-def features(target: Target, tokens: list[int], taps: tuple[int, ...]) -> Tensor:
-    """True features of a whole text, from one prefill without any draft: [n, taps * target_hidden]."""
-    seq = Sequence(list(tokens))
-    out = target.run([seq], Draft.empty(1), taps)
-    joined = torch.cat([out.hidden[tap] for tap in taps], -1).clone()
-    target.commit([seq], [[]])
-    target.release(seq.id)
-    return joined
 
 
 def text_of(tokens: list[int], true: Tensor) -> Text:
@@ -536,15 +519,6 @@ class TestConfidenceAndCosts:
 def decoder() -> Decoder:
     """A tiny Llama in float64: 4 layers of width 24, 40 ids."""
     return tiny_decoder()
-
-
-@functools.cache
-def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any) -> Decoder:
-    shape = {
-        "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
-        "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
-    }  # fmt: skip
-    return Decoder.from_module(random_llama(1, **shape | changes), executor, dtype)
 
 
 def head_for(version: int = 3, **changes: Any) -> EagleHead:

@@ -88,7 +88,7 @@ def test_the_drafters_that_users_know_by_name() -> None:
     """Names in the README; removing one breaks existing command lines and configurations."""
     assert list(DRAFTERS) == [
         "none", "model", "layerskip", "ngram", "suffix", "lookahead",
-        "medusa", "eagle", "eagle3", "hybrid",
+        "medusa", "eagle", "eagle3", "dflash", "hybrid",
     ]  # fmt: skip
 
 
@@ -96,14 +96,14 @@ def test_default_lengths_are_those_of_the_command_line() -> None:
     """Changing a default changes the seeded texts of everybody who uses it."""
     assert {spec.name: spec.length for spec in SPECS} == {
         "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "lookahead": 8,
-        "medusa": 4, "eagle": 5, "eagle3": 5, "hybrid": 10,
+        "medusa": 4, "eagle": 5, "eagle3": 5, "dflash": 7, "hybrid": 10,
     }  # fmt: skip
 
 
 def test_lookups_and_what_reads_a_draft() -> None:
     assert named("lookup") == ["ngram", "suffix"]
-    assert named("reads_draft") == ["model", "medusa", "eagle", "eagle3", "hybrid"]
-    assert [spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD] == ["medusa", "eagle", "eagle3"]
+    assert named("reads_draft") == ["model", "medusa", "eagle", "eagle3", "dflash", "hybrid"]
+    assert [spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD] == ["medusa", "eagle", "eagle3", "dflash"]
 
 
 def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights() -> None:
@@ -125,7 +125,8 @@ def test_tune_tries_these_drafters_by_default() -> None:
 def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:
     from slipstream.cli.train import app
 
-    assert {spec.trained_by for spec in SPECS} - {None} == set(METHODS) == {"medusa", "eagle3", "draft", "layerskip"}
+    assert {spec.trained_by for spec in SPECS} - {None} == set(METHODS)
+    assert set(METHODS) == {"medusa", "eagle3", "dflash", "draft", "layerskip"}
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert set(METHODS) <= commands
     for method in METHODS.values():

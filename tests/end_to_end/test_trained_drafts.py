@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn")
 SMALL = {
     "medusa": ["--heads", 2],
     "eagle3": ["--steps", 2],
+    "dflash": ["--block", 4, "--layers", 1],
     "draft": ["--hidden-size", 32, "--layers", 1, "--heads", 2, "--intermediate", 32],
     "layerskip": ["--exit", 1],
 }

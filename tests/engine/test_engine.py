@@ -29,7 +29,7 @@ from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
 
 V = 5
-DRAFTERS = ("model", "ngram", "suffix", "lookahead", "eagle3", "medusa", "hybrid")
+DRAFTERS = ("model", "ngram", "suffix", "lookahead", "eagle3", "dflash", "medusa", "hybrid")
 
 
 def toy(**how: object) -> PagedToy:
@@ -260,7 +260,7 @@ def test_a_chunk_of_a_prompt_drafts_nothing_and_gives_no_token() -> None:
     assert (seq.stats.steps, seq.stats.proposed) == (1, 0)
 
 
-@pytest.mark.parametrize("name", ["model", "eagle3", "medusa", "ngram", "suffix"])
+@pytest.mark.parametrize("name", ["model", "eagle3", "dflash", "medusa", "ngram", "suffix"])
 def test_a_warm_request_has_the_drafts_and_the_acceptance_of_a_cold_one(name: str) -> None:
     text = [random.Random(3).randrange(V) for _ in range(110)]
     counts = []
@@ -421,7 +421,7 @@ def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(
     assert set(warped) == {sampled.id}
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "medusa", "lookahead", "hybrid"])
+@pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "dflash", "medusa", "lookahead", "hybrid"])
 def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(name: str) -> None:
     """Steps go on without it, several in one call where the target can. A drafter that reads hidden states gets them
     again after a plain step, and with the next requests after a rest."""
@@ -451,7 +451,7 @@ def test_a_draft_model_equal_to_the_target_is_right_after_rests_too(kind: type[T
     assert not total.drafter_faults
 
 
-@pytest.mark.parametrize("name", ["model", "eagle3", "hybrid"])
+@pytest.mark.parametrize("name", ["model", "eagle3", "dflash", "hybrid"])
 def test_sampled_texts_keep_their_distribution_whatever_lengths_are_chosen(name: str) -> None:
     """G-test on the first three tokens of 2000 requests; fails at p < 1e-6."""
     target, lengths = toy(), ErraticLengths(7)

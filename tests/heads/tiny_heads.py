@@ -1,4 +1,4 @@
-"""Tiny EAGLE and Medusa heads in float64: random ones, and one that is always right."""
+"""Tiny EAGLE, DFlash and Medusa heads in float64: random ones, and one that is always right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.backends.torch.torch_dflash import TorchDFlash
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.target import HeadHost, Runtime
+from slipstream.drafters.dflash import DFlashDraftConfig, DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
+from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.models.config import DecoderConfig
@@ -129,6 +132,42 @@ def head_host(
         runtime=Runtime(backend, dtype),
         packed_embedding=packed_embedding,
     )
+
+
+# --- DFlash -----------------------------------------------------------------------------------------------------------
+
+
+def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> DFlashConfig:
+    """Two layers and blocks of 6; `changes` to `DFlashConfig`, those of the decoder as `decoder={...}`."""
+    decoder = {
+        "layers": 2,
+        "model_type": "qwen3",
+        "qk_norm": True,
+        "windows": (None, None),
+        **changes.pop("decoder", {}),
+    }
+    made = DFlashConfig(config(3, vocab, width, target, decoder=decoder).decoder, (0, 1, 2), target, 6, vocab - 1)
+    return replace(made, **changes)
+
+
+def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFlashHead:
+    """A random head in float64, with random tables where the target's are used."""
+    generator = torch.Generator().manual_seed(seed)
+    made = DFlashHead(config).double().eval().requires_grad_(False)
+    for name, parameter in made.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_(1 + 0.2 * noise if "norm" in name else spread * noise)
+    shape = (2, config.decoder.vocab_size, config.decoder.hidden_size)
+    embedding, lm_head = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return made.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)
+
+
+def dflash_drafter(
+    vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None, **options: Any
+) -> DFlashDrafter:
+    """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids."""
+    made = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
+    return DFlashDrafter(TorchDFlash(made), vocab, DFlashDraftConfig(**options))
 
 
 # --- Medusa -----------------------------------------------------------------------------------------------------------

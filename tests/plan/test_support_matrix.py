@@ -12,8 +12,10 @@ import pytest
 
 import slipstream
 from slipstream import LLM, BeamParams, SamplingParams, Structured
+from slipstream.backends.torch.torch_dflash import TorchDFlash
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.target import Target, needed
+from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
@@ -25,7 +27,7 @@ from slipstream.settings import RULES
 from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.kinds import GGUF
 from tests.checkpoints import random_llama
-from tests.heads.tiny_heads import config, head, tiny_heads
+from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
@@ -76,6 +78,9 @@ def drafter(name: str, of: Target, kind: str) -> Any:
         return MedusaDrafter(tiny_heads(32, VOCAB, 4, seed=5), VOCAB, MedusaDraftConfig())
     if spec.needs is Needs.DRAFT_HEAD:
         needed(of.capabilities.head_host, of, "hidden states", name)
+        if name == "dflash":
+            own = dflash_head(dflash_config(VOCAB, width=32, target=32), 3)
+            return DFlashDrafter(TorchDFlash(own), VOCAB)
         made = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
         return EagleDrafter(TorchEagle(head(made, 3)), VOCAB, EagleDraftConfig())
     if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):

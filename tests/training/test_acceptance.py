@@ -20,7 +20,7 @@ from slipstream.training.acceptance import (
     load_texts,
     save_texts,
 )
-from slipstream.training.method_options import DraftOptions, EagleOptions, MedusaOptions
+from slipstream.training.method_options import DFlashOptions, DraftOptions, EagleOptions, MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny_runs import run_config
 
@@ -29,6 +29,8 @@ METHODS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
     "medusa": (MedusaOptions(heads=K), {"greedy": {"mode": "chain"}, "sampled": {"mode": "sampled"}}),
     "eagle3": (EagleOptions(steps=K, draft_vocab=40), {"greedy": {}, "sampled": {}}),
     "eagle3, parallel": (EagleOptions(steps=K, draft_vocab=40, parallel=True), {"greedy": {}, "sampled": {}}),
+    "dflash": (DFlashOptions(block=K + 1, layers=1), {"greedy": {}, "sampled": {}}),
+    "dflash, markov": (DFlashOptions(block=K + 1, layers=1, markov_rank=8), {"greedy": {}, "sampled": {}}),
     "draft": (
         DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K),
         {"greedy": {}, "sampled": {}},

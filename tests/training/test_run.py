@@ -24,7 +24,13 @@ from slipstream.targets.decoder import Decoder
 from slipstream.training import estimate, features, resume_state
 from slipstream.training.eagle3_objective import layers_read
 from slipstream.training.loop import Loop
-from slipstream.training.method_options import DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
+from slipstream.training.method_options import (
+    DFlashOptions,
+    DraftOptions,
+    EagleOptions,
+    LayerSkipOptions,
+    MedusaOptions,
+)
 from slipstream.training.run import Run, RunConfig, prepare
 from tests.checkpoints import make_family
 from tests.training.tiny_runs import run_config
@@ -32,10 +38,11 @@ from tests.training.tiny_runs import run_config
 OPTIONS: dict[str, Any] = {
     "medusa": MedusaOptions(heads=2),
     "eagle3": EagleOptions(steps=2, draft_vocab=40, intermediate=32),
+    "dflash": DFlashOptions(block=3, anchors=64),
     "draft": DraftOptions(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate=32, depth=2),
     "layerskip": LayerSkipOptions(exit=1, depth=2),
 }
-RATES = {"medusa": 1e-2, "eagle3": 5e-3, "draft": 1e-2, "layerskip": 2e-3}
+RATES = {"medusa": 1e-2, "eagle3": 5e-3, "dflash": 3e-2, "draft": 1e-2, "layerskip": 2e-3}
 
 
 def quiet(text: str) -> None:
@@ -63,7 +70,8 @@ PARALLEL = EagleOptions(steps=2, parallel=True, layers=2, draft_vocab=40, interm
     ("kind", "options"), [*OPTIONS.items(), ("eagle3", PARALLEL)], ids=[*OPTIONS, "eagle3, parallel"]
 )
 def test_an_objective_learns(kind: str, options: Any, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
-    config = run_config(kind, options, tiny_target, tiny_data, tmp_path, budget_tokens=40 * 256, lr=RATES[kind])
+    loop = {"budget_tokens": 40 * 256, "lr": RATES[kind], "optimiser": "muon" if kind == "dflash" else "adamw"}
+    config = run_config(kind, options, tiny_target, tiny_data, tmp_path, **loop)
     run = prepare(replace(config, texts=24, text_tokens=24), say=quiet)
     figures = run.train(say=quiet)
     first = next(e for e in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()) if "heldout" in e)
@@ -354,7 +362,7 @@ def test_regenerated_text_becomes_a_source_of_its_own_weight(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "mistral-window"])
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft", "layerskip"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "draft", "layerskip"])
 def test_other_kinds_of_targets_can_be_trained_for(kind: str, family: str, tiny_data: Path, tmp_path: Path) -> None:
     target = make_family(family, tmp_path / "target")
     config = small(kind, target, tiny_data, tmp_path / "run", budget_tokens=2 * 256)

@@ -40,7 +40,7 @@ class TorchEagle(TorchPaged[TorchBlocks]):
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
         check_ids(batch.tokens, self.config.decoder.vocab_size)
         with self._calls:
-            attend = _Attention(self._slots(batch), batch)
+            attend = PackedAttention(self._slots(batch), batch)
             hidden, x = self.head(batch.tokens, self._fused(features, own), self._rotary(batch.positions), attend)
         select = list(batch.select)
         return hidden[select], self.head.logits(x[select])
@@ -62,7 +62,7 @@ class TorchEagle(TorchPaged[TorchBlocks]):
 
     def _decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling) -> DecodedSteps:
         slots = self._slots(batch, steps - 1)
-        attend: _Attention | _Single = _Attention(slots, batch)
+        attend: PackedAttention | _Single = PackedAttention(slots, batch)
         last = [s - 1 for s in batch.splits[1:]]
         hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)
         hidden, x = hidden[last], x[last]  # [B, d]
@@ -79,24 +79,28 @@ class TorchEagle(TorchPaged[TorchBlocks]):
             scores.append(logits)
         return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
-    def _slots(self, batch: Batch, extra: int = 0) -> _Slots:
+    def _slots(self, batch: Batch, extra: int = 0) -> Slots:
         """Reserve slots for the rows of a batch, and `extra` further slots of each sequence."""
         places = self._reserve(batch, extra)
-        return _Slots(self._blocks, [self._pool.tables[seq_id] for seq_id in batch.seq_ids], places)
+        return Slots(self._blocks, [self._pool.tables[seq_id] for seq_id in batch.seq_ids], places)
 
     def _fused(self, features: Tensor, own: bool) -> Tensor:
         features = features.to(self.dtype)
         return features if own else self.head.fuse(list(features.split(self.config.target_hidden, -1)))
 
     def _rotary(self, positions: Seq[int] | np.ndarray) -> Rotary:
-        """cos and sin, [M, 1, D]; angles in float64, so that large positions stay accurate."""
-        at = torch.as_tensor(np.asarray(positions, np.float64)).to(self.device, non_blocking=True)
-        angles = torch.outer(at, self._inv_freq)  # [M, D/2]
-        angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [M, 1, D]
-        return (angles.cos() * self._scale).to(self.dtype), (angles.sin() * self._scale).to(self.dtype)
+        return rotary_at(positions, self._inv_freq, self._scale, self.dtype)
 
 
-class _Slots:
+def rotary_at(positions: Seq[int] | np.ndarray, inv_freq: Tensor, scale: float, dtype: torch.dtype) -> Rotary:
+    """cos and sin of M positions, [M, 1, D]; angles in float64, so that large positions stay accurate."""
+    at = torch.as_tensor(np.asarray(positions, np.float64)).to(inv_freq.device, non_blocking=True)
+    angles = torch.outer(at, inv_freq)  # [M, D/2]
+    angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [M, 1, D]
+    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+
+class Slots:
     """The slots of B sequences in the cache, and the places that may be written for each."""
 
     def __init__(self, blocks: TorchBlocks, tables: Seq[Seq[int]], places: Seq[Seq[int]]):
@@ -124,10 +128,10 @@ class _Slots:
         return keys, values
 
 
-class _Attention:
+class PackedAttention:
     """`Attend` for the packed rows of a batch."""
 
-    def __init__(self, held: _Slots, batch: Batch):
+    def __init__(self, held: Slots, batch: Batch):
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
         counts = np.diff(splits)  # [B]
         most, slots = int(counts.max()), int((past + counts).max())
@@ -161,7 +165,7 @@ class _Attention:
 class _Single:
     """`Attend` for one further row of each sequence at a time, after the rows of a batch."""
 
-    def __init__(self, held: _Slots, batch: Batch):
+    def __init__(self, held: Slots, batch: Batch):
         counts = np.diff(np.asarray(batch.splits))  # [B]
         ends = np.asarray(batch.past) + counts  # [B]
         later = [own[n:] for own, n in zip(held.places, counts, strict=True)]

@@ -1,0 +1,164 @@
+"""Reads and writes checkpoints of DFlash and DSpark heads, and fits them to their target.
+
+config.json is that of a Qwen3 with the head's layers. Its own keys are block_size, and mask_token_id and
+target_layer_ids (0: the state after the first layer) in `dflash_config`, or at the top as in those of DSpark. Tensors
+as `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.target import HeadHost
+from slipstream.errors import CheckpointError, ConfigError, PairError, UnsupportedModelError
+from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
+from slipstream.heads.eagle_format import fill
+from slipstream.heads.eagle_save import layer_config
+from slipstream.heads.host_check import check_host
+from slipstream.heads.recognition import recognise, stored, write
+from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.config import DecoderConfig
+
+_IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*")
+"""Buffers; and the head that predicts acceptance, which chooses how much is verified, not what is drafted."""
+_PLAIN = {"use_aux_hidden_state": True, "use_swa": False, "attention_sink_bias": False, "attention_value_scale": None}
+"""Settings of `dflash_config` that change the computation: the values under which it is the one here."""
+_READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor")
+
+
+def load_dflash(source: str | Path) -> DFlashHead:
+    """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
+    are not attached yet.
+
+    Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
+    shape; settings that are missing or that change the computation.
+    """
+    folder = resolve(source)
+    kind, config = recognise(folder), read_json(folder / "config.json")
+    raw = {name.removeprefix("model."): t for name, t in stored(folder).items()}
+    tensors = {name: t for name, t in raw.items() if not _IGNORED.fullmatch(name)}
+    if kind != "dflash" or tensors.get("fc.weight", torch.empty(0)).ndim != 2:
+        raise CheckpointError(
+            f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
+            fix=f"use the drafter {kind!r}" if kind else "give the folder of a DFlash head",
+        )
+    made = _config(config, tensors, folder)
+    head = DFlashHead(made).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    fill(head, tensors, folder, "DFlash")
+    return head.eval().requires_grad_(False)
+
+
+def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
+    own, markov = config.get("dflash_config") or {}, tensors.get("markov_head.markov_w1.weight")
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"dflash_config is {own!r}, expected an object", fix="correct config.json")
+    _refuse_variants(config, own, tensors, folder)
+    said: Any = {**config, **own}
+    layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
+    from_anchor = bool(said.get("sample_from_anchor", markov is not None))  # of DSpark the default, as in vLLM
+    listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
+    for name, value, right, what in (
+        ("target_layer_ids", layers, listed, "a list of layers"),
+        ("mask_token_id", mask, type(mask) is int and mask >= 0, "the id that the head was trained with"),
+        ("block_size", block, type(block) is int and block >= 2 - from_anchor, "a token, and masks to be drafted"),
+    ):
+        if not right:
+            raise ConfigError(
+                f"{name} of the DFlash head in {folder} is {value!r}, expected {what}",
+                why="the head would draft wrong tokens",
+                fix="correct config.json",
+            )
+    flat = {"rope_theta": 1e6, **config, "model_type": "qwen3", "use_sliding_window": False}  # theta as in vLLM
+    return DFlashConfig(
+        decoder=replace(
+            DecoderConfig.from_dict(flat),
+            qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
+            o_bias="layers.0.self_attn.o_proj.bias" in tensors,
+            mlp_bias="layers.0.mlp.up_proj.bias" in tensors,
+        ),
+        taps=tuple(at + 1 for at in layers),
+        target_hidden=tensors["fc.weight"].shape[1] // len(layers),
+        block=block,
+        mask_token=mask,
+        target_layers=config.get("num_target_layers"),
+        causal=bool(config.get("is_causal", own.get("causal", False))),
+        from_anchor=from_anchor,
+        markov_rank=0 if markov is None else markov.shape[-1],
+        own_embedding="embed_tokens.weight" in tensors,
+        own_lm_head="lm_head.weight" in tensors,
+    )
+
+
+def _refuse_variants(
+    config: Mapping[str, Any], own: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Refuse what would be computed in another way: the head would draft wrong tokens without any error."""
+    found = [f"dflash_config.{n} {v!r}" for n, v in own.items() if n not in _READ and _PLAIN.get(n, ...) != v]
+    variants = {
+        "a sliding window": "sliding_attention" in (config.get("layer_types") or ()),
+        "another activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
+        "another Markov head": config.get("markov_head_type", "vanilla") != "vanilla",
+        "scaled logits": config.get("logit_scale", 1) != 1,
+        "interleaved rotary positions": config.get("is_neox_style", True) is not True,
+        "a reduced draft vocabulary (d2t)": "d2t" in tensors,
+        "a mask embedding of its own (mask_embedding.pt)": (folder / "mask_embedding.pt").exists(),
+    }
+    found += [what for what, is_so in variants.items() if is_so]
+    if found:
+        raise UnsupportedModelError(
+            f"the DFlash head in {folder} has {', '.join(found)}",
+            why="run as an ordinary DFlash head it would draft wrong tokens",
+            fix="use a head without it",
+        )
+
+
+def save_dflash(
+    head: DFlashHead, folder: str | Path, dtype: torch.dtype = torch.float16, target: str | None = None
+) -> None:
+    """Write `head` in the layout above. dtype: of the stored floats; target: name of the target model."""
+    c = head.config
+    own = {"mask_token_id": c.mask_token, "target_layer_ids": [tap - 1 for tap in c.taps], "causal": c.causal}
+    config = {
+        "architectures": ["Qwen3DSparkModel" if c.markov_rank else "DFlashDraftModel"],
+        **layer_config(c.decoder),
+        "model_type": "qwen3",
+        "target_hidden_size": c.target_hidden,
+        "block_size": c.block,
+        "dflash_config": own,
+        "sample_from_anchor": c.from_anchor,
+    }
+    more = {"target_model": target, "num_target_layers": c.target_layers, "markov_rank": c.markov_rank or None}
+    config |= {name: value for name, value in more.items() if value is not None}
+    write(folder, config, head.state_dict(), dtype)
+
+
+def fit(head: DFlashHead, host: HeadHost) -> DFlashHead:
+    """Check that `head` was made for the target, and hand it the target's weights. Returns the head in the target's
+    dtype and on its device. Raises PairError with both values."""
+    c, d, vocab = head.config, head.config.decoder.hidden_size, head.config.decoder.vocab_size
+    check_host(host, "DFlash", c.target_hidden, vocab)
+    strange = [tap - 1 for tap in c.taps if tap > host.layers]
+    borrows, rows = not (c.own_embedding and c.own_lm_head), vocab if c.own_embedding else host.vocab_size
+    for wrong, theirs, ours in (
+        (c.target_layers not in (None, host.layers), f"a target of {c.target_layers} layers", f"{host.layers} layers"),
+        (strange, f"the target layers {strange}", f"layers 0..{host.layers - 1}"),
+        (borrows and d != host.hidden_size, f"width {d} and the target's tables", f"width {host.hidden_size}"),
+        (c.mask_token >= rows, f"mask_token_id {c.mask_token}", f"{rows} embeddings"),
+        (c.markov_rank and vocab < host.vocab_size, f"a Markov head of {vocab} ids", f"{host.vocab_size} ids"),
+    ):
+        if wrong:
+            raise PairError(
+                f"the DFlash head was made for {theirs}, the target has {ours}",
+                why="it was trained for another target",
+                fix="take a head that was trained for this target, or train one: slipstream train dflash",
+            )
+    embedding = None if c.own_embedding else host.embedding()
+    lm_head = None if c.own_lm_head else embedding if host.tied and embedding is not None else host.lm_head()
+    return head.to(host.device, host.dtype).borrow(embedding, lm_head)

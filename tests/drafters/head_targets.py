@@ -1,0 +1,42 @@
+"""Targets for the tests of draft heads, and their true hidden states."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
+from slipstream.targets.decoder import Decoder
+from tests.checkpoints import random_llama
+from tests.targets.toy import ToyTarget
+
+V = 5
+PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 0, 1, 2, 0]]
+
+
+def toy() -> ToyTarget:
+    return ToyTarget(V, order=3, seed=21, sharpness=1.5)
+
+
+def features(target: Target, tokens: list[int], taps: tuple[int, ...]) -> Tensor:
+    """True features of a whole text, from one prefill without any draft: [n, taps * target_hidden]."""
+    seq = Sequence(list(tokens))
+    out = target.run([seq], Draft.empty(1), taps)
+    joined = torch.cat([out.hidden[tap] for tap in taps], -1).clone()
+    target.commit([seq], [[]])
+    target.release(seq.id)
+    return joined
+
+
+@functools.cache
+def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any) -> Decoder:
+    shape = {
+        "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
+        "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    return Decoder.from_module(random_llama(1, **shape | changes), executor, dtype)

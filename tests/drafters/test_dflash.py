@@ -1,0 +1,358 @@
+"""The DFlash drafter: its draft tokens against transformers' implementation and a recomputation from the target's true
+states, an always-right head, its q, its limits, and how it is made."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slipstream import LLM, SamplingParams
+from slipstream.backends.torch.torch_dflash import TorchDFlash
+from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.target import Target
+from slipstream.drafters.dflash import DFlashDraftConfig, DFlashDrafter, make
+from slipstream.drafters.registry import make_drafter
+from slipstream.engine.engine import Engine
+from slipstream.errors import PairError, ParameterError
+from slipstream.heads import eagle_rows
+from slipstream.heads.dflash_format import save_dflash
+from slipstream.heads.dflash_head import DFlashHead
+from slipstream.targets.decoder import Decoder
+from tests.checkpoints import random_llama
+from tests.drafters.conformance import Recorder
+from tests.drafters.head_targets import PROMPTS, V, features, tiny_decoder, toy
+from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
+from tests.oracle import Oracle
+from tests.targets.toy import ToyTarget
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "causal": {"causal": True},
+    "dspark": {"from_anchor": True, "markov_rank": 3},
+}
+
+
+def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int]) -> Tensor:
+    """Logits of each draft token of the block after a text, everything recomputed without a cache: [K, V]. drafted: the
+    draft tokens that the Markov head reads."""
+    c, d = head.config, head.config.decoder
+    context = head.hidden_norm(head.fc(features(target, text, c.taps)[:-1]))  # [m, d]
+    m, n = len(context), c.block
+    x = head.embedding[[text[-1], *[c.mask_token] * (n - 1)]]
+    inverse = 1 / 10000 ** (torch.arange(0, d.head_dim, 2, dtype=torch.float32) / d.head_dim).double()
+    turn = torch.polar(torch.ones(m + n, len(inverse)).double(), torch.outer(torch.arange(m + n).double(), inverse))
+
+    def rotated(rows: Tensor, first: int) -> Tensor:  # [rows, H, D]
+        pairs = torch.complex(*rows.chunk(2, -1)) * turn[first : first + len(rows), None]
+        return torch.cat((pairs.real, pairs.imag), -1)
+
+    for layer in head.layers:
+        a, normed = layer.self_attn, layer.input_layernorm(x)
+        both = torch.cat((context, normed))
+        q = rotated(a.q_norm(a.q_proj(normed).unflatten(-1, (-1, d.head_dim))), m)
+        k = rotated(a.k_norm(a.k_proj(both).unflatten(-1, (-1, d.head_dim))), 0)
+        v = a.v_proj(both).unflatten(-1, (-1, d.head_dim))
+        k, v = (part.repeat_interleave(d.heads // d.kv_heads, 1) for part in (k, v))
+        scores = torch.einsum("nhd,mhd->hnm", q, k) * d.head_dim**-0.5
+        if c.causal:
+            scores = scores.masked_fill(torch.arange(m + n) > m + torch.arange(n)[:, None], -torch.inf)
+        x = x + a.o_proj(torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v).flatten(1))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    logits = F.linear(head.norm(x)[n - c.depth :], head.output_head)
+    if c.markov_rank:
+        before = torch.tensor([text[-1], *drafted])[: c.depth]
+        bias = head.markov_head["markov_w1"].weight[before] @ head.markov_head["markov_w2"].weight.T
+        logits[: len(before)] += bias
+    return logits
+
+
+class TestDraftTokens:
+    def test_they_are_those_of_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its `DFlashTokenCandidateGenerator` with its only model of that kind, at temperature 0, step by step."""
+        from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+        from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator as Theirs
+
+        shape = {
+            "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
+            "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
+        }  # fmt: skip
+        lm = random_llama(1, **shape).double()
+        torch.manual_seed(5)
+        assistant = MuseGlimmerAssistantModel(
+            MuseGlimmerAssistantConfig(
+                hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, rms_norm_eps=1e-5,
+                layer_types=["full_attention"] * 2, block_size=6, mask_token_id=39, target_layer_ids=[0, 1, 2],
+            )
+        )  # fmt: skip
+        for name, parameter in assistant.named_parameters():
+            torch.nn.init.normal_(parameter, float("norm" in name), 0.3)
+        assistant = assistant.double().eval()
+        theirs: list[list[int]] = []
+        real = Theirs.get_candidates
+
+        def recorded(self: Any, input_ids: Tensor, *args: Any, **more: Any) -> Any:
+            found = real(self, input_ids, *args, **more)
+            theirs.append(found[0][0, input_ids.shape[1] :].tolist())
+            return found
+
+        monkeypatch.setattr(Theirs, "get_candidates", recorded)
+        text = lm.generate(
+            torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), max_new_tokens=24, do_sample=False, assistant_model=assistant,
+            speculation_type="dflash",
+        )[0].tolist()  # fmt: skip
+
+        decoder = {"hidden_size": 24, "head_dim": 8, "intermediate_size": 32}
+        made = DFlashHead(dflash_config(40, 24, 24, taps=(1, 2, 3), decoder=decoder)).double()
+        names = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+        state = assistant.state_dict()
+        for old, new in names.items():
+            state = {name.replace(old, new): tensor for name, tensor in state.items()}
+        made.load_state_dict(state)
+        target = Decoder.from_module(lm, "torch", "float64")
+        recorder = Recorder(make(target, head=made), 40)
+        seq = Sequence(text[:8], SamplingParams(max_tokens=24))
+        step([seq], target, recorder, RULES["rejection"], 0)
+        while not seq.finish:
+            step([seq], target, recorder, RULES["rejection"], 5)
+        assert seq.tokens == text
+        ours = [tokens for tokens, _, _ in recorder.proposed[seq.id][1:]]
+        assert len(ours) > 5
+        compared = [
+            a[: len(b)] for a, b in zip(theirs[1:], ours, strict=False)
+        ]  # the last drafts are cut by max_tokens
+        assert compared == ours[: len(compared)]
+        assert len(compared) >= len(ours) - 1
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_greedy_chains_are_what_true_states_give_at_every_step(self, kind: str) -> None:
+        target, other = toy(), toy()
+        drafter = dflash_drafter(V, changes=KINDS[kind])
+        recorder = Recorder(drafter, V)
+        seqs = [Sequence(p, SamplingParams(max_tokens=24)) for p in PROMPTS]
+        texts: list[list[list[int]]] = [[] for _ in seqs]
+        for index in range(6):
+            texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
+            step(seqs, target, recorder, RULES["rejection"], 0 if index == 0 else 5)
+        for seq, own in zip(seqs, texts, strict=True):
+            for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
+                assert len(drafted) == 5
+                assert drafted == by_hand(drafter.runtime.head, other, text, drafted)[:5].argmax(-1).tolist()
+
+    def test_a_short_draft_is_the_beginning_of_a_long_one(self) -> None:
+        target, drafter = toy(), dflash_drafter(V)
+        seqs = [Sequence(PROMPTS[2], SamplingParams(max_tokens=30)) for _ in range(2)]
+        step(seqs, target, drafter, RULES["rejection"], 0)
+        long, short = (drafter.propose([seq], [depth]).ids for seq, depth in zip(seqs, (9, 2), strict=True))
+        assert len(long) == 5  # a block of 6
+        assert short == long[:2]
+
+    def test_the_cache_equals_a_recomputation_from_true_states(self) -> None:
+        target, other, drafter = toy(), toy(), dflash_drafter(V)
+        seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
+        for index in range(9):
+            step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
+            for seq in seqs:
+                rows, true = drafter.rows[seq], features(other, seq.tokens, drafter.traits.taps)[:-1]
+                assert torch.equal(torch.cat(rows.todo), true[rows.done :])
+                if rows.done:
+                    fresh = dflash_drafter(V)
+                    fresh.rows._rows[seq.id] = eagle_rows.Rows(0)
+                    fresh.rows._rows[seq.id].add(true[: rows.done])
+                    fresh.runtime.extend(*fresh.rows.pending([seq]))
+                    torch.testing.assert_close(
+                        drafter.runtime.kv(seq.id, rows.done), fresh.runtime.kv(seq.id, rows.done)
+                    )
+
+    def test_a_long_prompt_in_pieces_gives_the_same_draft_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def first_draft() -> list[int]:
+            target, drafter = toy(), dflash_drafter(V)
+            seq = Sequence([i * i % V for i in range(23)], SamplingParams(max_tokens=9))
+            step([seq], target, drafter, RULES["rejection"], 0)
+            return drafter.propose([seq], [5]).ids
+
+        whole = first_draft()
+        monkeypatch.setattr(eagle_rows, "CHUNK", 4)
+        assert first_draft() == whole
+
+    def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(self) -> None:
+        target, drafter = toy(), dflash_drafter(V)
+        seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=30))
+        for _ in range(2):
+            step([seq], target, drafter, RULES["rejection"], 3)
+        drafter.release(seq.id)
+        assert len(drafter.propose([seq], [3])) == 0
+        step([seq], target, drafter, RULES["rejection"], 3)
+        assert drafter.rows[seq].begin > 0
+        assert len(drafter.propose([seq], [3])) == 3
+
+    def test_drafting_ends_at_the_heads_context_length(self) -> None:
+        made = dflash_head(dflash_config(V, target=V, decoder={"context": 12}))
+        recorder = Recorder(DFlashDrafter(TorchDFlash(made), V), V)
+        target, seq = toy(), Sequence(PROMPTS[2], SamplingParams(max_tokens=20))
+        while not seq.finish:
+            before = len(seq.tokens)
+            step([seq], target, recorder, RULES["rejection"], 3)
+            assert before + len(recorder.proposed[seq.id][-1][0]) <= max(12, before)
+        assert seq.output == Oracle(toy()).greedy(PROMPTS[2], 20)
+
+
+class TestDistributions:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_q_is_the_heads_distribution_at_every_draft_token(self, kind: str) -> None:
+        """Plain softmaxes are drafted in one call, others token by token."""
+        target, other = toy(), toy()
+        for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
+            drafter = dflash_drafter(V, changes=KINDS[kind])
+            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=4, **options))
+            step([seq], target, drafter, RULES["rejection"], 0)
+            draft = drafter.propose([seq], [5])
+            assert len(draft) == 5
+            assert draft.q is not None
+            logits = by_hand(drafter.runtime.head, other, seq.tokens, draft.ids)[:5] / options["temperature"]
+            if "top_k" in options:
+                logits = logits.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf)
+            torch.testing.assert_close(draft.q, logits.softmax(-1))
+
+    def test_the_draft_of_a_request_does_not_depend_on_the_rest_of_the_batch(self) -> None:
+        each = ({"temperature": 1.0, "top_k": 3}, {"temperature": 0.8}, {"temperature": 0.0})
+
+        def proposed(members: list[int]) -> list[list[Any]]:
+            target, recorder = toy(), Recorder(dflash_drafter(V, changes=KINDS["dspark"]), V)
+            seqs = [Sequence(PROMPTS[i], SamplingParams(max_tokens=40, seed=7 + i, **each[i])) for i in members]
+            for index in range(8):
+                step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
+            return [recorder.proposed[seq.id] for seq in seqs]
+
+        for i, together in enumerate(proposed([0, 1, 2])):
+            (alone,) = proposed([i])
+            assert sum(len(drafted) for drafted, _, _ in alone) >= 7 * 3
+            for (drafted, _, q), (own_tokens, _, own_q) in zip(together, alone, strict=True):
+                assert drafted == own_tokens
+                if each[i]["temperature"]:
+                    torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+    @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 1.3, "top_k": 3}], ids=str)
+    def test_a_markov_head_that_knows_the_target_is_always_accepted(self, rule: str, options: dict[str, Any]) -> None:
+        """A `ToyTarget` of order 1: its logits after each token are the Markov head's, and the block adds nothing."""
+        target = ToyTarget(V, order=1, seed=3)
+        made = dflash_head(dflash_config(V, target=V, markov_rank=V))
+        made.borrow(made.embedding, torch.zeros(V, 8).double())
+        made.markov_head["markov_w1"].weight.copy_(torch.eye(V))
+        made.markov_head["markov_w2"].weight.copy_(torch.stack([target.logits([t]) for t in range(V)]).T)
+        llm = LLM(target, DFlashDrafter(TorchDFlash(made), V), draft_tokens=4, rule=rule)
+        for done in llm.generate(PROMPTS, SamplingParams(max_tokens=33, seed=5, **options)):
+            assert done.stats.acceptance_rate == 1
+            assert done.stats.drafter_faults == 0
+
+
+# --- making it -----------------------------------------------------------------------------------------------------
+
+
+def head_for(**changes: Any) -> DFlashHead:
+    options: dict[str, Any] = {"decoder": {"head_dim": 16, **changes.pop("decoder", {})}, "taps": (1, 2, 4), **changes}
+    return dflash_head(dflash_config(40, changes.pop("width", 24), 24, **options), spread=0.3)
+
+
+class TestMaking:
+    @pytest.mark.parametrize("executor", ["torch", "native"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_head_in_a_folder_drafts_for_a_target_of_each_backend(
+        self, tmp_path: Path, executor: str, kind: str
+    ) -> None:
+        save_dflash(head_for(**KINDS[kind]), tmp_path, torch.float64)
+        target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
+        prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
+        for options in ({"max_tokens": 24}, {"max_tokens": 24, "temperature": 1.0, "seed": 1}):
+            params = SamplingParams(**options)
+            llm = LLM(target, draft=tmp_path, draft_tokens=4)
+            assert llm.drafter.name == "dflash"
+            together = llm.generate(prompts, params)
+            alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+            assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+            assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in together)
+            in_memory = LLM(target, make(target, head=head_for(**KINDS[kind])), draft_tokens=4)
+            for done, same in zip(together, in_memory.generate(prompts, params), strict=True):
+                assert done.stats.accepted_at == same.stats.accepted_at
+            if not params.temperature:
+                assert [c.token_ids for c in together] == [c.token_ids for c in LLM(target).generate(prompts, params)]
+
+    def test_a_kept_beginning_gives_the_same_draft_tokens(self) -> None:
+        """The second request begins with the KV of the first: the target's and the head's."""
+        target = tiny_decoder()
+        prompt, params = [i * 7 % 40 for i in range(80)], SamplingParams(max_tokens=12)
+        drafter = make(target, head=head_for())
+        made, seqs = Engine(target, drafter, RULES["rejection"], 4, 2, prefix_cache=True), []
+        for _ in range(2):
+            seqs.append(Sequence(list(prompt), params))
+            made.add(seqs[-1])
+            while not seqs[-1].finish:
+                made.step()
+        assert drafter.cached_prefix(Sequence(prompt)) == seqs[1].cached == 64
+        assert seqs[1].output == seqs[0].output
+        first, again = (seq.stats for seq in seqs)
+        assert (again.accepted, again.proposed) == (first.accepted, first.proposed)
+
+    @pytest.mark.parametrize(
+        ("changes", "values"),
+        [
+            ({"target_hidden": 32}, ("32", "24")),
+            ({"decoder": {"vocab_size": 50}}, ("50", "40")),
+            ({"taps": (1, 2, 9)}, ("[8]", "0..3")),
+            ({"decoder": {"hidden_size": 16}}, ("width 16", "24")),
+            ({"mask_token": 40}, ("mask_token_id 40", "40 embeddings")),
+            ({"target_layers": 6}, ("6 layers", "4 layers")),
+        ],
+        ids=["hidden size", "vocabulary", "taps", "width", "mask token", "layers"],
+    )
+    def test_a_head_for_another_target_is_refused_with_both_values(
+        self, changes: dict[str, Any], values: tuple[str, str]
+    ) -> None:
+        with pytest.raises(PairError) as refused:
+            make(tiny_decoder(), head=head_for(**changes))
+        assert all(value in str(refused.value) for value in values)
+
+    def test_vocabularies_that_are_padded_differently_fit_unless_a_markov_head_lacks_ids(self) -> None:
+        target, taps = tiny_decoder(vocab_size=400), (1, 2, 4)
+        wider = dflash_head(dflash_config(402, 24, 24, taps=taps, mask_token=7, markov_rank=2), spread=0.3)
+        for made in (wider, dflash_head(dflash_config(398, 24, 24, taps=taps), spread=0.3)):
+            done = LLM(target, make(target, head=made), draft_tokens=4).generate(
+                [1, 2, 3], SamplingParams(max_tokens=9)
+            )
+            assert done[0].stats.proposed > 0
+            assert done[0].stats.drafter_faults == 0
+        with pytest.raises(PairError, match=r"398 ids.*400 ids"):
+            make(target, head=dflash_head(dflash_config(398, 24, 24, taps=taps, markov_rank=2)))
+
+    def test_more_draft_tokens_than_a_block_holds_are_named_in_a_warning(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        target = tiny_decoder()
+        drafter = make_drafter("dflash", target, head=head_for())
+        with caplog.at_level(logging.WARNING):
+            assert LLM(target, drafter).most_draft_tokens == 5
+            LLM(target, drafter, draft_tokens=5)
+            assert not caplog.records
+            LLM(target, drafter, draft_tokens=9)
+        assert [
+            r.message.startswith("draft_tokens is 9, but the drafter 'dflash' drafts at most 5") for r in caplog.records
+        ] == [True]
+
+    def test_a_target_without_hidden_states_is_refused_by_name(self) -> None:
+        with pytest.raises(PairError, match="ToyTarget"):
+            make(toy(), head=head_for())
+
+    def test_options_are_checked(self) -> None:
+        with pytest.raises(ParameterError):
+            DFlashDraftConfig(confidence=1.0)
+        with pytest.raises(ParameterError, match="did you mean 'confidence'"):
+            make(tiny_decoder(), head=head_for(), confidense=0.5)

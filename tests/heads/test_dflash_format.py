@@ -1,0 +1,127 @@
+"""DFlash checkpoints: what was written is read again; anything else is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
+from slipstream.heads.dflash_format import load_dflash, save_dflash
+from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.recognition import recognise
+from tests.heads.dense_eagle import rewrite
+from tests.heads.tiny_heads import dflash_config, dflash_head
+
+HEADS: dict[str, dict[str, Any]] = {
+    "dflash": {"target_layers": 3},
+    "causal, own tables": {"causal": True, "own_embedding": True, "own_lm_head": True},
+    "dspark": {"from_anchor": True, "markov_rank": 3},
+    "biases": {"decoder": {"qkv_bias": True, "o_bias": True}},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_dflash(dflash_head(dflash_config(taps=(1, 2))), tmp_path, torch.float64)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_is_equal_after_writing_and_reading(tmp_path: Path, kind: str) -> None:
+    made = dflash_head(dflash_config(taps=(1, 3), **HEADS[kind]))
+    save_dflash(made, tmp_path, torch.float64, target="some/model")
+    found = load_dflash(tmp_path)
+    assert found.config == made.config
+    assert found.state_dict().keys() == made.state_dict().keys()
+    assert all(torch.equal(tensor, made.state_dict()[name]) for name, tensor in found.state_dict().items())
+    assert recognise(tmp_path) == "dflash"
+
+
+def test_names_and_keys_are_those_of_published_checkpoints(folder: Path) -> None:
+    own = {"fc.weight", "hidden_norm.weight", "norm.weight"}
+    layer = ("input_layernorm", "post_attention_layernorm", *(f"mlp.{n}_proj" for n in ("gate", "up", "down")),
+             *(f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")))  # fmt: skip
+    wanted = own | {f"layers.{i}.{name}.weight" for i in range(2) for name in layer}
+    assert load_file(folder / "model.safetensors").keys() == wanted
+    written = json.loads((folder / "config.json").read_text())
+    assert written["architectures"] == ["DFlashDraftModel"]
+    assert written["block_size"] == 6
+    assert written["dflash_config"] == {"mask_token_id": 4, "target_layer_ids": [0, 1], "causal": False}
+
+
+def test_the_keys_of_dspark_may_stand_at_the_top_and_its_confidence_head_is_left_out(tmp_path: Path) -> None:
+    made = dflash_head(dflash_config(taps=(1, 2), from_anchor=True, markov_rank=3))
+    save_dflash(made, tmp_path, torch.float64)
+    rewrite(
+        tmp_path, lambda s: s.update({"confidence_head.proj.weight": torch.ones(1, 8)}), dflash_config=None,
+        sample_from_anchor=None, mask_token_id=4, target_layer_ids=[0, 1], markov_head_type="vanilla",
+    )  # fmt: skip
+    assert load_dflash(tmp_path).config == made.config
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"mask_token_id": None}, "mask_token_id of .* is None, expected the id that the head was trained with"),
+        ({"target_layer_ids": []}, "target_layer_ids"),
+        ({"target_layer_ids": [0, 1, 2]}, r"fc\.weight .* has the shape \(8, 10\)"),
+        ({"use_swa": True}, "dflash_config.use_swa True"),
+        ({"use_aux_hidden_state": False}, "use_aux_hidden_state False"),
+        ({"conv_kernel_size": 4}, "dflash_config.conv_kernel_size 4"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_missing_or_unknown_are_refused(folder: Path, own: dict[str, Any], told: str) -> None:
+    rewrite(folder, dflash_config={"mask_token_id": 4, "target_layer_ids": [0, 1], **own})
+    with pytest.raises(LoadError, match=told):
+        load_dflash(folder)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "told"),
+    [
+        ({"block_size": 1}, ConfigError, "block_size .* is 1, expected a token, and masks"),
+        ({"block_size": None}, ConfigError, "block_size .* is None"),
+        ({"dflash_config": 3}, ConfigError, "dflash_config is 3"),
+        ({"layer_types": ["sliding_attention"] * 2}, UnsupportedModelError, "a sliding window"),
+        ({"markov_head_type": "gated"}, UnsupportedModelError, "another Markov head"),
+        ({"hidden_act": "gelu"}, UnsupportedModelError, "another activation"),
+        ({"hidden_size": 12}, CheckpointError, "shape"),
+    ],
+    ids=str,
+)
+def test_variants_that_would_draft_wrong_tokens_are_refused(
+    folder: Path, keys: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    rewrite(folder, **keys)
+    with pytest.raises(error, match=told):
+        load_dflash(folder)
+
+
+def test_tensors_that_are_missing_or_unknown_are_listed(folder: Path) -> None:
+    rewrite(folder, lambda s: s.update({"conv.weight": s.pop("layers.0.self_attn.q_norm.weight")}))
+    with pytest.raises(CheckpointError, match=r"the DFlash head .* lacks 1 .*q_norm\.weight.*conv\.weight"):
+        load_dflash(folder)
+
+
+def test_a_mask_embedding_or_a_draft_vocabulary_of_its_own_is_refused(folder: Path) -> None:
+    (folder / "mask_embedding.pt").touch()
+    rewrite(folder, lambda s: s.update({"d2t": torch.zeros(3)}))
+    with pytest.raises(UnsupportedModelError, match=r"\(d2t\), a mask embedding"):
+        load_dflash(folder)
+
+
+def test_heads_of_another_kind_are_told_apart(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds a dflash head.*use the drafter 'dflash'"):
+        load_eagle(folder)
+    rewrite(folder, lambda s: s.pop("hidden_norm.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors .*hidden_norm"):
+        load_dflash(folder)
+    rewrite(folder, dflash_config=None)
+    with pytest.raises(CheckpointError, match=r"a head of the kind eagle.*use the drafter 'eagle'"):
+        load_dflash(folder)
