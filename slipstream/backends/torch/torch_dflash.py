@@ -22,7 +22,7 @@ class TorchDFlash(TorchPaged[TorchBlocks]):
     """
 
     name = "torch"
-    mask = None
+    mask: Tensor | None = None
     """No row of its context is a mask: see `EagleRuntime.mask`."""
 
     def __init__(self, head: DFlashHead):
