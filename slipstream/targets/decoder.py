@@ -323,6 +323,15 @@ class DescribedDecoder(Described):
         return Decoder(executor, chunk, weights, folder)
 
 
+def check_is_chain(draft: Draft) -> None:
+    """Raise TargetError for a draft with siblings, in targets that run chains only."""
+    if not draft.is_chain:
+        raise TargetError(
+            "a draft with siblings was given to a model that runs chains only",
+            fix="use a drafter through LLM or Engine, which cut trees to chains",
+        )
+
+
 def check_finite(
     logits: Tensor,
     seqs: Seq[Sequence],

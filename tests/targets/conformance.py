@@ -57,6 +57,8 @@ class Case:
 
     def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:
         """Commit `path` and append its accepted draft tokens and one random token to each sequence."""
+        if not self.target.capabilities.trees:
+            path = [range(len(each)) for each in path]
         self.target.commit(seqs, path)
         for b, seq in enumerate(seqs):
             run = [draft.ids[draft.splits[b] + i] for i in path[b]]
@@ -70,7 +72,9 @@ class Case:
         return seq
 
     def forest(self, shapes: Seq[Seq[int]]) -> Draft:
-        """Random tokens on trees given by their parents."""
+        """Random tokens on trees given by their parents; on chains of as many for a target that runs chains only."""
+        if not self.target.capabilities.trees:
+            shapes = [range(-1, len(parents) - 1) for parents in shapes]
         splits = [0]
         for parents in shapes:
             splits.append(splits[-1] + len(parents))

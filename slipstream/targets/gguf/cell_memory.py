@@ -1,60 +1,167 @@
-"""`CellMemory`: what an engine may ask of a KV cache of llama.cpp, which has a fixed number of cells, one a token."""
+"""`CellMemory`: which sequence ids of llama.cpp hold which sequences, and which texts that are kept for later ones.
+
+A sequence holds one id, and so does a kept text, on the same cells as the sequence that computed it. A later text forks
+it, up to the last block that both have in common. Kept texts give way, the one that was used longest ago first, where
+ids or cells run short. Free ids hold nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass
 
+from slipstream.core.common_beginning import common_beginning
+from slipstream.core.sequence import Sequence
 from slipstream.core.target import Usage
+from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
-from slipstream.targets.gguf.llama_context import IDS
-from slipstream.targets.gguf.sequence_ids import SequenceIds
+from slipstream.targets.gguf.llama_context import IDS, LlamaContext
+
+MOST_TEXTS = 16
+"""Kept texts: each is compared with every new text."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What llama.cpp holds of a sequence. id: its sequence id; cells: tokens, those of a draft included."""
+
+    id: int
+    cells: int = 0
 
 
 class CellMemory:
-    """Implements `Memory`. Cells are counted in blocks, although llama.cpp gives out single ones: a sequence counts as
-    whole blocks, and a text begins with whole blocks of an earlier one.
-
-    ids: who holds which cells of the cache, and the texts that are kept for later ones.
-    """
+    """Implements `Memory`. The cache has a fixed number of cells, one a token. They are counted in blocks, although
+    llama.cpp gives out single ones: a sequence counts as whole blocks, and a text begins with whole blocks of an
+    earlier one."""
 
     block = BLOCK
 
-    def __init__(self, ids: SequenceIds):
-        self._ids, self._kept, self.capacity = ids, ids.kept, ids.context.cells // BLOCK
+    def __init__(self, context: LlamaContext):
+        self.context, self.capacity = context, context.cells // BLOCK
+        self._free = list(range(IDS))
+        self._held: dict[int, Held] = {}  # by sequence
+        self._kept: dict[int, list[int]] = {}  # by id of llama.cpp: a text; used longest ago first
+
+    # --- sequences ----------------------------------------------------------------------------------------------------
+
+    def rolled_back(self, seq: Sequence) -> Held:
+        """What is held of a sequence, with nothing that was not accepted; a new one if there is none."""
+        held = self._held.get(seq.id) or self._begun(seq.id)
+        self.cut(seq.id, seq.kv_len)
+        return held
+
+    def cut(self, seq_id: int, length: int) -> None:
+        """Remove what a sequence holds from `length` on."""
+        held = self._held[seq_id]
+        if held.cells > length:
+            self.context.cut(held.id, length)
+            held.cells = length
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> None:
+        """See `core.target.Fork`. Both sequence ids share the cells."""
+        parent = self._held.get(parent_id)
+        if parent is None or length > parent.cells or child_id in self._held:
+            raise TargetError(
+                f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
+                why=f"that one holds {0 if parent is None else parent.cells}, and a sequence begins once",
+                fix="fork between two runs, with another id",
+            )
+        self._begin_with(child_id, parent.id, length)
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence; unknown ids are ignored."""
+        held = self._held.pop(seq_id, None)
+        if held is not None:
+            self._give_back(held.id)
+
+    def make_room(self, rows: int) -> None:
+        """Drop kept texts where the cache may have no cells for so many rows. Shared cells are counted for each that
+        holds them, so more may be dropped than is needed."""
+        used = rows + sum(held.cells for held in self._held.values())
+        while self._kept and used + sum(map(len, self._kept.values())) > self.context.cells:
+            self._drop(next(iter(self._kept)))
+
+    def _begun(self, seq_id: int) -> Held:
+        """A sequence that holds nothing yet."""
+        if not self._has_id():
+            raise TargetError(
+                f"{len(self._held)} sequences are held already, llama.cpp has {IDS} sequence ids",
+                why="each sequence needs one",
+                fix="release finished sequences, or choose a smaller max_batch",
+            )
+        made = self._held[seq_id] = Held(self._free.pop())
+        return made
+
+    def _begin_with(self, seq_id: int, source: int, length: int) -> None:
+        """Begin a sequence with the first `length` tokens of an id of llama.cpp."""
+        held = self._begun(seq_id)
+        self.context.fork(source, held.id, length)
+        held.cells = length
+
+    def _has_id(self) -> bool:
+        """Whether an id is free, if need be after a kept text was dropped."""
+        if not self._free and self._kept:
+            self._drop(next(iter(self._kept)))
+        return bool(self._free)
+
+    def _drop(self, kept: int) -> None:
+        del self._kept[kept]
+        self._give_back(kept)
+
+    def _give_back(self, one: int) -> None:
+        self.context.cut(one, 0)
+        self._free.append(one)
+
+    # --- what an engine asks ------------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Usage:
         """Cells that several sequences hold are counted for each. kept: at most what is not used."""
-        used = _blocks(self._ids.lengths().values())
-        return Usage(self.capacity, used, max(0, min(_blocks(self._kept.lengths), self.capacity - used)))
+        used = _blocks(held.cells for held in self._held.values())
+        return Usage(self.capacity, used, max(0, min(_blocks(map(len, self._kept.values())), self.capacity - used)))
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """See `Memory`. What is only kept gives way. Each sequence needs a sequence id, too."""
-        ends = dict(self._ids.lengths())
+        ends = {seq_id: held.cells for seq_id, held in self._held.items()}
         for seq_id, _, stop in writes:
             ends[seq_id] = max(stop, ends.get(seq_id, 0))
         return max(0, _blocks(ends.values()) - self.capacity, len(ends) - IDS)
 
     def match(self, tokens: Seq[int]) -> int:
         """See `Memory`."""
-        return self._kept.longest(tokens)[0] // BLOCK * BLOCK
+        return self._longest(tokens)[0] // BLOCK * BLOCK
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
         """See `Memory`."""
-        found, source = self._kept.longest(tokens)
+        found, source = self._longest(tokens)
         length = min(found, most) // BLOCK * BLOCK
-        if not length or not self._ids.adopt(seq_id, source, length):
+        if not length or not self._free:
             return 0
-        self._kept.use(source)
+        self._begin_with(seq_id, source, length)
+        self._kept[source] = self._kept.pop(source)  # used now
         return length
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
-        """See `Memory`."""
-        if len(tokens) < BLOCK or self._kept.longest(tokens)[0] == len(tokens):
+        """See `Memory`. Kept texts that are the beginning of this one are dropped."""
+        held = self._held.get(seq_id)
+        if len(tokens) < BLOCK or held is None or held.cells < len(tokens):
             return
-        copy = self._ids.copied(seq_id, len(tokens))
-        if copy is not None:
-            self._kept.add(copy, tokens)
+        text = list(tokens)
+        if self._longest(text)[0] == len(text):
+            return
+        for other in [one for one, known in self._kept.items() if text[: len(known)] == known]:
+            self._drop(other)
+        if len(self._kept) >= MOST_TEXTS:
+            self._drop(next(iter(self._kept)))
+        if self._has_id():
+            copy = self._free.pop()
+            self.context.fork(held.id, copy, len(text))
+            self._kept[copy] = text
+
+    def _longest(self, tokens: Seq[int]) -> tuple[int, int]:
+        """(how many tokens are kept of the beginning of a text, by which id of llama.cpp); (0, -1) if none are."""
+        found = ((common_beginning(text, tokens), one) for one, text in self._kept.items())
+        return max(found, default=(0, -1), key=lambda each: each[0])
 
 
 def _blocks(lengths: Iterable[int]) -> int:

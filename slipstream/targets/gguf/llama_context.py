@@ -1,19 +1,12 @@
 """`LlamaContext`: a KV cache of llama.cpp, and passes over rows of several sequences.
 
 llama.cpp has one cache of cells for all sequences ("unified"). Each cell holds the keys and values of one token at one
-position, and the ids of the sequences that it belongs to. A row of a pass sees the cells of its first id up to its
-position, so a token that belongs to several ids is a beginning that they share:
-
-    row       the   cat   dog   sat   sat          the ─┬─ cat ─── sat
-    position   4     5     5     6     6                └─ dog ─── sat
-    ids       0,1    0     1     0     1
-
-llama.cpp has at most 256 ids.
+position, and the ids of the sequences that it belongs to: texts that begin alike may share cells. A row of a pass sees
+the cells of its own id up to its position.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Sequence as Seq
 
@@ -26,12 +19,11 @@ from slipstream.models.llamacpp_library import LlamaModel, faults
 ROWS = 512
 """Most rows of a pass."""
 
-IDS, FEW_IDS = 256, 64
-"""Most sequence ids that llama.cpp has (LLAMA_MAX_SEQ), and those that a context begins with: with 256, a pass over one
-row of a small model takes 3 % longer (measured)."""
+IDS = 256
+"""Sequence ids, as many as llama.cpp has (LLAMA_MAX_SEQ)."""
 
-Row = tuple[int, int, tuple[int, ...], bool]
-"""(token, position, sequence ids, whether its logits are wanted)."""
+Row = tuple[int, int, int, bool]
+"""(token, position, sequence id, whether its logits are wanted)."""
 
 Logits = NDArray[np.float32]
 
@@ -41,18 +33,17 @@ _NO_ROOM = 1
 
 class LlamaContext:
     """model: stays loaded as long as this. cells: tokens for which the cache has room, rounded up, at least ROWS.
-    kv_dtype: "float32" or "float16". threads: of a pass. ids: sequence ids, 0..ids-1.
+    kv_dtype: "float32" or "float16". threads: of a pass.
 
     Raises LoadError if there is no memory for the cache.
     """
 
-    def __init__(self, model: LlamaModel, cells: int, kv_dtype: str, threads: int, ids: int = FEW_IDS):
-        self.model, self.ids, self._lib = model, ids, model.library
-        self._asked = cells, kv_dtype, threads
+    def __init__(self, model: LlamaModel, cells: int, kv_dtype: str, threads: int):
+        self.model, self._lib = model, model.library
         params = self._lib.llama_context_default_params()
         params.n_ctx = max(cells, ROWS)  # llama.cpp runs no pass of more rows than cells
         params.n_batch = params.n_ubatch = ROWS
-        params.n_seq_max, params.kv_unified = ids, True
+        params.n_seq_max, params.kv_unified = IDS, True
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = _TYPES[kv_dtype]
         # With float32 keys, flash attention would still compute in float16.
@@ -69,7 +60,7 @@ class LlamaContext:
                 fix="choose a smaller kv_tokens",
             )
         self._handle = handle
-        self._free = weakref.finalize(self, self._lib.llama_free, handle)
+        weakref.finalize(self, self._lib.llama_free, handle)
         self._memory = self._lib.llama_get_memory(handle)
         if not self._memory:
             raise UnsupportedModelError(
@@ -78,75 +69,27 @@ class LlamaContext:
                 fix="use another model",
             )
         self.cells = int(self._lib.llama_n_ctx(handle))
-        self._token, self._position = np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int32)
-        self._counts, self._wanted = np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int8)
-        self._single, self._several = np.arange(ids, dtype=np.int32), np.zeros(ROWS * ids, np.int32)
-        self._sets = np.zeros(ROWS, np.uint64)  # for each row, the address of its ids
-        self._single_at, self._several_at = self._single.ctypes.data, self._several.ctypes.data
-        self._views: dict[tuple[int, int], Logits] = {}  # of logits, by address and rows
-        self._batch = self._lib.llama_batch(
-            0,
-            _pointer(self._token, ctypes.c_int32),
-            None,
-            _pointer(self._position, ctypes.c_int32),
-            _pointer(self._counts, ctypes.c_int32),
-            ctypes.cast(self._sets.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            _pointer(self._wanted, ctypes.c_int8),
-        )
-
-    def widened(self) -> LlamaContext:
-        """An empty cache of the same size with all IDS; this one is gone."""
-        self._free()
-        return LlamaContext(self.model, *self._asked, ids=IDS)
+        self._batch = self._lib.llama_batch_init(ROWS, 0, 1)
+        weakref.finalize(self, self._lib.llama_batch_free, self._batch)
 
     def decode(self, rows: Seq[Row]) -> Logits:
-        """Run rows, at most ROWS, in an order in which every row follows those that it sees. Their keys and values stay
-        in the cache. Logits [R, V] of the R wanted rows, valid until the next pass.
+        """Run rows, at most ROWS, those of a sequence in order. Their keys and values stay in the cache. Logits [R, V]
+        of the R wanted rows, valid until the next pass.
 
         Raises TargetError: no room, or a fault of llama.cpp.
         """
-        n, at = len(rows), 0
-        tokens, positions, sets, wanted = zip(*rows, strict=True)
-        addresses = []
-        for ids in sets:
-            if len(ids) == 1:
-                addresses.append(self._single_at + 4 * ids[0])
-            else:
-                self._several[at : at + len(ids)] = ids
-                addresses.append(self._several_at + 4 * at)
-                at += len(ids)
-        self._token[:n], self._position[:n], self._wanted[:n] = tokens, positions, wanted
-        self._counts[:n] = [len(ids) for ids in sets]
-        self._sets[:n] = addresses
-        self._batch.n_tokens = n
-        return self._decoded(n, sum(wanted))
-
-    def decode_next(self, tokens: NDArray[np.int64]) -> Logits:
-        """Run the rows of the last pass again, each with the token [R] and the position that follow: for passes of one
-        wanted row for each sequence. Returns and raises as `decode`."""
-        n = len(tokens)
-        self._token[:n] = tokens
-        self._position[:n] += 1
-        return self._decoded(n, n)
-
-    def _decoded(self, rows: int, wanted: int) -> Logits:
-        code = self._lib.llama_decode(self._handle, self._batch)
+        batch, count = self._batch, 0
+        batch.n_tokens = len(rows)
+        for i, (token, position, seq_id, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq_id
+            count += wanted
+        code = self._lib.llama_decode(self._handle, batch)
         if code:
-            raise self._failed(code, rows)
-        return self._logits(wanted)
-
-    def _logits(self, count: int) -> Logits:
-        width = self.model.vocab_size
+            raise self._failed(code, len(rows))
         if not count:
-            return np.empty((0, width), np.float32)
-        where = ctypes.addressof(self._lib.llama_get_logits(self._handle).contents), count
-        view = self._views.get(where)
-        if view is None:
-            if len(self._views) > ROWS:  # llama.cpp moves its buffer when it grows
-                self._views.clear()
-            found = (ctypes.c_float * (count * width)).from_address(where[0])
-            view = self._views[where] = np.ctypeslib.as_array(found).reshape(count, width)
-        return view
+            return np.empty((0, self.model.vocab_size), np.float32)
+        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._handle), (count, self.model.vocab_size))
 
     def _failed(self, code: int, rows: int) -> TargetError:
         said = faults()
@@ -158,9 +101,9 @@ class LlamaContext:
             )
         return TargetError(f"llama.cpp could not run a pass (code {code}){': ' if said else ''}{said}")
 
-    def fork(self, source: int, copy: int) -> None:
-        """Let sequence id `copy`, which holds nothing, share what `source` holds. Nothing is copied."""
-        self._lib.llama_memory_seq_cp(self._memory, source, copy, -1, -1)
+    def fork(self, source: int, copy: int, length: int) -> None:
+        """Let sequence id `copy`, which holds nothing, share the first `length` tokens of `source`."""
+        self._lib.llama_memory_seq_cp(self._memory, source, copy, 0, length)
 
     def cut(self, seq_id: int, length: int) -> None:
         """Remove what a sequence id holds from position `length` on. Raises TargetError where that is impossible."""
@@ -170,11 +113,3 @@ class LlamaContext:
                 why="rejected draft tokens have to be removed from its state",
                 fix="use another model; llama.cpp itself runs this one, without speculation",
             )
-
-    def clear(self, seq_id: int) -> None:
-        """Remove all that a sequence id holds."""
-        self._lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
-
-
-def _pointer(array: np.ndarray, kind: type) -> ctypes._Pointer:  # type: ignore[type-arg]
-    return array.ctypes.data_as(ctypes.POINTER(kind))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import check_ids
 from slipstream.models.module_shape import UNBOUNDED, ModuleShape
-from slipstream.targets.decoder import check_finite
+from slipstream.targets.decoder import check_finite, check_is_chain
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.rollback import RollbackCache
@@ -82,11 +82,7 @@ class ChainsOnly:
     @torch.inference_mode()
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
         """See `Target.run`. Raises TargetError for a draft with siblings."""
-        if not draft.is_chain:
-            raise TargetError(
-                "a draft with siblings was given to a model that runs chains only",
-                fix="use a drafter through LLM or Engine, which cut trees to chains",
-            )
+        check_is_chain(draft)
         parts: list[Tensor] = []
         hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
         splits = [0]

@@ -47,8 +47,8 @@ ENCODER_DECODER_EACH = Kind(
 )
 GGUF = Kind(
     "gguf",
-    "llama.cpp, a sequence id for each branch of a tree",
-    trees=True,
+    "llama.cpp, rows of several sequences over its cells",
+    trees=False,
     early_exit=False,
     one_forward=True,
     heads=False,

@@ -76,11 +76,8 @@ def test_plain_texts_are_those_of_our_own_decoder(llm: LLM, texts: list[str]) ->
     assert "backend='llamacpp'" in repr(llm)
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": "topk"}, {"tree": "sampled"}], ids=["chain", "topk", "sampled"])
-def test_a_gguf_draft_model_changes_no_text(
-    llm: LLM, small: GgufTarget, texts: list[str], options: dict[str, Any]
-) -> None:
-    llm.use(small, **options)
+def test_a_gguf_draft_model_changes_no_text(llm: LLM, small: GgufTarget, texts: list[str]) -> None:
+    llm.use(small)
     llm.draft_tokens = 4
     done = llm.generate(PROMPTS, PARAMS)
     assert [one.text for one in done] == texts
@@ -100,7 +97,7 @@ def test_our_own_draft_model_and_a_gguf_target_and_the_other_way_round(
 
 
 def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufTarget, tiny: Tiny) -> None:
-    """G-test on the first two tokens, 600 samples, with a sampled tree of a draft model."""
+    """G-test on the first two tokens, 600 samples, with a draft model."""
     params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
     prompt = llm.tokenizer.encode(PROMPTS[0])
     own = LLM(tiny.target, executor="torch", dtype="float64").target
@@ -117,7 +114,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufT
         for b, q in enumerate(after([*prompt, a])) if p else ():
             if q:
                 probs[a, b] = p * q
-    llm.use(small, tree="sampled")
+    llm.use(small)
     llm.draft_tokens = 2
     done = sample(llm, prompt, params, 600, seed=11)
     assert_distribution(beginnings((seq.output for seq in done), 2), probs)
@@ -146,7 +143,7 @@ def test_lengths_are_chosen_from_measured_costs(llm: LLM, texts: list[str]) -> N
 
 
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:
-    """And a cache that is smaller than what a pass could take is enough, with a tree that takes most of it."""
+    """And a cache that is smaller than what a pass could take is enough."""
     llm = LLM(files.target, "lookahead", executor="llamacpp", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
     memory = llm.target.capabilities.memory
     assert memory is not None
