@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few, resolve, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_header import read_header
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_blocks import Blocks
 
@@ -167,11 +167,11 @@ def load_weights(
 
     Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
-    if is_gguf(source):
+    folder = resolve(source)
+    if not folder.is_dir():
         from slipstream.models.gguf_weights import GgufWeights
 
-        return GgufWeights(read_header(source), config, dtype, progress)
-    folder = resolve(source)
+        return GgufWeights(read_header(folder), config, dtype, progress)
     readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
     files: list[_Shard] = []
     for file, promised in weight_files(folder).items():

@@ -47,11 +47,9 @@ def refusal(
     if quantised and not quantised.head and columns > MOST_COLUMNS:
         return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
     if quantised and quantised.head:  # weights in blocks
-        widths = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
-        widths["num_attention_heads * head_dim"] = config.heads * config.head_dim
-        for name, width in widths.items():
-            if width % BLOCK_COLUMNS:
-                return f"{name} is {width}, and {quantised.name} needs a multiple of {BLOCK_COLUMNS}"
+        for name, shape in config.shapes().items():
+            if len(shape) == 2 and "embed" not in name and shape[1] % BLOCK_COLUMNS:
+                return f"{name} has rows of {shape[1]} numbers, {quantised.name} needs a multiple of {BLOCK_COLUMNS}"
     if quantised and dtype != torch.float32:
         return f"integer products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
