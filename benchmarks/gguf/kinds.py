@@ -87,10 +87,10 @@ def both(file: Path) -> tuple[Target, Target]:
     return as_target(file, executor="native", threads=THREADS), as_target(file, executor=LLAMACPP, threads=THREADS)
 
 
-def measure(source: Path, windows: Seq[list[int]], folder: Path) -> tuple[list[Any], list[Any], bool]:
+def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str]) -> tuple[list[Any], list[Any], bool]:
     """Rows of both tables, and whether everything is in order. source: checkpoint in 16 bits."""
     base, kinds, orderly = convert_to_gguf(source, folder / "base.gguf", "f16").file, list[Any](), True
-    for kind, number in KINDS.items():
+    for kind, number in ((kind, KINDS[kind]) for kind in only):
         file = base if kind == "F16" else folder / "kind.gguf"
         why = None if kind == "F16" else written(base, file, number, pure=True)
         if why is not None:
@@ -128,6 +128,7 @@ def main(words: Seq[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.kinds", description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="text file, or question.jsonl, HumanEval.jsonl")
     parser.add_argument("--model", choices=("smollm2", "79M"), default="smollm2")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--scored", type=int, default=2048, help="tokens of the text")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     options = parser.parse_args(words)
@@ -137,7 +138,7 @@ def main(words: Seq[str] | None = None) -> int:
     ids = load_tokenizer(zoo.smollm2_file() if small else source).encode(text_of(options.text))[: options.scored]
     windows = [part for at in range(0, len(ids), WINDOW) if len(part := ids[at : at + WINDOW]) > 1]
     with tempfile.TemporaryDirectory() as folder:
-        kinds, distances, orderly = measure(source, windows, Path(folder))
+        kinds, distances, orderly = measure(source, windows, Path(folder), options.only)
     print(f"{options.model}, {len(ids)} tokens of {options.text.name}\n")
     print(rows(["kind", "the file holds", "ours", "llama.cpp", "ours / llama.cpp"], kinds, (0, 1)), end="\n\n")
     print(rows(["weights in 4 bits", "KL to float64", "equal argmaxes"], distances))
