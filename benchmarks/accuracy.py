@@ -17,6 +17,7 @@ from benchmarks.prompts import SETS
 from slipstream import zoo
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import Target
 from slipstream.errors import UnsupportedModelError
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import WEIGHT_FORMATS
@@ -36,12 +37,18 @@ def prompts() -> list[list[int]]:
     return [tokenizer.encode(json.loads(line)["prompt"]) for file in files for line in file.read_text().splitlines()]
 
 
-def logits(target: Decoder, tokens: list[int]) -> Tensor:
+def logits(target: Target, tokens: list[int]) -> Tensor:
     """float64 [len(tokens), V]"""
     seq = Sequence(tokens[:1])
     found = target.run([seq], Draft.chains([tokens[1:]])).logits.double().clone()
     target.release(seq.id)
     return found
+
+
+def divergences(want: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits [n, V]: KL divergence of each row in nats [n], and whether its argmax is the same [n]."""
+    p, q = want.double().log_softmax(-1), found.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1), want.argmax(-1) == found.argmax(-1)
 
 
 def main() -> None:
@@ -53,13 +60,8 @@ def main() -> None:
         except UnsupportedModelError as error:
             print(f"{name}: not measured: {error}")
             continue
-        divergences, same = [], []
-        for text, want in zip(texts, wanted, strict=True):
-            found = logits(target, text)
-            p, q = want.log_softmax(-1), found.log_softmax(-1)
-            divergences.append((p.exp() * (p - q)).sum(-1))
-            same.append(want.argmax(-1) == found.argmax(-1))
-        kl, agreement = torch.cat(divergences), torch.cat(same).double().mean()
+        each = [divergences(want, logits(target, text)) for text, want in zip(texts, wanted, strict=True)]
+        kl, agreement = torch.cat([kl for kl, _ in each]), torch.cat([same for _, same in each]).double().mean()
         print(f"{name}: KL {kl.mean():.1e}, argmax agreement {100 * agreement:.2f} %, {len(kl):,} rows")
 
 

@@ -284,6 +284,17 @@ def test_a_dtype_on_a_cpu_chooses_the_executor(tiny, dtype):
     )
 
 
+def test_a_draft_model_in_files_has_a_format_of_its_own_as_an_option(tiny):
+    llm = LLM(tiny.target, tiny.draft, executor="native", quantize="int8", draft_options={"quantize": "none"})
+    assert llm.drafter.model.capabilities.runtime.quantize is None
+    llm.use(tiny.draft, quantize="w8a16")
+    assert llm.drafter.model.capabilities.runtime.quantize == "w8a16"
+    with pytest.raises(ParameterError, match="quantize='int8' was given with a loaded draft model"):
+        llm.use(llm.drafter.model, quantize="int8")
+    with pytest.raises(ParameterError, match="quantize is 'int3'"):
+        llm.use(tiny.draft, quantize="int3")
+
+
 def test_an_unknown_quantisation_of_the_draft_is_refused():
     with pytest.raises(ParameterError, match="draft_quantize is 'int3'"):
         LLM("anything", draft_quantize="int3", draft_tokens=4)

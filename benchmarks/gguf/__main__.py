@@ -4,7 +4,7 @@
     python -m benchmarks.gguf --model 510M --prompts ../data/question.jsonl
 
 Each contender is a process of its own. For each prompt every one runs once, in rotating order. A contender counts in a
-comparison if its perplexity is at most 5 % above the lowest one.
+comparison if its perplexity is at most 5 % above the lowest one; where no rival's is, at most 20 % above ours.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def texts_of(options: argparse.Namespace) -> tuple[dict[str, list[int]], list[in
     tokenizer = load_tokenizer(zoo.smollm2_file() if chat else zoo.target_dir())
     if options.prompts is None:
         asked = {f"{kind} {i}": one["prompt"] for kind in ("varied", "edit", "code")
-                 for i, one in enumerate(zoo.prompts(kind)[: 8 * options.each])}  # fmt: skip
+                 for i, one in enumerate(zoo.prompts(kind)[: 8 * options.each], 1)}  # fmt: skip
     else:
         asked, counts = {}, dict[str, int]()
         for line in options.prompts.read_text(encoding="utf-8").splitlines():

@@ -1,7 +1,9 @@
-"""SmolLM2 by families of prompts: the drafters in use by default against plain decoding, and against ik_llama.cpp and
+"""SmolLM2 by families of prompts: the drafter in use by default against plain decoding, and against ik_llama.cpp and
 llama.cpp, each plain and with lookup in the text so far.
 
     python -m benchmarks.gguf.families --data ../shared/data     # needs `make ik-llamacpp`; `make gguf` for llama.cpp
+    python -m benchmarks.gguf.families --data ../shared/data --only slipstream --bits 4 \
+        --drafter eagle3 --draft benchmarks/heads/smollm2-eagle3     # with a draft head
 
 Texts are greedy and end where the model ends them, or after 128 tokens. A prompt counts if no contender's text loops.
 For each prompt every contender runs once a pass, in rotating order. Formats of the same number of bits are compared; a
@@ -30,8 +32,11 @@ from slipstream import zoo
 from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.cli.options import checked_length
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import load_tokenizer
+from slipstream.settings import AUTO
 
 TOKENS, LONGEST = 128, 1024
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -49,7 +54,7 @@ SIDES = [
     *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
 ]
 PLAIN, DRAFTED = "plain", "drafted"
-"""Ways of each contender. Drafted: ours by the drafters in use by default, rivals by lookup."""
+"""Ways of each contender. Drafted: ours by `--drafter`, rivals by lookup."""
 BARS = {16: 1.25, 8: 1.1, 4: 1.1}
 """Bits -> mean of all families over plain decoding that must be reached."""
 WORST, COPIED, OVER = 0.97, 2.0, {IK: 1.15, LLAMACPP: 1.5}
@@ -71,8 +76,11 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=10, help="prompts of each family")
     parser.add_argument("--bits", type=int, nargs="+", choices=BARS, default=list(BARS))
     parser.add_argument("--only", nargs="+", choices=(OURS, IK, LLAMACPP), default=[OURS, IK, LLAMACPP])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
+    parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of ours; several, as in suffix,eagle3, are stacked")
+    parser.add_argument("--draft", type=Path, help="draft model or head of that drafter")
+    parser.add_argument("--draft-tokens", type=checked_length, default=AUTO, help="most of a step, or auto")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     return parser.parse_args(words)
@@ -109,10 +117,10 @@ def asked(data: Path, each: int) -> Iterator[Asked]:
 class Contender:
     """One process with one file. Keeps seconds a token of each way: [requests][passes]."""
 
-    def __init__(self, side: Side, files: Path):
+    def __init__(self, side: Side, files: Path, **drafts: Any):
         self.side, self.seconds, self.texts = side, dict[str, list[list[float]]](), dict[str, list[list[int]]]()
         self.ends = DecoderConfig.load(zoo.smollm2_file()).eos_ids
-        self.worker = started(side, "smollm2", files)
+        self.worker = started(side, "smollm2", files, **drafts)
 
     def ask(self, one: Asked, place: int, way: str, kept: bool = True) -> None:
         took = self.worker.call(
@@ -133,19 +141,22 @@ class Contender:
 
 
 def main(words: Seq[str] | None = None) -> int:
-    """Measure, and write real-smollm2.json and .md; 1 if a bar is missed."""
+    """Measure, and write real-smollm2.json and .md, with other drafters real-smollm2-DRAFTER; 1 if a bar is missed."""
     options = arguments(words)
+    chosen = "default" if options.drafter == WITHOUT_DRAFT else options.drafter.replace(",", "+")
+    drafts = {"drafter": options.drafter, "draft_tokens": options.draft_tokens}
+    if options.draft is not None:
+        drafts["draft"] = str(options.draft.resolve())
     requests = list(asked(options.data, options.each))
     neighbours = OtherProcesses()
-    contenders = [
-        Contender(side, options.files) for side in SIDES if side.who in options.only and side.bits in options.bits
-    ]
+    sides = [side for side in SIDES if side.who in options.only and side.bits in options.bits]
+    contenders = [Contender(side, options.files, **drafts) for side in sides]
     try:
         ways = [(contender, way) for contender in contenders for way in (PLAIN, DRAFTED)]
         for contender, way in ways:  # the first calls compile or allocate
             contender.ask(requests[0], 0, way, kept=False)
         begun = monotonic()
-        for number in range(options.rounds):
+        for number in range(options.passes):
             if number and monotonic() - begun > 60 * options.minutes:
                 break
             for place, one in enumerate(requests):
@@ -161,17 +172,19 @@ def main(words: Seq[str] | None = None) -> int:
     command = ["python", "-m", "benchmarks.gguf.families", *(sys.argv[1:] if words is None else words)]
     source = provenance("smollm2", "smollm2", {file.name: digest([file]) for file in files}, command)
     source |= {"versions": seen, "neighbours": neighbours.share()}
-    results = {"schema": 1, "provenance": source, **summary(contenders, requests)}
+    results = {"schema": 1, "provenance": source, **summary(contenders, requests, chosen)}
     table = document(results, [heading, noise, figures, families, rates])
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "real-smollm2.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "real-smollm2.md").write_text(table)
+    name = "real-smollm2" if chosen == "default" else f"real-smollm2-{chosen}"
+    (options.out / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / f"{name}.md").write_text(table)
     print(table)
     return 0 if all(row["reached"] for row in results["figures"]) else 1
 
 
-def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
-    """Everything that is written: speed-ups by family, those over rivals, and rates."""
+def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "default") -> dict[str, Any]:
+    """Everything that is written: speed-ups by family, those over rivals, and rates. chosen: what our drafter is
+    called."""
     loops = set()
     for contender in contenders:
         for texts in contender.texts.values():
@@ -199,7 +212,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
     for bits, found in gains.items():
         usual = [one["value"] for family, one in found.items() if family != COPY]
         value = statistics.geometric_mean(usual)
-        made.append((f"default over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
+        made.append((f"{chosen} over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
         made.append((f"the same, worst family, {bits} bits", WORST, min(usual)))
         if COPY in found:
             made.append((f"{COPY}, {bits} bits, over plain", COPIED, found[COPY]["value"]))
@@ -214,13 +227,14 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked]) -> dict[str, Any]:
                 best, way = min(rivals)
                 made.append(
                     (
-                        f"default, {bits} bits, over {who} {way}, mean of all families",
+                        f"{chosen}, {bits} bits, over {who} {way}, mean of all families",
                         bar,
                         best / typical(ours[bits], DRAFTED),
                     )
                 )
     return {
         "figures": [{"text": t, "reach": bar, "value": v, "reached": v >= bar} for t, bar, v in made],
+        "drafter": chosen,
         "gains": gains,
         "differing": differing,
         "passes": passes,
@@ -256,7 +270,7 @@ def figures(results: dict[str, Any]) -> list[str]:
 
 
 def families(results: dict[str, Any]) -> list[str]:
-    """Speed-up of the default over plain decoding."""
+    """Speed-up of our drafter over plain decoding."""
     body = []
     for family in results["prompts"]:
         each = [found[family] for found in results["gains"].values()]
@@ -266,7 +280,7 @@ def families(results: dict[str, Any]) -> list[str]:
                 *(f"{e['value']:.2f}x" + (f" ({e['low']:.2f} to {e['high']:.2f})" if e["low"] else "") for e in each),
             )
         )
-    return [rows(["default over plain", *(f"{bits} bits" for bits in results["gains"])], body)]
+    return [rows([f"{results['drafter']} over plain", *(f"{bits} bits" for bits in results["gains"])], body)]
 
 
 def rates(results: dict[str, Any]) -> list[str]:

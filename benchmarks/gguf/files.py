@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -31,14 +32,15 @@ def ik_environment() -> dict[str, str]:
     }
 
 
-def started(side: Side, model: str, files: Path) -> Worker:
-    """The process of a contender, with the model loaded as "model"."""
+def started(side: Side, model: str, files: Path, **drafts: Any) -> Worker:
+    """The process of a contender, with the model loaded as "model". drafts: arguments of `slipstream_worker.load`."""
     more = ik_environment() if side.who == IK else {}
     python = IK_HOME / "bin/python" if side.who == IK else sys.executable
     module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
     worker = Worker(side.label, module, python, more)
     file = str(file_of(model, side.kind, files))
-    worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize)
+    own = drafts if side.who == OURS else {}
+    worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, **own)
     return worker
 
 

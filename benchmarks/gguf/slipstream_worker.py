@@ -14,16 +14,27 @@ from benchmarks.protocol import serve, versions
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.draft_plan import WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT, asked, names_of
+from slipstream.settings import AUTO
 
 models: dict[str, LLM] = {}
 drafting: dict[str, LLM] = {}
 
 
-def load(name: str, file: str, threads: int, quantize: str | None = None) -> dict[str, Any]:
-    """Load a file under a name, and with the drafter that is in use by default."""
+def load(
+    name: str,
+    file: str,
+    threads: int,
+    quantize: str | None = None,
+    drafter: str = WITHOUT_DRAFT,
+    draft: str | None = None,
+    draft_tokens: int | str = AUTO,
+) -> dict[str, Any]:
+    """Load a file under a name, plain, and with drafters as the command line takes them: names of the registry,
+    separated by commas, and a draft model or head."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
-    drafting[name] = LLM(models[name].target, WITHOUT_DRAFT)
+    chosen, options = asked(names_of(drafter), draft)
+    drafting[name] = LLM(models[name].target, chosen, draft_options=options, draft_tokens=draft_tokens)
     return {}
 
 

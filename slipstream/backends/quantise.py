@@ -9,7 +9,7 @@ from torch import Tensor
 from slipstream.models.weight_blocks import Blocks, Scales
 
 GROUP, LEVELS = 32, 15
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 """Values quantised at a time, which bounds what is in memory besides."""
 RANGES = torch.linspace(0.8, 1.05, 11)
 """Shares of the range of a group that are tried: values beyond a shorter one are rounded to its ends."""

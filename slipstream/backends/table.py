@@ -159,12 +159,10 @@ def backend_for_head(
     """The backend that runs the target, if it can also run the head, else torch; and the settings of the head.
 
     decoder   config of the head's decoder layers; None: it has none.
-    quantize  None, or one of `settings.QUANTISATIONS`.
+    quantize  None, or one of `settings.DRAFT_QUANTISATIONS`.
     """
-    runtime = host.runtime
-    settings = LoadSettings(
-        device=host.device, dtype=host.dtype, quantize=quantize, threads=runtime.threads, role="draft"
-    )
+    runtime, asked = host.runtime, None if quantize == "none" else quantize
+    settings = LoadSettings(device=host.device, dtype=host.dtype, quantize=asked, threads=runtime.threads, role="draft")
     chosen = backend(runtime.backend if runtime.backend in BACKENDS else "torch")
     why = None if decoder is None else chosen.refusal(decoder, settings)
     if why is None:

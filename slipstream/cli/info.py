@@ -31,7 +31,9 @@ def info(
     measure: bool = option(False, "Of a pair: load both models and measure acceptance rate and speed-up."),
     draft_tokens: int = option(4, "Draft tokens per step, with --measure.", "--draft-tokens", "-k"),
     also: list[str] | None = option(
-        None, "With --measure: another target for this draft, e.g. the same model quantised; repeatable."
+        None,
+        "With --measure: another target for this draft, or a format of weights: quantize=int8 of the target, "
+        "draft_quantize=int4 of the draft; repeatable.",
     ),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
     matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation."),

@@ -24,10 +24,9 @@ from slipstream.drafters.draft_plan import (
 )
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
-from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import AUTO, RULES, one_of
-from slipstream.zoo import EMBEDDED, SMOLLM2, checkpoint_of, has_smollm2
+from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
@@ -132,7 +131,7 @@ class ModelOptions(LoadSettings):
     def __post_init__(self) -> None:
         one_of("rule", self.rule, tuple(RULES))
         super().__post_init__()
-        self.check_device_map(is_gguf(checkpoint_of(self.target, "target")))
+        self.check_device_map()
         self.length  # noqa: B018 raises for K < 0
         _ = self.speculation  # raises for unknown names and for a drafter that lacks its draft model
         parse_options(self.drafter_option or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,10 +33,7 @@ def show_pair(
     else 1. Weights are only loaded with `measure`."""
     from slipstream.models import pair_check
 
-    pairs = [
-        ModelOptions(target=name, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
-        for name in dict.fromkeys([target, *(also or ())])
-    ]
+    pairs = {name: beside(target, draft, draft_tokens, name) for name in dict.fromkeys([target, *(also or ())])}
     report = pair_check.check_pair(target, draft)
     runs = measured(pairs) if measure and report.fits else {}
     if as_json:
@@ -46,19 +44,28 @@ def show_pair(
     raise typer.Exit(0 if report.fits else 1)
 
 
-def measured(pairs: Seq[ModelOptions]) -> dict[str, list[Run]]:
-    """Target -> plain decoding and the draft model, on the same prompts; all take turns."""
+def beside(target: str, draft: str, draft_tokens: int, also: str) -> ModelOptions:
+    """The pair with another target, or with weights in another format: "quantize=int8", "draft_quantize=int4"."""
+    name, _, value = also.partition("=")
+    pair = ModelOptions(target=target, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
+    if name == "draft_quantize":
+        return replace(pair, drafter_option=[f"quantize={value}"])  # of a head, too
+    return replace(pair, quantize=value) if name == "quantize" else replace(pair, target=also)
+
+
+def measured(pairs: Mapping[str, ModelOptions]) -> dict[str, list[Run]]:
+    """Name of a pair -> plain decoding and the draft model, on the same prompts; all take turns."""
     from slipstream.bench.measure import Arm, line_up, passes, race
     from slipstream.bench.prompts import built_in
     from slipstream.core.params import SamplingParams
 
     params = SamplingParams(max_tokens=TOKENS)
     runs: dict[str, list[Run]] = {}
-    for models in pairs:
+    for name, models in pairs.items():
         llm = load(models)
         plain = Arm("plain", llm, params=params)
         drafted = Arm("draft model", llm, llm.drafter, llm.most_draft_tokens, params=params, against=plain)
-        runs[models.target] = line_up([plain, drafted], built_in(llm, "code", 3))
+        runs[name] = line_up([plain, drafted], built_in(llm, "code", 3))
     together = [run for own in runs.values() for run in own]
     with render.progress("measuring (interleaved)", passes(together, PASSES)) as advance:
         race(together, PASSES, advance)

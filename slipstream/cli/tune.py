@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,10 @@ from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.cli.servers import LoadOptions, of_servers
 from slipstream.cli.tune_served import RunningServer, examine, tune_vllm
+from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import ParameterError
-from slipstream.settings import SAME
+from slipstream.settings import FORMAT_BY_ROLE, SAME
 
 if TYPE_CHECKING:
     from slipstream.bench.benchmark import Contender
@@ -47,14 +49,36 @@ class TuneModels(LabModels):
         return [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
 
     def longest(self) -> list[Contender]:
-        """The contenders, with the maximum draft length to consider."""
+        """The contenders, with the maximum draft length to consider. Where the user names neither drafters nor a format
+        of the draft, those with a draft model or head also run with its weights in fewer bits."""
         given = self.contenders()
-        if self.draft_tokens is not None:
+        if self.draft_tokens is None:
+            given = [
+                c if "draft_tokens=" in spec else replace(c, draft_tokens=max(c.draft_tokens, LONGEST))
+                for spec, c in zip(self.specs(), given, strict=True)
+            ]
+        if self.drafter or self.drafters or self.draft_quantize:
             return given
-        return [
-            c if "draft_tokens=" in spec else replace(c, draft_tokens=max(c.draft_tokens, LONGEST))
-            for spec, c in zip(self.specs(), given, strict=True)
+        return given + [
+            replace(c, label=f"{c.label} quantize={name}", options=c.options | {"quantize": name})
+            for c in given
+            if c.label == WITH_DRAFT
+            for name in self.formats()
         ]
+
+    def formats(self) -> list[str]:
+        """Formats of the draft besides the usual one that our own kernels run."""
+        from slipstream.errors import LoadError
+        from slipstream.targets.describe import describe
+
+        assert self.draft_model is not None
+        usual, found = self.of_draft().quantize or "none", list[str]()
+        for name in ("none", *FORMAT_BY_ROLE):
+            with suppress(LoadError, ParameterError):
+                each = replace(self, draft_quantize=name).of_draft()
+                if name != usual and describe(self.draft_model, each).runner == "native":
+                    found.append(name)
+        return found
 
 
 @grouped

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.gguf_header import is_gguf
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of
@@ -91,7 +90,8 @@ class DraftPlan:
     """A drafter before it is made.
 
     name     in the registry.
-    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory.
+    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory. With
+             `quantize`, a draft model or head in files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
     members  of a stack, in their order.
     drafter  an object that is used as it is.
     bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
@@ -176,8 +176,6 @@ class DraftPlan:
             return self
         path = self.options["model"]
         refuse_misspelt(path)
-        if is_gguf(checkpoint_of(path, "draft")):
-            return replace(self, bare=False)
         folder = path if weights else _small_files(path, "draft")
         from slipstream.heads.recognition import recognise
 
@@ -226,10 +224,15 @@ class DraftPlan:
             for part in one.recognised().each:
                 model, head = part.options.get("model"), part.options.get("head")
                 if isinstance(model, (str, Path)):
-                    models.append(describe(model, settings))
+                    models.append(describe(model, _in_format(settings, part.options.get("quantize"))))
                 if isinstance(head, (str, Path)):
                     heads.append(head)
         return models, heads
+
+
+def _in_format(settings: LoadSettings, quantize: str | None) -> LoadSettings:
+    """Settings of a draft model, with the drafter's option `quantize` if it is given."""
+    return settings if quantize is None else replace(settings, quantize=None if quantize == "none" else quantize)
 
 
 def options_of(name: str) -> Any:
@@ -249,13 +252,9 @@ def check_vocabulary(target: str, draft: Any) -> None:
         return
     from slipstream.models.pair_check import require_pair
 
-    files = checkpoint_of(target, "target"), checkpoint_of(draft, "draft")
-    if any(map(is_gguf, files)):
-        return require_pair(*files)
     ours, theirs = _small_files(target, "target"), _small_files(draft, "draft")
     if ours and theirs and (_is_here(draft) or _has_tokens(theirs)):
         require_pair(ours, theirs)
-    return None
 
 
 def _has_tokens(folder: Path) -> bool:
@@ -273,10 +272,10 @@ def _is_here(name: Any) -> bool:
 
 
 def _small_files(name: str | Path, role: str) -> Path | None:
-    """Folder with the small files of a model; None if it has no config.json. Raises LoadError if the hub provides
-    none."""
-    folder = resolve(checkpoint_of(name, role), weights=False)
-    return folder if (folder / "config.json").is_file() else None
+    """Folder with the small files of a model, or its GGUF file; None for a folder without config.json. Raises
+    LoadError if the hub provides none."""
+    place = resolve(checkpoint_of(name, role), weights=False)
+    return place if not place.is_dir() or (place / "config.json").is_file() else None
 
 
 def refuse_misspelt(name: str | Path) -> None:
@@ -327,14 +326,17 @@ class DrafterFactory:
         if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
             del options["head"]  # without one, the maker takes the head that ships for this target
         if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS) and options.get("model") is not None:
-            options["model"] = self._model(options["model"])
+            files = isinstance(options["model"], (str, Path))
+            settings = _in_format(self.settings.of_draft(), options.pop("quantize", None) if files else None)
+            options["model"] = self._model(options["model"], settings)
         elif spec.needs is Needs.DRAFT_MODEL:
             raise _without_model(plan.name)
         return make_drafter(plan.name, self.target, **options)
 
-    def _model(self, draft: Any) -> Target | Writer:
-        """The draft model. Raises PairError if its tokens differ from the target's, unless `draft_tokenizer` says what
-        becomes of it. Of a model in memory whose checkpoint is unknown, only the number of ids is compared."""
+    def _model(self, draft: Any, settings: LoadSettings) -> Target | Writer:
+        """The draft model, loaded with its settings. Raises PairError if its tokens differ from the target's, unless
+        `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
+        ids is compared."""
         from slipstream.core.target import Target
         from slipstream.drafters.string_match import Writer
         from slipstream.models.pair_check import require_pair, require_widths
@@ -342,7 +344,7 @@ class DrafterFactory:
 
         path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
         if self.settings.draft_tokenizer != SAME and not self._same_tokens(path):
-            return self._with_own_tokenizer(draft, path)
+            return self._with_own_tokenizer(draft, path, settings)
         if isinstance(draft, Writer):
             return draft
         ours, theirs = self.checkpoint or _source(self.target), path or _source(draft)
@@ -352,7 +354,7 @@ class DrafterFactory:
             model: Target = draft  # the settings are for the models that are loaded here
         else:
             self.loaded += 1
-            model = loaded(draft, self.settings.of_draft(), self.progress)
+            model = loaded(draft, settings, self.progress)
         if ours is None or theirs is None:
             require_widths(self.target.vocab_size, model.vocab_size)
         return model
@@ -366,7 +368,7 @@ class DrafterFactory:
         report = check_pair(self.checkpoint, path)
         return report.compared and report.fits
 
-    def _with_own_tokenizer(self, draft: Any, path: str | Path | None) -> Target | Writer:
+    def _with_own_tokenizer(self, draft: Any, path: str | Path | None, settings: LoadSettings) -> Target | Writer:
         from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
         from slipstream.models.text import tokenizer_of
         from slipstream.targets.describe import loaded
@@ -382,7 +384,7 @@ class DrafterFactory:
         if self.tokenizer is None or theirs is None:  # before weights are read
             vocabularies(self.tokenizer, theirs, (0, 0), method)
         self.loaded += 1
-        model = loaded(path, self.settings.of_draft(), self.progress)
+        model = loaded(path, settings, self.progress)
         return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size, method)
 
 

@@ -302,7 +302,7 @@ def _make(
     fitted = fit(loaded, host)
     if quantize is None and host.runtime.backend == "native" and host.runtime.quantize is not None:
         quantize = "int8"
-    backend, settings = backend_for_head(fitted.config.decoder, host, None if quantize == "none" else quantize)
+    backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
     runtime = backend.eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)
     if drafter.name != asked:

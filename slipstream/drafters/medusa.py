@@ -295,8 +295,8 @@ def make(
     target: Target, *, head: str | Path | MedusaHeads | None = None, quantize: str | None = None, **options: Any
 ) -> MedusaDrafter:
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
-    quantize: None, or "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as in
-    `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
+    quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as
+    in `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
     from slipstream.backends.table import backend_for_head
     from slipstream.heads.medusa_format import fit, load_medusa
 

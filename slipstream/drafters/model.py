@@ -303,9 +303,17 @@ class ModelDrafter:
             log.warning(message, *values)
 
 
-def make(target: Target, *, model: Target | Writer, **options: Any) -> ModelDrafter | StringDrafter:
-    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none. Raises PairError where only one
-    of the two reads sources, or where their texts begin with different tokens."""
+def make(
+    target: Target, *, model: Target | Writer, quantize: str | None = None, **options: Any
+) -> ModelDrafter | StringDrafter:
+    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none. quantize: of a draft model in files, see
+    `DraftPlan`. Raises PairError where only one of the two reads sources, or where their texts begin with different
+    tokens."""
+    if quantize is not None:
+        raise ParameterError(
+            f"quantize={quantize!r} was given with a loaded draft model",
+            fix="load it so, or name its files",
+        )
     if isinstance(model, Writer):
         if options:
             raise ParameterError(

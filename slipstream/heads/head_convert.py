@@ -143,8 +143,7 @@ def _self_contained(heads: MedusaHeads, place: Path, target: str | None) -> Medu
                 f"the Medusa heads in {place} use the target's lm_head, which the format has to hold",
                 fix="add --target",
             )
-        folder = resolve(target)
-        weights = load_weights(folder, DecoderConfig.from_dict(read_json(folder / "config.json")))
+        weights = load_weights(target, DecoderConfig.load(target))
         lm_head = weights[weights.head]
         if tuple(lm_head.shape) != (c.vocab_size, c.hidden_size):
             raise PairError(

@@ -1,4 +1,4 @@
-"""Finds a checkpoint's files: local folders and hub ids, JSON, single or sharded safetensors.
+"""Finds a checkpoint's files: local folders, hub ids and GGUF files, JSON, single or sharded safetensors.
 
 Checkpoints are not trusted: weights are read only from safetensors (a pickle can run code), and a name inside the
 checkpoint cannot refer to a file outside its folder.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, ConfigError, LoadError
+from slipstream.models.gguf_header import is_gguf
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -23,19 +24,20 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def resolve(source: str | Path, weights: bool = True) -> Path:
-    """Folder of a checkpoint: `source` itself if it is a folder, else the hub repository with that id, downloaded into
-    the usual cache (safetensors and text files only; `weights=False`: text files only).
+    """Where a checkpoint is: `source` itself if it is a folder or a GGUF file, else the hub repository with that id,
+    downloaded into the usual cache (safetensors and text files only; `weights=False`: text files only). What is not a
+    folder then is a GGUF file.
 
-    Raises CheckpointError if `source` is neither, LoadError if the hub cannot be reached and nothing is cached.
+    Raises CheckpointError if `source` is none of these, LoadError if the hub cannot be reached and nothing is cached.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
+    if path.is_dir() or is_gguf(path):
         return path
     name = str(source)
     if path.is_file() or not _HUB_ID.fullmatch(name):
         raise CheckpointError(
             f"{name!r} is not a folder" + (" but a file" if path.is_file() else " and not a hub id"),
-            why="a checkpoint is a folder that holds config.json and safetensors",
+            why="a checkpoint is a GGUF file, or a folder that holds config.json and safetensors",
             fix="give the folder, or a hub id such as 'org/model'",
         )
     from huggingface_hub import snapshot_download
@@ -57,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises ConfigError if the file is missing, unreadable or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path} does not exist", fix="complete the checkpoint's folder") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(

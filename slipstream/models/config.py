@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_header import read_header
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -99,11 +99,11 @@ class DecoderConfig:
 
         Raises ConfigError or UnsupportedModelError, and what `checkpoint.resolve` raises.
         """
-        if is_gguf(source):
+        folder = resolve(source)
+        if not folder.is_dir():
             from slipstream.models.gguf_weights import gguf_config
 
-            return gguf_config(read_header(source))
-        folder = resolve(source)
+            return gguf_config(read_header(folder))
         config = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import CONTROL, is_gguf, read_header
+from slipstream.models.gguf_header import CONTROL, read_header
 from slipstream.models.gguf_shape import GgufShape, gguf_shape, token_id, token_texts, tokens_of_type
 from slipstream.models.module_shape import ModuleShape
 
@@ -48,14 +48,19 @@ class ModelFacts:
 
     source     the requested folder, hub id or GGUF file; `folder`: the folder of its small files, or the GGUF file.
     config     `ModuleShape` for a model that transformers runs, `GgufShape` for one that llama.cpp runs.
-    tokenizer  None if the checkpoint has none.
+    read_tokens  reads `tokenizer`.
     """
 
     source: str
     folder: Path
     config: DecoderConfig | ModuleShape
-    tokenizer: TokenMap | None
+    read_tokens: Callable[[], TokenMap | None] = field(repr=False, compare=False)
     chat_template: bool
+
+    @cached_property
+    def tokenizer(self) -> TokenMap | None:
+        """None if the checkpoint has none. Read when it is asked for. Raises LoadError."""
+        return self.read_tokens()
 
     @property
     def source_context(self) -> int | None:
@@ -111,24 +116,26 @@ class ModelFacts:
 def facts(source: str | Path) -> ModelFacts:
     """Read the facts of a folder, hub id or GGUF file. Raises LoadError and its subclasses, such as
     UnsupportedModelError."""
-    if is_gguf(source):
-        return _gguf_facts(source)
     folder = resolve(source, weights=False)
+    if not folder.is_dir():
+        return _gguf_facts(source)
     config = _config(folder)
     settings = _optional(folder / "tokenizer_config.json")
     chat = "chat_template" in settings or any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
-    return ModelFacts(str(source), folder, config, _token_map(folder, settings), chat)
+    return ModelFacts(str(source), folder, config, lambda: _token_map(folder, settings), chat)
 
 
 def _gguf_facts(source: str | Path) -> ModelFacts:
     header = read_header(source)
-    tokens = None
-    if header.has_tokenizer:
+
+    def tokens() -> TokenMap | None:
+        if not header.has_tokenizer:
+            return None
         roles = {"bos": token_id(header, "bos"), "eos": token_id(header, "eos"), "pad": token_id(header, "padding")}
-        tokens = TokenMap(token_texts(header), tokens_of_type(header, CONTROL), roles)
-    return ModelFacts(
-        str(source), header.path, gguf_shape(header), tokens, "tokenizer.chat_template" in header.metadata
-    )
+        return TokenMap(token_texts(header), tokens_of_type(header, CONTROL), roles)
+
+    chat = "tokenizer.chat_template" in header.metadata
+    return ModelFacts(str(source), header.path, gguf_shape(header), tokens, chat)
 
 
 def _config(folder: Path) -> DecoderConfig | ModuleShape:

@@ -18,7 +18,6 @@ from typing import Any
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.errors import ParameterError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.gguf_header import is_gguf
 from slipstream.settings import AUTO
 
 log = logging.getLogger("slipstream")
@@ -135,7 +134,5 @@ def generation_defaults(
     if folder is None:
         own = getattr(module, "generation_config", None)
         return NOTHING if own is None else GenerationDefaults.of(own.to_dict(), encoder_decoder)
-    if is_gguf(folder):
-        return NOTHING
-    file = resolve(folder) / FILE
+    file = resolve(folder) / FILE  # a GGUF file has none
     return GenerationDefaults.of(read_json(file), encoder_decoder) if file.is_file() else NOTHING

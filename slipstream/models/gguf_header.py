@@ -193,9 +193,9 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
     if version not in (2, 3):
+        what = f"has version {version} of GGUF" if version % 2**16 else "is big-endian"
         raise UnsupportedModelError(
-            f"{path.name} has version {version} of GGUF, supported are 2 and 3, little-endian",
-            fix="convert the model again",
+            f"{path.name} {what}, supported are versions 2 and 3, little-endian", fix="convert the model again"
         )
     tensors, keys = reader.whole(), reader.whole()
     if tensors > reader.size or keys > reader.size:

@@ -174,7 +174,7 @@ class GgufWeights(Weights):
                 fix="convert the model again",
             )
         sources = {
-            name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._floats(name), lambda t: t)
+            name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._rows(name, slice(None)), lambda t: t)
             for name, (tensor, _) in self._stored.items()
         }
         super().__init__(sources, config, dtype, progress)
@@ -183,25 +183,25 @@ class GgufWeights(Weights):
     def quantised(self) -> str | None:
         return self._header.file_type if in_blocks(self._header) else None
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A matrix as it is stored; None if it is stored as floating-point numbers."""
-        tensor, rows = self._stored[name]
+    def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
+        """Rows of a matrix as they are stored; None if it is stored as floating-point numbers."""
+        tensor, own = self._stored[name]
         if tensor.type not in READERS:
             return None
-        return READERS[tensor.type](rows(_read(self._header, tensor)))
+        return READERS[tensor.type](own(_read(self._header, tensor))[rows])
 
     def stored_dtype(self, name: str) -> torch.dtype:
         return FLOATS.get(self._stored[name][0].type, torch.float32)
 
-    def _floats(self, name: str) -> Tensor:
-        blocks = self.blocks(name)
+    def _rows(self, name: str, rows: slice) -> Tensor:
+        blocks = self.blocks(name, rows)
         if blocks is not None:
             return torch.from_numpy(blocks.floats())
-        tensor, rows = self._stored[name]
-        raw = rows(_read(self._header, tensor))
+        tensor, own = self._stored[name]
+        shape = self._shapes[name]
+        raw = own(_read(self._header, tensor)).reshape(*shape, -1)[rows]
         kind = np.float32 if tensor.type == "F32" else np.int16
-        values = torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
-        return values.reshape(self._shapes[name])
+        return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
 
 
 def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:

@@ -11,7 +11,7 @@ from slipstream.core.stop_strings import completed_at
 from slipstream.errors import LoadError
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer, is_general, open_folder
-from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_header import read_header
 
 Decode = Callable[[Seq[int]], str]
 
@@ -21,16 +21,16 @@ REPLACEMENT = "\ufffd"
 def load_tokenizer(path: str | Path) -> Any:
     """The tokenizer of a checkpoint (local folder, hub id or GGUF file): a transformers tokenizer, or one that does the
     same. Never runs code of the checkpoint. Raises LoadError."""
-    if is_gguf(path):
+    folder = resolve(path, weights=False)
+    if not folder.is_dir():
         from slipstream.models.gguf_tokenizer import gguf_tokenizer
 
-        made = gguf_tokenizer(path)
+        made = gguf_tokenizer(folder)
         if made is None:
             raise LoadError(
-                f"{Path(path).name} has no tokenizer", fix="convert the model with one, or pass token ids as prompts"
+                f"{folder.name} has no tokenizer", fix="convert the model with one, or pass token ids as prompts"
             )
         return made
-    folder = resolve(path, weights=False)
     try:
         found = open_folder(folder, lambda: _transformers_tokenizer(folder))
         return _transformers_tokenizer(folder) if found is None else found
@@ -59,9 +59,9 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "*.ti
 
 def tokenizer_of(path: str | Path) -> Any | None:
     """As `load_tokenizer`; None for a local folder or GGUF file that holds no tokenizer: its prompts are token ids."""
-    if is_gguf(path) and not read_header(path).has_tokenizer:
-        return None
     folder = Path(path).expanduser()
+    if folder.is_file() and not read_header(folder).has_tokenizer:
+        return None
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in _TOKENIZER_FILES):
         return None
     return load_tokenizer(path)

@@ -7,7 +7,7 @@ Formats of the blocks: ggml-common.h and ggml-quants.c of github.com/ggml-org/gg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,9 @@ class Scales:
 
     values: np.ndarray
     factors: np.ndarray | None = None
+
+    def __getitem__(self, rows: slice) -> Scales:
+        return Scales(self.values[rows], None if self.factors is None else self.factors[rows])
 
     def floats(self, group: int, columns: int) -> np.ndarray:
         """float32 [outs, columns / group], exact."""
@@ -60,6 +63,15 @@ class Blocks:
     def span(self) -> int:
         """Columns that share the float16 numbers of `Scales`."""
         return self.shape[1] // int(self.scales.values.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.integers)
+
+    def __getitem__(self, rows: slice) -> Blocks:
+        """Some of the outputs."""
+        return replace(
+            self, integers=self.integers[rows], scales=self.scales[rows], minima=self.minima and self.minima[rows]
+        )
 
     def floats(self) -> np.ndarray:
         """The weights in float32."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few, resolve, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_header import read_header
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_blocks import Blocks
 
@@ -36,7 +37,7 @@ Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
 
 
-_MAPPED = 8 * 2**20
+_MAPPED, _PIECE = 2**23, 2**20
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -85,9 +86,29 @@ class Weights(Mapping[str, Tensor]):
         self.nbytes = sum(torch.Size(s).numel() for s in self._shapes.values()) * dtype.itemsize
 
     def __getitem__(self, name: str) -> Tensor:
-        stored, read, cut = self._sources[name]
+        return self._part(name, slice(None))
+
+    def slices(self, name: str) -> list[slice]:
+        """Rows of a matrix that are worth reading at a time: `_PIECE` numbers or 64 rows, as matrices are large."""
+        outs, columns = self._shapes[name]
+        step = max(1, _PIECE // columns // 64) * 64
+        return [slice(first, first + step) for first in range(0, outs, step)]
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """The rows of a matrix, some at a time."""
+        return (self._part(name, rows) for rows in self.slices(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def _rows(self, name: str, rows: slice) -> Tensor:
+        _, read, cut = self._sources[name]
+        return cut(read())[rows]
+
+    def _part(self, name: str, rows: slice) -> Tensor:
+        stored = self._sources[name][0]
         try:
-            raw = cut(read())
+            raw = self._rows(name, rows)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
         check_finite(stored, raw)
@@ -115,8 +136,8 @@ class Weights(Mapping[str, Tensor]):
         """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
         return None
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A matrix as it is stored, if that is in blocks of integers (see `gguf_weights`)."""
+    def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
+        """Rows of a matrix as they are stored, if that is in blocks of integers (see `gguf_weights`)."""
         return None
 
     def unmap(self) -> None:
@@ -167,11 +188,11 @@ def load_weights(
 
     Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
-    if is_gguf(source):
+    folder = resolve(source)
+    if not folder.is_dir():
         from slipstream.models.gguf_weights import GgufWeights
 
-        return GgufWeights(read_header(source), config, dtype, progress)
-    folder = resolve(source)
+        return GgufWeights(read_header(folder), config, dtype, progress)
     readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
     files: list[_Shard] = []
     for file, promised in weight_files(folder).items():
@@ -191,9 +212,11 @@ def load_weights(
                 fix="download the file and the index again",
             )
     if adapter is not None:
-        for name, (read, shape) in readers.items():
+        plain = dict(readers)
+        merged = lru_cache(maxsize=1)(lambda name: adapter.merged(name, plain[name][0]()))  # it is read in pieces
+        for name, (_, shape) in plain.items():
             if adapter.changes(name, shape, config.tie_embeddings and name.endswith(_TIED)):
-                readers[name] = (lambda n=name, r=read: adapter.merged(n, r()), shape)  # type: ignore[misc]
+                readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
     return _assemble(readers, config, dtype, progress, str(folder), files)
 

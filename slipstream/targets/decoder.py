@@ -24,7 +24,7 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Executor, Output
-from slipstream.models.gguf_header import is_gguf, read_header
+from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import in_blocks
 from slipstream.models.layout import batch_of, prompt_piece
 from slipstream.models.load_settings import LoadSettings
@@ -34,6 +34,7 @@ from slipstream.settings import AUTO
 from slipstream.targets.described import Described
 from slipstream.targets.early_exit import EarlyExitCache
 from slipstream.targets.huggingface.kinds import OWN, Kind
+from slipstream.targets.memory_plan import plan
 
 
 class Decoder:
@@ -276,7 +277,8 @@ class DescribedDecoder(Described):
     def of(source: str | Path, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that is not ours, and for one that the requested backend
         does not run; ParameterError where weights would be quantised twice."""
-        if is_gguf(source) and in_blocks(read_header(source)):
+        place = resolve_folder(source)
+        if not place.is_dir() and in_blocks(read_header(place)):
             settings.refuse(
                 ("quantize",),
                 "asked of a GGUF file",
@@ -312,15 +314,15 @@ class DescribedDecoder(Described):
         return self.settings.kv_tokens or requests * self.context
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
-        settings, chosen = self.settings, backend(self.runner)
+        settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.source)
+        plan(replace(self, source=place), 0).check()
         warn_slower(self.refusals, self.runner, settings)
-        config = DecoderConfig.load(self.source)
+        config = DecoderConfig.load(place)
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        weights = load_weights(self.source, config, chosen.load_dtype or settings.dtype, progress, adapter)
+        weights = load_weights(place, config, chosen.load_dtype or settings.dtype, progress, adapter)
         executor = chosen.executor(config, weights, settings)
         weights.unmap()
-        folder = Path(self.source).expanduser() if is_gguf(self.source) else resolve_folder(self.source)
-        return Decoder(executor, chunk, weights, folder)
+        return Decoder(executor, chunk, weights, place)
 
 
 def check_is_chain(draft: Draft) -> None:

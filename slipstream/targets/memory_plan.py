@@ -50,10 +50,11 @@ class MemoryPlan:
     def check(self) -> None:
         """Raise LoadError if it does not fit."""
         if self.headroom < 0:
-            most = self.most_tokens
+            most, what = self.most_tokens, f"weights {size(self.weights)}"
+            if self.kv_tokens:
+                what += f", draft {size(self.draft)} and a KV cache for {self.kv_tokens} tokens, {size(self.kv)}"
             raise LoadError(
-                f"weights {size(self.weights)}, draft {size(self.draft)} and a KV cache for {self.kv_tokens} tokens, "
-                f"{size(self.kv)}, are more than the {size(self.available)} of memory that are free",
+                f"{what}, are more than the {size(self.available)} of memory that are free",
                 fix=f"choose at most kv_tokens={most}" if most else "choose a smaller model, or quantize it",
             )
 

@@ -29,7 +29,6 @@ from slipstream.errors import ParameterError, TrainingError, UnsupportedModelErr
 from slipstream.llm import LLM
 from slipstream.models.checkpoint import resolve
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import is_gguf
 from slipstream.models.text import tokenizer_of
 from slipstream.settings import check_executor
 from slipstream.targets.decoder import Decoder
@@ -256,14 +255,15 @@ def check_out(run: RunConfig) -> None:
 
 def _shape(source: str | Path, kind: str) -> DecoderConfig:
     """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
-    if kind == "layerskip" and is_gguf(source):
+    place = resolve(source, weights=False)
+    if kind == "layerskip" and not place.is_dir():
         raise ParameterError(
             f"the target {str(source)!r} is a GGUF file",
             why="its own weights would be trained, and they are quantised",
             fix="give the folder or hub id that the file was converted from",
         )
     try:
-        return DecoderConfig.load(source if is_gguf(source) else resolve(source, weights=False))
+        return DecoderConfig.load(place)
     except UnsupportedModelError as fault:
         raise ParameterError(
             f"{fault.what}, so nothing can be trained for it",

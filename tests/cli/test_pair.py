@@ -62,5 +62,8 @@ def test_another_target_of_the_same_draft_is_measured_beside(cli, tiny, tmp_path
     shown = cli(*command).out
     assert "disturb" in shown
     assert "100%" in shown
+    formats = [*command[:-1], "quantize=int8", "--also", "draft_quantize=int8", "--json"]
+    found = json.loads(cli(*formats).out)["measured"]
+    assert [run["target"] for run in found[1::2]] == [str(tiny.target), "quantize=int8", "draft_quantize=int8"]
     refused = cli("info", tiny.target, tiny.draft, "--also", other)
     assert refused.code == 2

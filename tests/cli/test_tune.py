@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from slipstream.cli.tune import TuneModels
+from tests.models.gguf_models import family_config, gguf_model
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 
@@ -63,11 +64,32 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
 
 def test_what_is_tried_by_default():
     assert [(c.label, c.draft_tokens) for c in TuneModels().longest()] == [
-        ("model", 8), ("ngram", 10), ("suffix", 10)
+        ("model", 8), ("ngram", 10), ("suffix", 10), ("model quantize=int8", 8), ("model quantize=int4", 8)
     ]  # fmt: skip
     assert [c.label for c in TuneModels(target="elsewhere").longest()] == ["ngram", "suffix"]
-    assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 3
+    assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 5
     assert [c.label for c in TuneModels(drafters="suffix").longest()] == ["suffix"]
+
+
+def test_formats_of_the_draft_are_tried_that_our_kernels_run(tiny, tmp_path):
+    def tried(**options):
+        return [c.options["quantize"] for c in TuneModels(**options).longest() if "quantize" in c.options]
+
+    assert tried() == ["int8", "int4"]
+    assert tried(quantize="int8") == ["none", "int4"]
+    assert tried(draft_quantize="int8") == tried(drafters="model") == tried(executor="torch") == []
+    file, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
+    assert tried(target=str(tiny.target), draft=str(file)) == []  # its weights are quantised
+
+
+def test_a_choice_in_another_format_is_read_again(cli, texts, tmp_path):
+    made = tmp_path / "choice.json"
+    given = ["--drafter", "model:quantize=int4", "-k", "2", "--write", made, "--json"]
+    result = cli("tune", texts, *QUICK, *given)
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["data"]["drafters"][0]["label"] == "model quantize=int4"
+    made.write_text(json.dumps({"drafter": "model", "draft_tokens": 2, "drafter_option": ["quantize=int4"]}))
+    assert cli("generate", "def add", "--config", made, "-n", "4").code == 0
 
 
 # --- generate --config ---------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ def runtime_for(head: EagleHead, host: HeadHost, quantize: str | None = None) ->
 def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, tolerance: float) -> None:
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4).float()
     lent, layout = torch.randn(V, 32, generator=torch.Generator().manual_seed(1)), Layout()
-    host = lender(SharedEmbedding(layout.embedding(lent), layout))
+    host = lender(SharedEmbedding(layout.embedding({"": lent}, ""), layout))
     runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
     assert isinstance(runtime, NativeEagle)
     assert runtime._head[0]["own"]["embed"] == host.packed_embedding.record  # not stored twice

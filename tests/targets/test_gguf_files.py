@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
+from slipstream.models.llamacpp_library import llama_cpp
 from slipstream.models.load_settings import LoadSettings
+from slipstream.targets import memory_plan
 from slipstream.targets.describe import as_target, describe
 from tests.checkpoints import Tiny
 from tests.models.gguf_models import family_config, gguf_model
@@ -80,6 +83,42 @@ def test_llamacpp_is_for_files_only(tiny: Tiny) -> None:
     with pytest.raises(ParameterError, match="which is no GGUF file"):
         as_target(tiny.target, executor="llamacpp")
     assert as_target(tiny.draft, executor="llamacpp", role="draft").capabilities.runtime.backend == "native"
+
+
+def test_an_unknown_kind_of_block_is_named_with_its_tensor(tmp_path: Path) -> None:
+    """Whether llama.cpp is installed or not; it does not know this one either."""
+    other, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
+    data, name = bytearray(other.read_bytes()), b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and both of them
+    data[at : at + 4] = (99).to_bytes(4, "little")
+    other.write_bytes(data)
+    with pytest.raises(LoadError, match=r"tensor 'blk\.0\.attn_q\.weight' is stored as type 99, not as one of F32"):
+        as_target(other)
+
+
+@pytest.mark.parametrize("name", ["llama_cpp", None])
+def test_the_reason_for_llamacpp_is_said_where_it_fails(
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, _ = gguf_model(tmp_path, family_config("llama"))
+    other.write_bytes(other.read_bytes().replace(b"llama", b"gemma"))
+    if name is not None:
+        llama_cpp.cache_clear()
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(LoadError, match="its architecture is 'gemma'") as refused:
+        as_target(other)
+    if name is not None:
+        assert "pip install 'slipstream[gguf]'" in refused.value.fix
+        llama_cpp.cache_clear()
+
+
+def test_a_file_that_does_not_fit_into_memory_is_refused_before_its_weights_are_read(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(LoadError, match=r"^weights .* are more than the 1.0 kB of memory that are free"):
+        as_target(file)
 
 
 def test_a_file_of_another_architecture_is_left_to_llamacpp(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _record(
         d.norm_eps,
     )
     model["norm"] = vector("norm.weight") if c.version == 3 else ones
-    model["embed"] = layout.embedding(table) if embedding is None else embedding.record
+    model["embed"] = layout.embedding({"": table}, "") if embedding is None else embedding.record
     model["head"] = layout.matrix(output, form)
     own["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
     own["taps"], own["target_width"] = len(c.taps), c.target_hidden

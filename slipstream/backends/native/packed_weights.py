@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,9 @@ def refusal(
     if quantised and not quantised.head and columns > MOST_COLUMNS:
         return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
     if quantised and quantised.head:  # weights in blocks
-        widths = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
-        widths["num_attention_heads * head_dim"] = config.heads * config.head_dim
-        for name, width in widths.items():
-            if width % BLOCK_COLUMNS:
-                return f"{name} is {width}, and {quantised.name} needs a multiple of {BLOCK_COLUMNS}"
+        for name, shape in config.shapes().items():
+            if len(shape) == 2 and "embed" not in name and shape[1] % BLOCK_COLUMNS:
+                return f"{name} has rows of {shape[1]} numbers, {quantised.name} needs a multiple of {BLOCK_COLUMNS}"
     if quantised and dtype != torch.float32:
         return f"integer products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
@@ -120,13 +118,19 @@ class Layout:
     nbytes: int = 0
     _zeros: np.ndarray | None = None
 
-    def keep(self, values: np.ndarray) -> int:
-        """Copy these values and return the address of the copy."""
-        from slipstream.backends.native.threads import aligned_copy
+    def room(self, nbytes: int, value: int = 0) -> np.ndarray:
+        """uint8 [nbytes] of this value."""
+        from slipstream.backends.native.threads import aligned
 
-        made = aligned_copy(values)
+        made = aligned(nbytes, value)
         self.held.append(made)
         self.nbytes += made.nbytes
+        return made
+
+    def keep(self, values: np.ndarray) -> int:
+        """Copy these values and return the address of the copy."""
+        made = self.room(values.nbytes)
+        made[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return int(made.ctypes.data)
 
     def vector(self, values: Tensor | None) -> int:
@@ -142,121 +146,166 @@ class Layout:
 
     def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weight [out, in] and bias [out]."""
-        return self._stacked([weight], form, bias)
+        return self._stacked([weight], form, bias, tuple(weight.shape))
 
-    def _stacked(self, parts: Iterable[Tensor], form: str, bias: Tensor | None) -> Any:
-        """A MATRIX record of weights [out, in], one below the other. Each is rounded before the next one is read."""
+    def _stacked(self, parts: Iterable[Tensor], form: str, bias: Tensor | None, shape: tuple[int, ...]) -> Any:
+        """A MATRIX record of weights [out, in], one below the other, `shape` in all. Each is rounded and packed before
+        the next one is read."""
         from slipstream.backends.native.kernels import formats
         from slipstream.backends.native.kernels.processor import PANEL, byte_offset
         from slipstream.backends.native.kernels.products import ALIGN
 
-        kind = formats.named(form)
+        kind, (outs, width) = formats.named(form), shape
         if kind.span:
-            return self.blocks(stacked([quantise_blocks(part, kind.bits) for part in parts]), bias)
-        each, scale = list[np.ndarray](), list[np.ndarray]()
-        for part in parts:
-            if kind.integer:
-                rounded, units = quantise_rows(part.float())
-                each.append(rounded.numpy())
-                scale.append(units.numpy()[:, 0])
-            else:
-                each.append(_bits(part, form))
-        outs, width = sum(map(len, each)), each[0].shape[1]
+            return self._blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
         unit = kind.group or kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
-        values = np.zeros((padded, columns), each[0].dtype)
-        np.concatenate(each, out=values[:outs, :width])
-        del each
-        scales = self.keep(np.pad(np.concatenate(scale), (0, padded - outs))) if scale else 0
-        if kind.integer and kind.step == 4 and byte_offset():
-            values = values.view(np.uint8)
-            values ^= np.uint8(byte_offset())  # adds 128
-        panels = values.reshape(padded // PANEL, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
-        return self._record(kind, panels, bias, width, columns, scales)
+        added = byte_offset() if kind.integer and kind.step == 4 else 0
+        number = np.dtype((np.int8 if kind.step == 2 else np.uint8) if kind.integer else f"i{kind.bytes}")
+        whole, scale = self.room(padded * columns * number.itemsize, added), np.zeros(padded, np.float32)
+        panels = whole.view(number).reshape(padded // PANEL, columns // kind.step, PANEL, kind.step)
+        for at, part in _in_panels(parts, torch.cat):
+            each = np.full((-(-len(part) // PANEL) * PANEL, columns), added, number)
+            if kind.integer:
+                rounded, units = quantise_rows(part.float())
+                scale[at : at + len(part)] = units.numpy()[:, 0]
+                each[: len(part), :width] = rounded.numpy().view(number) ^ number.type(added)  # adds 128
+            else:
+                each[: len(part), :width] = _bits(part, form).view(number)
+            rows = each.reshape(-1, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
+            panels[at // PANEL : at // PANEL + len(rows)] = rows
+        return self._record(kind, whole, bias, padded, width, columns, self.keep(scale) if kind.integer else 0)
 
     def blocks(self, weight: Blocks, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weights in blocks: the same weights, see `block_tiles`."""
-        from slipstream.backends.native.kernels.processor import PANEL, byte_offset
-        from slipstream.backends.native.kernels.products import ALIGN
-
         kind = format_of_blocks(weight)
         assert kind is not None
-        weight = weight.divided(kind.bits, kind.group, kind.span, kind.factors, kind.minima)
-        outs, columns = weight.shape
-        spans, padded = columns // kind.span, -(-outs // ALIGN) * ALIGN
+        return self._blocks([weight], kind, bias, *weight.shape)
 
-        def panels(values: np.ndarray, parts: int, step: int = 1) -> np.ndarray:
-            """[outs, n] -> [panels, parts, n / parts / step, PANEL, step]."""
-            each = np.pad(values, ((0, padded - outs), (0, 0))).reshape(padded // PANEL, PANEL, parts, -1, step)
-            return each.transpose(0, 2, 3, 1, 4)
+    def _blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> Any:
+        """The same of weights one below the other; each is packed before the next one is read."""
+        from slipstream.backends.native.kernels.processor import PANEL
+        from slipstream.backends.native.kernels.products import ALIGN
 
-        def flat(values: np.ndarray, parts: int) -> np.ndarray:
-            """-> bytes [panels, parts, bytes of a part]."""
-            return np.ascontiguousarray(values).view(np.uint8).reshape(padded // PANEL, parts, -1)
-
-        quads = panels(weight.integers.view(np.uint8), spans * kind.groups, 4)
-        if kind.bits == 4:
-            quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
-        else:
-            quads = quads ^ np.uint8(byte_offset())
-        both = [scales for scales in (weight.scales, weight.minima) if scales is not None]
-        factors = [
-            flat(panels(x.factors, spans * kind.groups), spans * kind.groups) for x in both if x.factors is not None
-        ]
-        groups = np.concatenate([*factors, flat(quads, spans * kind.groups)], axis=2)
-        whole = np.concatenate([*(flat(panels(x.values, spans), spans) for x in both), flat(groups, spans)], axis=2)
-        return self._record(kind, whole, bias, columns, columns)
+        padded = -(-outs // ALIGN) * ALIGN
+        whole = self.room(padded // PANEL * (columns // kind.span) * kind.span_bytes)
+        panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
+        alike = (part.divided(kind.bits, kind.group, kind.span, kind.factors, kind.minima) for part in parts)
+        for at, part in _in_panels(alike, stacked):
+            made = _panels(part, kind)
+            panels[at // PANEL : at // PANEL + len(made)] = made
+        return self._record(kind, whole, bias, padded, columns, columns)
 
     def _record(
-        self, kind: Format, panels: np.ndarray, bias: Tensor | None, width: int, columns: int, scales: int = 0
+        self, kind: Format, whole: np.ndarray, bias: Tensor | None, outs: int, width: int, columns: int, scales: int = 0
     ) -> Any:
-        """A MATRIX record of weights in panels [padded outs / PANEL, ...]. columns: `width`, padded; scales: an
-        address."""
+        """A MATRIX record of weights in panels, in memory of this layout. outs: padded. columns: `width`, padded;
+        scales: an address."""
         from slipstream.backends.native.kernels import addresses, formats
-        from slipstream.backends.native.kernels.processor import PANEL
         from slipstream.backends.native.kernels.records import MATRIX
 
-        outs = len(panels) * PANEL
         made = np.zeros((), MATRIX)
         made["tile"], made["form"] = addresses.matrix_tile_address(kind), formats.FORMATS.index(kind)
-        made["weights"], made["scales"] = self.keep(panels), scales
+        made["weights"], made["scales"] = whole.ctypes.data, scales
         if bias is None:
             made["bias"] = self._no_bias(outs)
         else:
             made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, outs - len(bias))))
         made["outs"], made["width"], made["columns"] = outs, width, columns
         made["most_rows"], made["group"] = kind.most_rows, kind.group
-        made["out_bytes"], made["row_bytes"] = panels.nbytes // outs, kind.row_bytes(columns)
+        made["out_bytes"], made["row_bytes"] = whole.nbytes // outs, kind.row_bytes(columns)
         return made[()]
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
-        return self._stacked((weights[f"{n}.weight"] for n in names), form, _joined_bias(weights, names))
+        shapes = [_shape(weights, f"{n}.weight") for n in names]
+        parts = (part for n in names for part in _pieces(weights, f"{n}.weight"))
+        shape = sum(outs for outs, _ in shapes), shapes[0][1]
+        return self._stacked(parts, form, _joined_bias(weights, names), shape)
 
     def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
-        parts = [blocks for n in names if (blocks := weights.blocks(f"{n}.weight")) is not None]
-        if len(parts) < len(names) or format_of_blocks(both := stacked(parts)) is None:
+        whole = [f"{n}.weight" for n in names]
+        first = [blocks for name in whole if (blocks := weights.blocks(name, slice(0, 1))) is not None]
+        kind = format_of_blocks(stacked(first)) if len(first) == len(names) else None
+        if kind is None:
             return None
-        return self.blocks(both, _joined_bias(weights, names))
+        parts = (weights.blocks(name, rows) for name in whole for rows in weights.slices(name))
+        outs = sum(weights.shape(name)[0] for name in whole)
+        return self._blocks(parts, kind, _joined_bias(weights, names), outs, first[0].shape[1])  # type: ignore[arg-type]
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
         return self.vector(weights[name]) if name in weights else 0
 
-    def embedding(self, weight: Tensor) -> Any:
-        """An EMBEDDING record of weight [V, d], stored by rows in the narrowest exact format."""
+    def embedding(self, weights: Mapping[str, Tensor], name: str) -> Any:
+        """An EMBEDDING record of a weight [V, d], stored by rows in the narrowest exact format."""
         from slipstream.backends.native.kernels import formats
         from slipstream.backends.native.kernels.records import EMBEDDING
 
-        form = narrowest([weight])
-        made = np.zeros((), EMBEDDING)
+        kind, shape = formats.named(narrowest(_pieces(weights, name))), _shape(weights, name)
+        made, at = np.zeros((), EMBEDDING), 0
         before = self.nbytes
-        made["values"] = self.keep(_bits(weight, form))
+        whole = self.room(math.prod(shape) * kind.bytes)
         self.nbytes = before  # a pass reads only single rows
-        made["form"] = formats.FORMATS.index(formats.named(form))
-        made["count"], made["width"] = weight.shape
+        for part in _pieces(weights, name):
+            each = np.ascontiguousarray(_bits(part, kind.name)).reshape(-1).view(np.uint8)
+            whole[at : at + each.nbytes] = each
+            at += each.nbytes
+        made["values"], made["form"] = whole.ctypes.data, formats.FORMATS.index(kind)
+        made["count"], made["width"] = shape
         return made[()]
+
+
+def _pieces(weights: Mapping[str, Tensor], name: str) -> Iterator[Tensor]:
+    """The rows of a matrix, of a checkpoint some at a time."""
+    return weights.pieces(name) if isinstance(weights, Weights) else iter([weights[name]])
+
+
+def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    return weights.shape(name) if isinstance(weights, Weights) else tuple(weights[name].shape)
+
+
+def _in_panels(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Iterator[tuple[int, Any]]:
+    """The rows of all parts, one after another, in pieces of whole panels but for the last one: (first row, piece)."""
+    from slipstream.backends.native.kernels.processor import PANEL
+
+    left, at = None, 0
+    for each in parts:
+        part = each if left is None else join([left, each])
+        count = len(part) // PANEL * PANEL
+        if count:
+            yield at, part[:count]
+        at, left = at + count, part[count:] if count < len(part) else None
+    if left is not None:
+        yield at, left
+
+
+def _panels(weight: Blocks, kind: Format) -> np.ndarray:
+    """Weights in the form of a format as bytes [panels, spans, bytes of a span], see `block_tiles`."""
+    from slipstream.backends.native.kernels.processor import PANEL, byte_offset
+
+    outs, columns = weight.shape
+    spans, padded = columns // kind.span, -(-outs // PANEL) * PANEL
+
+    def panels(values: np.ndarray, parts: int, step: int = 1) -> np.ndarray:
+        """[outs, n] -> [panels, parts, n / parts / step, PANEL, step]."""
+        each = np.pad(values, ((0, padded - outs), (0, 0))).reshape(padded // PANEL, PANEL, parts, -1, step)
+        return each.transpose(0, 2, 3, 1, 4)
+
+    def flat(values: np.ndarray, parts: int) -> np.ndarray:
+        """-> bytes [panels, parts, bytes of a part]."""
+        return np.ascontiguousarray(values).view(np.uint8).reshape(padded // PANEL, parts, -1)
+
+    quads = panels(weight.integers.view(np.uint8), spans * kind.groups, 4)
+    if kind.bits == 4:
+        quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
+    else:
+        quads = quads ^ np.uint8(byte_offset())
+    both = [scales for scales in (weight.scales, weight.minima) if scales is not None]
+    factors = [flat(panels(x.factors, spans * kind.groups), spans * kind.groups) for x in both if x.factors is not None]
+    groups = np.concatenate([*factors, flat(quads, spans * kind.groups)], axis=2)
+    return np.concatenate([*(flat(panels(x.values, spans), spans) for x in both), flat(groups, spans)], axis=2)
 
 
 def _joined_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | None:
@@ -362,10 +411,10 @@ def decoder_weights(
     else:
         blocks = layout.joined_blocks(weights, ["embed_tokens"]) if as_stored else None
         own["embed"] = (
-            layout.embedding(weights["embed_tokens.weight"]) if blocks is None else panelled(blocks, config.vocab_size)
+            layout.embedding(weights, "embed_tokens.weight") if blocks is None else panelled(blocks, config.vocab_size)
         )
     if "embed_positions.weight" in weights:
-        own["positions"] = layout.embedding(weights["embed_positions.weight"])
+        own["positions"] = layout.embedding(weights, "embed_positions.weight")
     if config.experts is not None:
         own["experts_per_token"], own["normed_experts"] = config.experts.per_token, config.experts.norm_topk
         own["most_experts"] = config.experts.count

@@ -212,19 +212,18 @@ class Workspace:
             self._arena = np.empty(-status + (-status >> 2), np.uint8)
 
 
-def aligned_copy(values: np.ndarray) -> np.ndarray:
-    """A uint8 copy, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that on NUMA machines
-    the pages are spread over the nodes as they will be read."""
-    values = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    room = np.empty(values.nbytes + 64, np.uint8)
+def aligned(nbytes: int, value: int = 0) -> np.ndarray:
+    """uint8 [nbytes] of this value, aligned to 64 bytes. Each of the threads that run a pass writes one slice, so that
+    on NUMA machines the pages are spread over the nodes as they will be read."""
+    room = np.empty(nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
-    made = room[start : start + values.nbytes]
-    count = available_threads() if values.nbytes > 1 << 20 else 1
-    edges = [values.nbytes * t // count for t in range(count + 1)]
+    made = room[start : start + nbytes]
+    count = available_threads() if nbytes > 1 << 20 else 1
+    edges = [nbytes * t // count for t in range(count + 1)]
 
-    def copy(t: int) -> None:
-        made[edges[t] : edges[t + 1]] = values[edges[t] : edges[t + 1]]
+    def fill(t: int) -> None:
+        made[edges[t] : edges[t + 1]] = value
 
     with ThreadPoolExecutor(count) if count > 1 else contextlib.nullcontext() as helpers:
-        list(helpers.map(copy, range(count)) if helpers else map(copy, range(count)))
+        list(helpers.map(fill, range(count)) if helpers else map(fill, range(count)))
     return made

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.target import Runtime
-from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.host.cores import available_cores
 from slipstream.host.free_memory import available_bytes
 from slipstream.kv.blocks import BLOCK
@@ -87,7 +87,11 @@ class DescribedGguf(Described):
     def load(self, progress: Progress | None = None) -> GgufTarget:
         """Raises UnsupportedModelError for a model that llama.cpp refuses or that cannot be rolled back, LoadError
         without llama-cpp-python."""
-        model, shape, kv_dtype = LlamaModel(self.source, progress=progress), self.shape, self.settings.kv_dtype
+        shape, kv_dtype = self.shape, self.settings.kv_dtype
+        try:
+            model = LlamaModel(self.source, progress=progress)
+        except LoadError as fault:  # our own decoder's reason may be the better one
+            raise type(fault)("; ".join((*self.refusals, fault.what)), why=fault.why, fix=fault.fix) from fault
         assert kv_dtype is not None
         _check_rollback(model)
         threads = self.settings.threads or available_cores()

@@ -25,6 +25,7 @@ from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling, best_steps_per_call
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
+from slipstream.models.config import Experts
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
@@ -409,7 +410,12 @@ def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch
     for changed, quantised, says in (
         (odd, None, "heads of 24 values"),
         (wide, WEIGHT_FORMATS["w8a16"], "may overflow 32 bits"),
-        (dataclasses.replace(made, intermediate_size=144), WEIGHT_FORMATS["w4a8"], "intermediate_size is 144"),
+        (made, WEIGHT_FORMATS["w4a8"], r"layers\.0\.mlp\.down_proj\.weight has rows of 144 numbers"),
+        (
+            config(intermediate_size=64, experts=Experts(4, 2, 48, True, (False, True))),
+            WEIGHT_FORMATS["w4a8"],
+            r"layers\.1\.mlp\.experts\.0\.down_proj\.weight has rows of 48 numbers",
+        ),
     ):
         with pytest.raises(UnsupportedModelError, match=says):
             check_supported(changed, quantised, torch.float32)

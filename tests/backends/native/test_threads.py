@@ -18,6 +18,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native import threads as native_threads
+from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import (
     ContentionMonitor,
     Threads,
@@ -224,15 +225,16 @@ def test_a_small_model_uses_one_thread_for_few_rows() -> None:
     assert Threads(10_000, 1).most == native_threads.MOST_THREADS
 
 
-def test_an_aligned_copy_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_weights_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     for size in (0, 1, 63, 1 << 21):
-        values = torch.randint(0, 255, (size,), dtype=torch.uint8).numpy()
-        made = native_threads.aligned_copy(values)
+        made = native_threads.aligned(size, 128)
         assert made.ctypes.data % 64 == 0 or not size
-        assert bytes(made) == bytes(values)
+        assert bytes(made) == bytes([128]) * size
     rows = torch.arange(12.0).reshape(3, 4).numpy().T
-    assert native_threads.aligned_copy(rows).view("float32").tolist() == rows.flatten().tolist()
+    layout = Layout()
+    layout.keep(rows)
+    assert layout.held[0].view("float32").tolist() == rows.flatten().tolist()
 
 
 # --- Python threads --------------------------------------------------------------------------------------------------

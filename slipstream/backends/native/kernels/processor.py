@@ -6,6 +6,7 @@ import functools
 import platform
 
 from llvmlite.binding import get_host_cpu_features
+from numba import config
 
 PANEL = 16
 """Number of outputs of a matrix that are stored together: one vector of 16 floats, or several smaller vectors."""
@@ -13,7 +14,10 @@ PANEL = 16
 
 @functools.cache
 def has(feature: str) -> bool:
-    """Whether the processor has a feature, by LLVM's name, such as "avx512vnni"."""
+    """Whether the processor has a feature, by LLVM's name, such as "avx512vnni". NUMBA_CPU_FEATURES ("+avx2,+fma,...")
+    names those of the processor that Numba compiles for, if it is not this one."""
+    if config.CPU_FEATURES is not None:  # type: ignore[attr-defined]
+        return f"+{feature}" in config.CPU_FEATURES.split(",")  # type: ignore[attr-defined]
     return bool(get_host_cpu_features().get(feature))
 
 
