@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from io import BytesIO, StringIO
-from textwrap import shorten
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,21 +62,6 @@ def svg(plot: Plot, narrow: bool = False) -> str:
     out = StringIO()
     with matplotlib.rc_context(_style(plot.name)):
         canvas(plot, narrow).savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
-    return out.getvalue()
-
-
-def png(plot: Plot, origin: str = "", dots: int = 300) -> bytes:
-    """A PNG with `dots` dots per inch, with its title above and `origin`, where it comes from, below."""
-    import matplotlib
-
-    out = BytesIO()
-    with matplotlib.rc_context(_style(plot.name)):
-        figure = canvas(plot)
-        figure.suptitle(plot.title, x=0.01, ha="left", fontsize="large", fontweight="bold")
-        if origin:
-            figure.supxlabel(shorten(origin, 150), x=0.01, ha="left", fontsize=6, color=SOFT)
-        about = {"Title": plot.title, "Description": origin, "Software": None}
-        figure.savefig(out, format="png", dpi=dots, metadata=about)
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Plots over an axis of a bench result: draft lengths, temperatures, batch sizes, values of an option."""
+"""Plots over an axis of a bench result: draft lengths, temperatures, batch sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.bench import plots
 from slipstream.bench.plots import Plot
 from slipstream.bench.tables import interval, percent
 
-AXES = {"draft_tokens": "draft length K", "batch": "batch size", "tree_nodes": "tree nodes"}
+AXES = {"draft_tokens": "draft length K", "batch": "batch size"}
 Series = list[tuple[str, list[dict[str, Any]]]]
 
 
@@ -38,11 +38,11 @@ def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str
 
 def value(arm: dict[str, Any], axis: str) -> Any:
     """Where an arm is on an axis."""
-    return arm.get("values", {}).get(axis, arm.get(axis))
+    return arm["label"] if axis == "drafter" else arm.get(axis)
 
 
 def title(axis: str) -> str:
-    return AXES.get(axis, axis.replace("_", " "))
+    return AXES.get(axis, axis)
 
 
 def _xs(points: list[dict[str, Any]], axis: str) -> list[Any]:

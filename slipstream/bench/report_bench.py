@@ -33,7 +33,7 @@ def section(result: Result) -> Section:
     if fast:
         made.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
         made.plots.append(speedups(fast, conditions, names))
-        made.tables += [*by_text(fast), *by_condition(fast), *distances(fast)]
+        made.tables += by_text(fast)
         if len(arms[0]["categories"]) > 1:
             made.tables.append(by_category(arms))
             made.plots.append(category_plot(fast, conditions, names))
@@ -75,7 +75,6 @@ def name(arm: dict[str, Any]) -> str:
 def condition(arm: dict[str, Any]) -> str:
     sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
     more = {"batch": arm["batch"] if arm["batch"] > 1 else None, "context": arm.get("context")}
-    more |= {"dtype": arm.get("values", {}).get("dtype")}
     return ", ".join([sampling, *(f"{name} {value}" for name, value in more.items() if value)])
 
 
@@ -135,40 +134,6 @@ def by_text(fast: list[dict[str, Any]]) -> list[Table]:
         "to its end. ended: the text ended by itself, before the largest number of new tokens."
     )
     return [Table("Speed-up with and without looping texts", columns, rows, note)] if rows else []
-
-
-def by_condition(fast: list[dict[str, Any]]) -> list[Table]:
-    """Speed-up of each method by context length, a row, and batch size, a column; only if one of them varies."""
-    batches = sorted({arm["batch"] for arm in fast})
-    contexts = list(dict.fromkeys(arm.get("context") for arm in fast))
-    if len(batches) == 1 and len(contexts) == 1:
-        return []
-    found = {(name(a), a["temperature"], a.get("context"), a["batch"]): a["overall"]["speedup"] for a in fast}
-    several = len({arm["temperature"] for arm in fast}) > 1
-    rows = [
-        [who + f"\nT={t:g}" * several, "prompt" if context is None else str(context),
-         *(found.get((who, t, context, batch)) for batch in batches)]
-        for who, t in dict.fromkeys((name(arm), arm["temperature"]) for arm in fast)
-        for context in contexts
-    ]  # fmt: skip
-    columns = [words("method"), Column("context"), *(Column(f"batch {batch}", "x") for batch in batches)]
-    note = "Each over plain decoding with the same context and batch. context: tokens before the answer."
-    return [Table("Speed-up by context length and batch size", columns, rows, note)]
-
-
-def distances(fast: list[dict[str, Any]]) -> list[Table]:
-    """How far lossy rules are from the target's distribution, beside their speed."""
-    lossy = [arm for arm in fast if arm.get("distance")]
-    rows = [
-        [name(a), setting(a), f"{a['distance']['tv']:.3f}", f"{a['distance']['kl']:.3f}", a["overall"]["speedup"]]
-        for a in lossy
-    ]
-    columns = [*WHO, Column("TV"), Column("KL, nats"), Column("speed-up (95%)", "x")]
-    note = (
-        "Of each output token's distribution from the target's, given the text before; mean over tokens. 0: lossless. "
-        "Draft tokens that were not drawn, and trees, are taken as given, which overstates both."
-    )
-    return [Table("Distance from the target's distribution", columns, rows, note)] if lossy else []
 
 
 def by_category(arms: list[dict[str, Any]]) -> Table:

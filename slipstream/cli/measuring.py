@@ -51,12 +51,11 @@ class OutputOptions:
     """Where the result goes."""
 
     out: Path | None = option(None, "Write the result and its provenance to this JSON file.")
-    page: Path | None = option(None, "Write a report page to this HTML file.")
     as_json: bool = option(False, "Print the result as JSON.", "--json")
 
     def check(self) -> None:
-        """Raise ResultError unless all output files can be written. Called before the measurement."""
-        writable(out=self.out, page=self.page)
+        """Raise ResultError unless the output file can be written. Called before the measurement."""
+        writable(out=self.out)
 
 
 def writable(**files: Path | None) -> None:
@@ -84,7 +83,7 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
 
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] | None = None) -> None:
-    """Print the result and its warnings, name the file it was written to, and write a page if one is asked for.
+    """Print the result and its warnings, and name the file it was written to.
 
     show  prints the result for people; None: print the tables and the finding of `reports.section`.
     """
@@ -103,8 +102,3 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
         render.message("warning", INTERRUPTED)
     if files.out is not None:
         render.line(f"wrote {files.out}; `slipstream report {files.out}` turns it into a page")
-    if files.page is not None:
-        from slipstream.cli.report_page import write_page
-
-        write_page([result], files.page, "--page")
-        render.line(f"wrote {files.page}")

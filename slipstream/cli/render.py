@@ -281,8 +281,7 @@ def section(made: Section) -> None:
     """Print a result: its tables, then its main finding, then notes."""
     console = out()
     for each in made.tables:
-        if not each.long:
-            titled(each)
+        titled(each)
     console.print(Text(f"\n{made.lead}", BAD if isinstance(made.lead, Alarm) else "bold"))
     for note in made.notes:
         console.print(f"- {note}")

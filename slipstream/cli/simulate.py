@@ -11,7 +11,7 @@ from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
-from slipstream.cli.pair_tables import HARDWARE, show_advice, show_known_pairs, suggest_drafts
+from slipstream.cli.pair_tables import HARDWARE, show_advice, show_known_pairs
 from slipstream.cli.simulate_options import CostOptions, DraftOptions, HardwareOptions, ListOptions
 from slipstream.cli.simulate_tables import section
 from slipstream.errors import ParameterError
@@ -41,8 +41,8 @@ def simulate(
     """Predict the speed-up of speculation, and state the assumptions.
 
     Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
-    sizes of the models (--hardware). --pairs lists recommended pairs, --suggest draft models for --target (exit code 1
-    if none fits), --advice what to do in which situation, --presets the hardware.
+    sizes of the models (--hardware). --pairs lists recommended pairs, --advice what to do in which situation, --presets
+    the hardware.
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
@@ -53,11 +53,6 @@ def simulate(
         from slipstream.plan.hardware import PRESETS
 
         return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
-    if asked == "suggest":
-        if target is None:
-            raise ParameterError("--suggest was given without a target", fix="name one: --target MODEL")
-        hardware = _hardware(place) if given else None
-        suggest_drafts(target, lists.models, hardware, place.gpus, draft.alpha, place.context or 0, as_json)
     if asked == "presets":
         result = _presets()
     elif given:

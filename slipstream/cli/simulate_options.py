@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from slipstream.cli.option_groups import option
@@ -57,9 +56,7 @@ class HardwareOptions:
     draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
     kv_bits: float = option(16, "Bits per KV cache entry.")
     kv_bytes: float | None = option(None, "KV cache bytes per token of the target.", shown="from its shape")
-    context: int | None = option(
-        None, "Tokens of context per sequence; suggested draft models have as many.", shown="1024"
-    )
+    context: int | None = option(None, "Tokens of context per sequence.", shown="1024")
     latency_ms: float | None = option(None, "Find the number of users served with at most this time per token.")
     users: int | None = option(None, "Find the number of devices for this many concurrent users.")
 
@@ -70,21 +67,13 @@ class ListOptions:
 
     PANEL: ClassVar[str] = "Lists"
     pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
-    suggest: bool = option(False, "Draft models for --target: known and local ones, ranked, or why not.")
-    models: list[Path] | None = option(
-        None, "With --suggest: folder of models to search; repeatable.", shown="the Hugging Face cache"
-    )
     advice: bool = option(False, "What to do in which situation, with commands.")
     presets: bool = option(False, "Hardware presets and the sources of their figures.")
-
-    def __post_init__(self) -> None:
-        if self.models and not self.suggest:
-            raise ParameterError("--models was given without --suggest", fix="add --suggest")
 
     @property
     def asked(self) -> str:
         """The list that is asked for; "" if none is. Raises ParameterError for several."""
-        asked = [name for name in ("pairs", "suggest", "advice", "presets") if getattr(self, name)]
+        asked = [name for name in ("pairs", "advice", "presets") if getattr(self, name)]
         if len(asked) > 1:
             raise ParameterError(f"--{' and --'.join(asked)} are given", fix="ask for one list")
         return asked[0] if asked else ""

@@ -11,7 +11,7 @@ QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 
 def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_path):
     out, page, made = (tmp_path / name for name in ("r.json", "r.html", "choice.json"))
-    given = ["--drafters", "model,ngram", "-k", "3", "--out", out, "--page", page, "--write", made]
+    given = ["--drafter", "model", "--drafter", "ngram", "-k", "3", "--out", out, "--write", made]
     result = cli("tune", texts, *pair, *QUICK, *given)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
@@ -24,6 +24,7 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     assert written == found["configs"]["slipstream"]
     assert (written["executor"], written["dtype"]) == ("torch", "float64")
     assert written["drafter"] == ("none" if found["choice"] is None else found["choice"]["drafter"])
+    assert cli("report", out, "-o", page).code == 0
     assert "Which drafter and draft length?" in page.read_text()
     again = cli("generate", "for x in", "--config", made, "-n", "4", "--json")
     assert again.code == 0, again.err
@@ -67,7 +68,7 @@ def test_what_is_tried_by_default():
     ]  # fmt: skip
     assert [c.label for c in TuneModels(target="elsewhere").longest()] == ["ngram", "suffix"]
     assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 3
-    assert [c.label for c in TuneModels(drafters="suffix").longest()] == ["suffix"]
+    assert [c.label for c in TuneModels(drafter=["suffix"]).longest()] == ["suffix"]
 
 
 # --- generate --config ---------------------------------------------------------------------------------------------
