@@ -123,7 +123,7 @@ def drafters(kit: Kit) -> str:
 
 def check_pair(kit: Kit) -> str:
     command = "slipstream info embedded embedded"
-    return block(fence(f"{command} --measure"), fence(kit.run(f"{command} --measure"), "text"))
+    return block(fence(command), fence(kit.run(command), "text"))
 
 
 def lookups(kit: Kit) -> str:

@@ -38,7 +38,6 @@ def section(result: Result) -> Section:
             made.tables.append(by_category(arms))
             made.plots.append(category_plot(fast, conditions, names))
         made.tables.append(by_position(fast))
-        made.plots.append(positions(fast, conditions))
     made.plots.append(split(arms, conditions))
     made.tables.append(memory_and_time(arms))
     if len(conditions) == 1:
@@ -207,12 +206,6 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
         lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
         height=1.0 + 0.48 * len(rows),
     )  # fmt: skip
-
-
-def positions(fast: list[dict[str, Any]], conditions: list[str]) -> Plot:
-    return plots.by_position(
-        [(name(arm) + f", {condition(arm)}" * (len(conditions) > 1), arm["overall"]["position_rates"]) for arm in fast]
-    )
 
 
 def split(arms: list[dict[str, Any]], conditions: list[str]) -> Plot:

@@ -3,69 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence as Seq
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
-from slipstream.cli.demo import summary
-from slipstream.cli.loading import load
-from slipstream.cli.options import ModelOptions
 from slipstream.errors import PairError
 from slipstream.settings import INTERSECTION, STRING
 
 if TYPE_CHECKING:
-    from slipstream.bench.measure import Run
     from slipstream.models.pair_check import PairReport
 
 SHOWN_RATES = (0.6, 0.8)
-PASSES, TOKENS = 5, 64
 
 
-def show_pair(
-    target: str, draft: str, measure: bool, draft_tokens: int, also: list[str] | None, as_json: bool
-) -> NoReturn:
-    """Print whether the models are compatible, what a speed-up needs, and what was measured. Exit code 0 if they are,
-    else 1. Weights are only loaded with `measure`."""
+def show_pair(target: str, draft: str, as_json: bool) -> NoReturn:
+    """Print whether the models are compatible, and what a speed-up needs. Exit code 0 if they are, else 1."""
     from slipstream.models import pair_check
 
-    pairs = [
-        ModelOptions(target=name, draft=draft, drafter="model", draft_tokens=str(draft_tokens))
-        for name in dict.fromkeys([target, *(also or ())])
-    ]
     report = pair_check.check_pair(target, draft)
-    runs = measured(pairs) if measure and report.fits else {}
     if as_json:
-        all_runs = [{"target": name} | summary(run) for name, own_runs in runs.items() for run in own_runs]
-        print(json.dumps(report.as_dict() | {"measured": all_runs}))
+        print(json.dumps(report.as_dict()))
     else:
-        show(report, runs)
+        show(report)
     raise typer.Exit(0 if report.fits else 1)
 
 
-def measured(pairs: Seq[ModelOptions]) -> dict[str, list[Run]]:
-    """Target -> plain decoding and the draft model, on the same prompts; all take turns."""
-    from slipstream.bench.measure import Arm, line_up, passes, race
-    from slipstream.bench.prompts import built_in
-    from slipstream.core.params import SamplingParams
-
-    params = SamplingParams(max_tokens=TOKENS)
-    runs: dict[str, list[Run]] = {}
-    for models in pairs:
-        llm = load(models)
-        plain = Arm("plain", llm, params=params)
-        drafted = Arm("draft model", llm, llm.drafter, llm.most_draft_tokens, params=params, against=plain)
-        runs[models.target] = line_up([plain, drafted], built_in(llm, "code", 3))
-    together = [run for own in runs.values() for run in own]
-    with render.progress("measuring (interleaved)", passes(together, PASSES)) as advance:
-        race(together, PASSES, advance)
-    return runs
-
-
-def show(report: PairReport, runs: Mapping[str, Seq[Run]]) -> None:
+def show(report: PairReport) -> None:
     console = render.out()
     console.print(render.rendered(sides(report)))
     if not report.fits:
@@ -79,10 +44,6 @@ def show(report: PairReport, runs: Mapping[str, Seq[Run]]) -> None:
     console.print(f"The models are compatible: {agree}.", style="bold")
     for line in [*report.notes, *outlook(report)]:
         console.print(f"- {line}.")
-    if runs:
-        short = [Path(target).name or target for target in runs]
-        names = short if len({*short}) == len(short) else list(runs)
-        console.print(render.runs_table(dict(zip(names, runs.values(), strict=True)), "target"))
 
 
 def with_own_tokenizer(report: PairReport) -> str:
@@ -120,5 +81,5 @@ def outlook(report: PairReport) -> list[str]:
         lines.append(f"at {acceptance:.0%} acceptance: {best}")
     from slipstream.plan.known_pairs import published_figures
 
-    lines.append(f"assumptions: {report.costs.assumptions()}; use --measure to measure")
+    lines.append(f"assumptions: {report.costs.assumptions()}; slipstream bench measures them")
     return [*lines, *published_figures(report.target.source, report.draft.source)]

@@ -90,7 +90,6 @@ def _lengths(
         "assumptions": found.assumptions,
         "lengths": [forecast(rates, costs, k).as_dict() for k in sorted(shown)],
         "best": best,
-        "tree": _tree(draft, costs),
     }
 
 
@@ -164,26 +163,12 @@ def _plan(
         "hardware": vars(hardware),
         "models": [vars(m) | {"weight_bytes": m.weight_bytes, "kv_bytes": m.kv_bytes} for m in models],
         "context": context,
-        "loads": [load_.as_dict() | {"tree": _tree(draft, load_.costs)} for load_ in loads],
+        "loads": [load_.as_dict() for load_ in loads],
         "latency_ms": place.latency_ms,
         "users_a_group": each,
         "users": place.users,
         "groups": groups,
     }
-
-
-def _tree(draft: DraftOptions, costs: StepCosts) -> dict[str, Any] | None:
-    from slipstream.theory.forecast import best_tree
-    from slipstream.theory.trees import expected_tokens
-
-    if draft.tree_rates is None:
-        return None
-    rates = _numbers("tree-rates", draft.tree_rates, float)
-    tree, gain = best_tree(rates, costs, draft.nodes, draft.longest)
-    return {
-        "nodes": len(tree), "height": tree.height, "parents": tree.parents, "ranks": tree.ranks,
-        "tau": float(expected_tokens(tree, rates)), "speedup": gain,
-    }  # fmt: skip
 
 
 def _model(name: str, role: str) -> ModelSize:

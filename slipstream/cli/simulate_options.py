@@ -20,12 +20,6 @@ class DraftOptions:
     rates: str | None = option(
         None, "Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.", metavar="R1,R2,..."
     )
-    tree_rates: str | None = option(
-        None,
-        "Evaluate draft trees, too: probability that the drafter's 1st, 2nd, ... choice is accepted.",
-        metavar="R1,R2,...",
-    )
-    nodes: int = option(64, "Maximum number of nodes in a tree.")
     draft_tokens: int | None = option(None, "Draft length (K).", "--draft-tokens", "-k", shown="the best")
     longest: int = option(16, "Maximum draft length to consider.")
 

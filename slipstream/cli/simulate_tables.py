@@ -50,7 +50,7 @@ def lengths(found: dict[str, Any]) -> Section:
         from slipstream.plan.report_diagnosis import costs
 
         made.tables.append(costs(found["costs"]["curve"]))
-    made.notes = [*([best_tree(found["tree"])] if found["tree"] else []), f"Assumptions: {found['assumptions']}."]
+    made.notes = [f"Assumptions: {found['assumptions']}."]
     return made
 
 
@@ -74,8 +74,7 @@ def plan(found: dict[str, Any]) -> Section:
         note += f" too large: more than 90% of the memory ({size(hardware['memory'] * hardware['devices'])})."
     made = Section("Plan", users(found, title))
     made.tables.append(Table(f"{target['name']} + {draft['name']} on {title}", columns, rows, note))
-    trees = [f"Batch {load['batch']}: {best_tree(load['tree'])}" for load in found["loads"] if load["tree"]]
-    made.notes = [*trees, *(f"{line}." for line in assumptions(found))]
+    made.notes = [f"{line}." for line in assumptions(found)]
     return made
 
 
@@ -118,12 +117,3 @@ def assumptions(found: dict[str, Any]) -> list[str]:
     if min(target["bits"], draft["bits"]) < 16:
         lines.append("This is optimistic: kernels for quantised weights reach less of the bandwidth in practice")
     return [*lines, "Prefill and queueing are not included"]
-
-
-def best_tree(tree: dict[str, Any]) -> str:
-    if not tree["nodes"]:
-        return "No tree is faster than plain decoding."
-    return (
-        f"Best tree: {tree['nodes']} draft tokens, {tree['height']} deep: {tree['tau']:.2f} tokens per step, "
-        f"{times(tree['speedup'])}."
-    )

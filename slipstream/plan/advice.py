@@ -29,7 +29,8 @@ ADVICE = (
         "below a tenth of the target's size with 70 % acceptance gives about 2x",
         (
             "slipstream simulate --pairs",
-            "slipstream info TARGET DRAFT --measure",
+            "slipstream info TARGET DRAFT",
+            "slipstream bench -m TARGET -md DRAFT --drafter model",
             "slipstream generate PROMPT -m TARGET -md DRAFT -k 4",
         ),
     ),

@@ -122,7 +122,7 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --pairs --alpha 2", "alpha is 2"),
     ("simulate --suggest", "No such option: --suggest"),
     ("simulate --pairs --advice", "--pairs and --advice are given"),
-    ("info embedded --measure", "are for a pair"),
+    ("info embedded embedded --measure", "No such option: --measure"),
     ("pairs", "No such command 'pairs'"),
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
@@ -200,8 +200,6 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --rates nan", "rate at position 1 is nan"),
     ("simulate --rates .5,.3 -k 5", "2 rates were given"),
     ("simulate --alpha .5 --rates .5", "both --alpha and --rates"),
-    ("simulate --tree-rates .9,.8", "no acceptance probabilities"),
-    ("simulate --tree-rates .5 --nodes 0", "nodes is 0"),
     ("simulate --batch 0", "not a positive integer"),
     ("simulate --batch 1,8", "2 batch sizes were given"),
     ("simulate --c -1", "c is -1"),

@@ -20,16 +20,13 @@ def test_lengths_from_an_acceptance_rate_and_a_draft_cost(cli):
     assert seen["best"] == 8
     best = next(row for row in seen["lengths"] if row["draft_tokens"] == 8)
     assert best["speedup"] == pytest.approx(3.092, abs=5e-4)
-    assert seen["tree"] is None
 
 
-def test_measured_rates_a_row_cost_and_trees(cli):
-    seen = found(cli, "--rates", ".73,.52,.35", "--row-cost", ".02", "--tree-rates", ".6,.2", "--nodes", "12")
+def test_measured_rates_and_a_row_cost(cli):
+    seen = found(cli, "--rates", ".73,.52,.35", "--row-cost", ".02")
     assert seen["acceptance"] == {"alpha": None, "position_rates": [0.73, 0.52, 0.35], "source": "given"}
     assert max(row["draft_tokens"] for row in seen["lengths"]) == 3
     assert seen["lengths"][2]["tau"] == pytest.approx(2.6)
-    assert seen["tree"]["speedup"] > 1
-    assert len(seen["tree"]["parents"]) == seen["tree"]["nodes"] <= 12
 
 
 def test_one_length(cli):
@@ -42,10 +39,9 @@ def test_one_length(cli):
         [],
         ["--alpha", "1", "--c", "0"],
         ["--alpha", "0"],
-        ["--rates", ".73,.52,.35", "--tree-rates", ".6,.2"],
+        ["--rates", ".73,.52,.35"],
         ["--presets"],
-        ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25",
-         "--tree-rates", ".6,.2"],
+        ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25"],
         ["--hardware", "h200", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--batch", "1,512"],
         ["--bandwidth", "100", "--tflops", "2", "--memory", "64", "-m", "7B", "-md", "1B", "--bits", "4"],
     ],

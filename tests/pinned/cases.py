@@ -280,7 +280,7 @@ COMMANDS = (
     "verify --level 2", "simulate --alpha 2", "simulate --c -1", "simulate --rates 2",
     "simulate --gpus 0 -m 7B --hardware h100",
     "simulate --pairs --alpha 2", "train medusa --data corpus",
-    "train medusa --data corpus --budget-tokens 9 --heads 0", "info embedded embedded --draft-tokens -1",
+    "train medusa --data corpus --budget-tokens 9 --heads 0",
     # unknown names
     "generate x --rule rejction", "generate x --drafter n-gram", "generate x --drafter suffix,n-gram",
     "generate x --executor nativ", "generate x --executor openvino", "generate x --dtype float33",
