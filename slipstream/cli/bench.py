@@ -1,8 +1,7 @@
-"""`slipstream bench`: compares drafters with plain decoding in one interleaved run, or compares two result files."""
+"""`slipstream bench`: compares drafters with plain decoding in one interleaved run."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,7 +82,6 @@ def bench(
     load_options: LoadOptions,
     engine: EngineOptions,
     files: OutputOptions,
-    compare: tuple[str, str] | None = option(None, "Compare two result files instead of measuring.", metavar="A B"),
 ) -> None:
     """Compare drafters with plain decoding in one interleaved run on the same prompts.
 
@@ -96,8 +94,6 @@ def bench(
     each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY. With --engine vllm, these are
     vLLM's, started for plain decoding and for each drafter.
     """
-    if compare is not None:
-        return show_comparison(*compare, files.as_json)
     temperatures = values_of("--temperature", temperature, float)
     local = {"--batch": batch != "1", "--context": context is not None}
     if of_servers(serve, "--serve", models, engine, load_options, local):
@@ -138,18 +134,3 @@ def bench(
         result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
     finish(result, files)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
-
-
-def show_comparison(first: str, second: str, as_json: bool) -> None:
-    from slipstream.bench.bench_compare import changes, compare
-
-    found = compare(first, second)
-    if as_json:
-        print(json.dumps(found))
-        return
-    render.titled(changes(found["rows"]))
-    console = render.out()
-    for line in found["differences"]:
-        console.print(f"- different: {line}.")
-    for line in found["missing"]:
-        console.print(f"- in only one of the files: {line}.")

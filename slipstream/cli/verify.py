@@ -16,9 +16,6 @@ from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.servers import of_servers, request_fields
 from slipstream.errors import ParameterError
 
-FORMER = {"law": "distribution"}
-"""Former names of checks."""
-
 
 @dataclass(frozen=True)
 class VerifyPrompts(PromptOptions):
@@ -81,7 +78,7 @@ def verify(
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or possible), samples=samples or 400,
+        params=sampling.params(), checks=tuple(check or possible), samples=samples or 400,
         distribution_prompts=distribution_prompts, length=first, level=level,
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip

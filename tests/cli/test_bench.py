@@ -116,22 +116,6 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
     assert (kept["complete"], kept["data"]["arms"][0]["rounds"]) == (False, 1)
 
 
-def test_two_results_are_compared(cli, pair, texts, tmp_path):
-    for name in ("a", "b"):
-        done = cli("bench", texts, *pair, *QUICK, "--drafter", "ngram", "--out", tmp_path / f"{name}.json")
-        assert done.code == 0
-    result = cli("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json")
-    assert result.code == 0, result.err
-    assert "change (95%)" in " ".join(result.out.split())
-    found = json.loads(cli("bench", "--compare", tmp_path / "a.json", tmp_path / "b.json", "--json").out)
-    assert [row["label"] for row in found["rows"]] == ["plain", "ngram"]
-    other = json.loads((tmp_path / "b.json").read_text()) | {"format_version": FORMAT_VERSION + 1}
-    (tmp_path / "c.json").write_text(json.dumps(other))
-    result = cli("bench", "--compare", tmp_path / "a.json", tmp_path / "c.json")
-    assert (result.code, result.out) == (2, "")
-    assert f"has format version {FORMAT_VERSION + 1}, this Slipstream reads version {FORMAT_VERSION}" in result.said
-
-
 def test_ranges_and_lists():
     assert values_of("x", "2:5") == (2, 3, 4, 5)
     assert values_of("x", "2:8:3,20") == (2, 5, 8, 20)

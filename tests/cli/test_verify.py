@@ -95,13 +95,6 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
     )
 
 
-def test_the_former_name_of_the_distribution_check_still_works(cli, pair, texts):
-    quick = [option.replace("distribution", "law") for option in QUICK]
-    result = cli("verify", texts, *pair, *quick, "--check", "law", "--json")
-    assert result.code == 0, result.err
-    assert len(json.loads(result.out)["data"]["distribution"]) == 1
-
-
 def test_the_rule_greedy_is_checked_on_greedy_texts_alone(cli, pair, texts):
     result = cli("verify", texts, *pair, *QUICK, "--rule", "greedy", "--json")
     assert result.code == 0, result.err

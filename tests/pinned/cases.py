@@ -310,7 +310,6 @@ COMMANDS = (
     "info embedded /nonexistent", "report /nonexistent.json", "report {garbled.json}", "report {config.json}",
     "bench /nonexistent.jsonl", "bench --out /nonexistent/r.json", "verify --out /nonexistent/r.json",
     "train medusa --data /nonexistent.txt --budget-tokens 9",
-    "bench --compare /nonexistent.json", "bench --compare /nonexistent.json {config.json}",
     # what works
     "generate 'import os' -n 4", "generate 'import os' -n 4 -q", "generate 'import os' -n 4 --json --logprobs 2",
     "generate --file {prompt.txt} -n 4 -q --config {config.json}", "generate - -n 4 -q",
