@@ -195,38 +195,11 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "overall": figures(run),
         "categories": categories,
         "loops": {"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
-        "subsets": subsets(run),
         "cells": {
             "prompts": run.groups,
             "seconds": [[cell.seconds for cell in row] for row in run.cells],
             "tokens": [[cell.tokens for cell in row] for row in run.cells],
         },
-    }
-
-
-def subsets(run: Run) -> dict[str, Any]:
-    """Speed-ups over parts of the texts, by how they go in plain decoding: {"prompts", "speedup"}, the latter None for
-    no prompt. A batch counts as looping if one of its texts loops, and as ended by itself if all are.
-
-    all         every text
-    no loop     texts that do not end in a loop (see `slipstream.bench.loops`)
-    loop        those that do
-    ended       texts that ended by themselves, before the largest number of tokens
-    """
-    plain = run.plain or run
-    looped = set(loops.looping(plain.texts))
-    parts = {
-        "all": list(range(len(run.groups))),
-        "no loop": [g for g, group in enumerate(run.groups) if not looped & set(group)],
-        "loop": [g for g, group in enumerate(run.groups) if looped & set(group)],
-        "ended": [g for g, group in enumerate(run.groups) if all(plain.finishes.get(i) == "stop" for i in group)],
-    }
-    return {
-        name: {
-            "prompts": sum(len(run.groups[g]) for g in groups),
-            "speedup": asdict(run.speedup(groups)) if groups else None,
-        }
-        for name, groups in parts.items()
     }
 
 

@@ -98,7 +98,7 @@ class Run:
 
     groups       for each batch, the indices of its prompts.
     cells        [groups][passes].
-    texts        prompt -> output ids of the untimed first pass; finishes: why each ended ("length", "stop", ...).
+    texts        prompt -> output ids of the untimed first pass.
     context      tokens of earlier text before each prompt were added up to this number; None: none were.
     divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
     peak_memory  bytes, see `memory_use.Peak`; None if the system does not report it.
@@ -110,7 +110,6 @@ class Run:
     plain: Run | None = None
     cells: list[list[Cell]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
-    finishes: dict[int, str | None] = field(default_factory=dict)
     divergences: list[tuple[int, Divergence]] = field(default_factory=list)
     peak_memory: int | None = None
     drafter: Any = None
@@ -247,7 +246,7 @@ def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> 
         for group in run.groups:
             done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
             for i, completion in zip(group, done, strict=True):
-                run.texts[i], run.finishes[i] = completion.token_ids, completion.finish_reason
+                run.texts[i] = completion.token_ids
                 _compare(run, i, completion)
             advance()
     run.peak_memory = peak.bytes

@@ -33,7 +33,6 @@ def section(result: Result) -> Section:
     if fast:
         made.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
         made.plots.append(speedups(fast, conditions, names))
-        made.tables += by_text(fast)
         if len(arms[0]["categories"]) > 1:
             made.tables.append(by_category(arms))
             made.plots.append(category_plot(fast, conditions, names))
@@ -110,29 +109,6 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
         "tokens over verified ones. tau: tokens per step, the bonus token included. identical*: identical except for "
         "near-ties, which rounding decides." + PREDICTED * bool(predicted),
     )  # fmt: skip
-
-
-TEXTS = {"all": "all", "no loop": "no loop", "loop": "loops", "ended": "ended"}
-"""Part of the texts, a key of `benchmark.subsets` -> what the table calls it."""
-
-
-def by_text(fast: list[dict[str, Any]]) -> list[Table]:
-    """Speed-up with and without looping texts; no table if all texts are of one kind."""
-    rows = []
-    for arm in fast:
-        parts = arm.get("subsets") or {}  # results of earlier versions have none
-        shown = [part for part in TEXTS if parts and parts[part]["prompts"]]
-        if any(parts[part]["prompts"] < parts["all"]["prompts"] for part in shown) or "loop" in shown:
-            rows += [
-                [name(arm), setting(arm), f"{TEXTS[part]}: {parts[part]['prompts']}", parts[part]["speedup"]]
-                for part in shown
-            ]
-    columns = [*WHO, words("texts"), Column("speed-up (95%)", "x")]
-    note = (
-        "By the texts of plain decoding, with their number. loops: more than a quarter of the text repeats exactly up "
-        "to its end. ended: the text ended by itself, before the largest number of new tokens."
-    )
-    return [Table("Speed-up with and without looping texts", columns, rows, note)] if rows else []
 
 
 def by_category(arms: list[dict[str, Any]]) -> Table:

@@ -148,7 +148,7 @@ TABLE: list[tuple[str, str]] = [
     ("bench code {pair} --drafters ngram,model", "No such option: --drafters"),
     ("bench code {pair} --dtype float31,float32", "did you mean 'float32'"),
     ("bench code {pair} --page x.html", "No such option: --page"),
-    ("sweep code", "`slipstream sweep` is now `slipstream bench -k 2:8`"),
+    ("sweep code", "No such command 'sweep'"),
     # trace
     ("trace {pair} --drafter ngram --drafter model", "2 drafters were named, only one can be traced"),
     ("trace {pair} --drafter none", "0 drafters were named"),
@@ -156,7 +156,6 @@ TABLE: list[tuple[str, str]] = [
     ("trace {pair} --number 999", "number is 999, but there are"),
     ("trace {pair} --out /nonexistent/t.json", "does not exist"),
     ("trace {pair} --top-p 0", "top_p is 0"),
-    ("doctor prompts.jsonl", "`slipstream doctor` is now `slipstream tune`"),
     # tune
     ("tune prompts.jsonl {pair} --drafter none", "there is no drafter to choose from"),
     ("tune prompts.jsonl {pair} --drafter ngram --drafter sufix", "did you mean 'suffix'"),
