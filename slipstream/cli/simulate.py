@@ -41,8 +41,7 @@ def simulate(
     """Predict the speed-up of speculation, and state the assumptions.
 
     Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
-    sizes of the models (--hardware). --pairs lists recommended pairs, --advice what to do in which situation, --presets
-    the hardware.
+    sizes of the models (--hardware). --pairs lists recommended pairs, --advice what to do in which situation.
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
@@ -53,9 +52,7 @@ def simulate(
         from slipstream.plan.hardware import PRESETS
 
         return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
-    if asked == "presets":
-        result = _presets()
-    elif given:
+    if given:
         result = _plan(draft, place, target, draft_model, _numbers("batch", batch or BATCHES, int))
     else:
         result = _lengths(draft, costs, target, draft_model, _numbers("batch", batch or "1", int))
@@ -63,12 +60,6 @@ def simulate(
         print(json.dumps(result))
     else:
         render.section(section(result))
-
-
-def _presets() -> dict[str, Any]:
-    from slipstream.plan.hardware import PRESETS
-
-    return {"presets": {key: vars(hardware) | {"ridge": hardware.ridge} for key, hardware in PRESETS.items()}}
 
 
 def _lengths(

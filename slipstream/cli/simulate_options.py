@@ -62,12 +62,11 @@ class ListOptions:
     PANEL: ClassVar[str] = "Lists"
     pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
     advice: bool = option(False, "What to do in which situation, with commands.")
-    presets: bool = option(False, "Hardware presets and the sources of their figures.")
 
     @property
     def asked(self) -> str:
         """The list that is asked for; "" if none is. Raises ParameterError for several."""
-        asked = [name for name in ("pairs", "advice", "presets") if getattr(self, name)]
+        asked = [name for name in ("pairs", "advice") if getattr(self, name)]
         if len(asked) > 1:
             raise ParameterError(f"--{' and --'.join(asked)} are given", fix="ask for one list")
         return asked[0] if asked else ""

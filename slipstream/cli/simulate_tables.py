@@ -8,26 +8,8 @@ from slipstream.bench.tables import Column, Section, Table, percent, size, times
 
 
 def section(found: dict[str, Any]) -> Section:
-    """The report of a result: presets, draft lengths, or a plan for hardware."""
-    return presets(found) if "presets" in found else lengths(found) if "lengths" in found else plan(found)
-
-
-def presets(found: dict[str, Any]) -> Section:
-    columns = [words("--hardware"), Column("memory, GB"), Column("GB/s"), Column("TFLOP/s"), Column("GB/s link"),
-               Column("ridge, rows")]  # fmt: skip
-    rows = [
-        [key, one["memory"] / 1e9, one["bandwidth"] / 1e9, one["flops"] / 1e12, one["link"] / 1e9, one["ridge"]]
-        for key, one in found["presets"].items()
-    ]
-    one = next(iter(found["presets"].values()))
-    note = (
-        f"Assumptions for all: a forward pass reads at {one['reading']:.0%} and computes at {one['computing']:.0%} of "
-        f"the peak, and has {1e3 * one['overhead']:g} ms of overhead; an exchange between devices takes "
-        f"{1e6 * one['exchange']:g} us and uses {one['talking']:.0%} of the link. Ridge: rows from which a dense "
-        "16-bit model is compute-bound."
-    )
-    sources = [f"{one['source']}." for one in found["presets"].values()]
-    return Section("Hardware", "Sources:", [Table("Hardware presets", columns, rows, note)], notes=sources)
+    """The report of a result: draft lengths, or a plan for hardware."""
+    return lengths(found) if "lengths" in found else plan(found)
 
 
 def lengths(found: dict[str, Any]) -> Section:

@@ -40,7 +40,6 @@ def test_one_length(cli):
         ["--alpha", "1", "--c", "0"],
         ["--alpha", "0"],
         ["--rates", ".73,.52,.35"],
-        ["--presets"],
         ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25"],
         ["--hardware", "h200", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--batch", "1,512"],
         ["--bandwidth", "100", "--tflops", "2", "--memory", "64", "-m", "7B", "-md", "1B", "--bits", "4"],
@@ -77,12 +76,6 @@ def test_assumptions_are_stated(cli):
     for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "Prefill and queueing are not included",
                  "ms of overhead", "1024 tokens of context"):  # fmt: skip
         assert part in said
-
-
-def test_presets(cli):
-    presets = found(cli, "--presets")["presets"]
-    assert {*presets} == {"a100", "h100", "h200", "rtx3090", "rtx4090"}
-    assert all("NVIDIA" in preset["source"] for preset in presets.values())
 
 
 def test_costs_measured_here(cli, tiny, monkeypatch):

@@ -321,7 +321,6 @@ COMMANDS = (
     "drafters --json", "drafters ngram", "drafters ngram --json",
     "simulate --pairs", "simulate --pairs --json", "simulate --advice --json",
     "simulate", "simulate --json",
-    "simulate --presets --json",
     "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --json",
     "trace 'import os' -n 8 --json --drafter ngram", "verify -n 24 --prompts 3 --check greedy --json",
     "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
