@@ -37,13 +37,11 @@ class PromptOptions:
         """The chosen prompts as text. Raises what `load` raises, without a model."""
         return select(self.prompts, self.count, self.category or (), self.template)[0]
 
-    def load(self, llm: LLM, tokens: int, warn_random: bool = True) -> PromptSet:
+    def load(self, llm: LLM, tokens: int) -> PromptSet:
         """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
         from slipstream.bench import prompts
 
-        return prompts.load(
-            llm, self.prompts, self.count, self.category or (), self.template, warn_random, self.turns, tokens
-        )
+        return prompts.load(llm, self.prompts, self.count, self.category or (), self.template, self.turns, tokens)
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,6 @@ def _plan(
     rates = _rates(draft, target, model)
     draft_bits = place.bits if place.draft_bits is None else place.draft_bits
     whole, small = _model(target, "target").at(place.bits, place.kv_bits), _model(model, "draft")
-    if place.kv_bytes is not None:
-        check_number("kv_bytes", place.kv_bytes, 0.0, float("inf"))
-        whole = replace(whole, kv=8 * place.kv_bytes / place.kv_bits)
     models = whole, small.at(draft_bits, place.kv_bits)
     hardware = placed(models, hardware, context, place.gpus)
     serving = Serving(*models, hardware, rates, context)

@@ -49,7 +49,6 @@ class HardwareOptions:
     bits: float = option(16, "Bits per weight of the target.")
     draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
     kv_bits: float = option(16, "Bits per KV cache entry.")
-    kv_bytes: float | None = option(None, "KV cache bytes per token of the target.", shown="from its shape")
     context: int | None = option(None, "Tokens of context per sequence.", shown="1024")
     latency_ms: float | None = option(None, "Find the number of users served with at most this time per token.")
     users: int | None = option(None, "Find the number of devices for this many concurrent users.")

@@ -86,7 +86,7 @@ def verify(
 
     asked = config.sampled if "distribution" in config.checks else config.params
     llm = load(models, quiet=files.as_json, asked=[asked])
-    chosen = prompts.load(llm, config.params.max_tokens, warn_random=False)
+    chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
     with render.progress("checking", verification.steps(chosen, config, llm.most_draft_tokens)) as advance:
         result, code = unfinished(lambda: verification.verify(llm, chosen, config, files.out, advance, models.method))
