@@ -107,6 +107,6 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
     found: dict[str, Any] = {}
     with recording(result, out, lambda: found):
         counters = asyncio.run(gained())
-        reported = counters and counters.as_dict()
+        reported = None if counters is None else counters.as_dict()
         found |= {"counters": reported, "diagnosis": diagnose_served(reported, c)}
     return result
