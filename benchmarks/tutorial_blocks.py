@@ -123,7 +123,7 @@ def drafters(kit: Kit) -> str:
 
 def check_pair(kit: Kit) -> str:
     command = "slipstream info embedded embedded"
-    return block(fence(f"{command} --measure"), fence(kit.run(f"{command} --measure"), "text"))
+    return block(fence(command), fence(kit.run(command), "text"))
 
 
 def lookups(kit: Kit) -> str:
@@ -173,7 +173,7 @@ def gpt2(kit: Kit) -> str:
     size = "--prompts 1 -n 8 --rounds 1" if kit.quick else "--prompts 2 -n 24 --rounds 3 --seconds 8"
     make = "python -m benchmarks.gpt2_pair gpt2-pair"
     pair = "-m gpt2-pair/target -md gpt2-pair/draft"
-    command = f"slipstream bench code {pair} --drafters model -k 2 --ignore-eos {size} --out gpt2.json"
+    command = f"slipstream bench code {pair} --drafter model -k 2 --ignore-eos {size} --out gpt2.json"
     kit.run(make)
     result, made = kit.lab(command)
     fast = next(arm for arm in result.data["arms"] if not arm["plain"])

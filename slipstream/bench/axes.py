@@ -21,16 +21,10 @@ if TYPE_CHECKING:
 def varied(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
     """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
     axis if a drafter is measured at several."""
-    found: dict[str, list[Any]] = {
-        "draft_tokens": [],
-        "drafter": [c.values.get("drafter", c.label) for c in contenders],
-    }
+    found: dict[str, list[Any]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
     for c in contenders:
         lengths = [other.length for other in contenders if other.label == c.label]
         found["draft_tokens"] = max(found["draft_tokens"], lengths, key=len)
-        for name, value in c.values.items():
-            if name != "drafter":
-                found.setdefault(name, []).append(value)
     found |= {name: list(values) for name, values in conditions.items()}
     return {name: distinct for name, values in found.items() if len(distinct := list(dict.fromkeys(values))) > 1}
 
@@ -48,12 +42,11 @@ def costs_of(llm: LLM, runs: Seq[Run]) -> CostCurve:
     return target_costs(llm.target, int(np.median([len(ids) for run in runs for ids in run.prompts])), widest)
 
 
-def predictions(runs: Seq[Run], curves: Mapping[int, CostCurve]) -> list[dict[str, Any] | None]:
-    """`predicted` for each run. curves: by the id of an engine; without one nothing is predicted."""
+def predictions(runs: Seq[Run], costs: CostCurve | None) -> list[dict[str, Any] | None]:
+    """`predicted` for each run. costs: of the target; without them nothing is predicted."""
     found = []
     for run in runs:
         series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]
-        costs = curves.get(id(run.arm.llm))
         applies = costs is not None and run.plain is not None and run.arm.lengths is None
         found.append(predicted(run, series, costs) if applies else None)
     return found

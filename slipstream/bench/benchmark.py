@@ -5,7 +5,7 @@ Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from math import prod
@@ -77,27 +77,22 @@ class BenchConfig(Strict):
         return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
-def arms(
-    llm: LLM, contenders: Seq[Contender], config: BenchConfig, engines: Mapping[str, LLM] | None = None
-) -> list[Arm]:
-    """For each engine, temperature and batch size: plain decoding, then every contender. A drafter with weights is
-    loaded once for each engine."""
+def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]:
+    """For each temperature and batch size: plain decoding, then every contender. A drafter with weights is loaded
+    once."""
     out: list[Arm] = []
-    for dtype, engine in (engines or {"": llm}).items():
-        loaded: dict[str, tuple[Any, dict[str, Any]]] = {}
+    loaded: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for c in contenders:
+        if (key := repr((str(c.drafter), c.options))) not in loaded:
+            loaded[key] = load_weights_once(llm, c.drafter, c.options)
+    for temperature, batch in product(config.temperatures, config.batches):
+        common: dict[str, Any] = {"params": config.params(temperature), "batch": batch}
+        plain = Arm("plain", llm, **common)
+        out.append(plain)
         for c in contenders:
-            if (key := repr((str(c.drafter), c.options))) not in loaded:
-                loaded[key] = load_weights_once(engine, c.drafter, c.options)
-        shown = {"dtype": dtype} if engines else {}
-        for temperature, batch in product(config.temperatures, config.batches):
-            common: dict[str, Any] = {"params": config.params(temperature), "batch": batch}
-            plain = Arm("plain", engine, values=shown, **common)
-            out.append(plain)
-            for c in contenders:
-                drafter, options = loaded[repr((str(c.drafter), c.options))]
-                lengths, values = DraftLengths(c.draft_tokens) if c.adaptive else None, c.values | shown
-                common |= {"lengths": lengths, "against": plain, "values": values}
-                out.append(Arm(c.label, engine, drafter, c.draft_tokens, options, **common))
+            drafter, options = loaded[repr((str(c.drafter), c.options))]
+            common |= {"lengths": DraftLengths(c.draft_tokens) if c.adaptive else None, "against": plain}
+            out.append(Arm(c.label, llm, drafter, c.draft_tokens, options, **common))
     return out
 
 
@@ -106,26 +101,20 @@ def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
     return drafts((c.drafter, c.options) for c in contenders)
 
 
-def steps(
-    llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig,
-    engines: Mapping[str, LLM] | None = None,
-) -> int:  # fmt: skip
+def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
     """How often `bench` calls `advance`."""
     plain = [
         Arm("", llm, params=config.params(t), batch=b)
         for t, b in product(config.temperatures, config.batches)
-        for _ in range((len(contenders) + 1) * len(engines or [llm]))
+        for _ in range(len(contenders) + 1)
     ]
     return len(config.contexts) * passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
 
 
-def lines(
-    llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig,
-    engines: Mapping[str, LLM] | None = None,
-) -> list[Run]:  # fmt: skip
+def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
     """A run for each arm at each context length."""
     found: list[Run] = []
-    every = arms(llm, contenders, config, engines)
+    every = arms(llm, contenders, config)
     for context in config.contexts:
         ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
         here: dict[int, Arm] = {}
@@ -145,17 +134,14 @@ def bench(
     config: BenchConfig,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
-    engines: Mapping[str, LLM] | None = None,
 ) -> Result:
     """Measures the contenders and writes the result to `out` after every pass. An interruption leaves the measurements
-    so far in the file, with `complete` false, and in the attribute `result` of the raised exception.
-
-    engines  dtype -> engine, to measure all with each; `llm` is one of them. None: only `llm`.
-    Raises ParameterError for more than `MOST_ARMS` arms.
+    so far in the file, with `complete` false, and in the attribute `result` of the raised exception. Raises
+    ParameterError for more than `MOST_ARMS` arms.
     """
     conditions = {"temperature": config.temperatures, "batch": config.batches, "context": config.contexts}
-    axes = varied(contenders, conditions | {"dtype": list(engines or ())})
-    count = (len(contenders) + 1) * prod(map(len, conditions.values())) * len(engines or [llm])
+    axes = varied(contenders, conditions)
+    count = (len(contenders) + 1) * prod(map(len, conditions.values()))
     if count > MOST_ARMS:
         raise ParameterError(
             f"{count} settings were requested, at most {MOST_ARMS} are measured in one run",
@@ -165,21 +151,21 @@ def bench(
     source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
     result = Result("bench", {**_settings(contenders, config), "axes": axes, "x": x}, source)
     runs: list[Run] = []
-    curves: dict[int, CostCurve] = {}
+    costs: CostCurve | None = None
     neighbours = OtherProcesses()
 
     def collect() -> dict[str, Any]:
         result.provenance["neighbours"] = neighbours.share()
         result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
         ready = [run for run in runs if run.measured]
-        expected = predictions(ready, curves)
+        expected = predictions(ready, costs)
         data = [arm_data(run, prompts, ready) | {"predicted": e} for run, e in zip(ready, expected, strict=True)]
         return {"prompts": prompts.as_dict(), "arms": data}
 
     with kept(result), recording(result, out, collect) as save:
-        runs += lines(llm, contenders, prompts, config, engines)
-        for engine in (engines or {"": llm}).values() if x and not all(c.adaptive for c in contenders) else ():
-            curves[id(engine)] = costs_of(engine, runs)
+        runs += lines(llm, contenders, prompts, config)
+        if x and not all(c.adaptive for c in contenders):
+            costs = costs_of(llm, runs)
         race(runs, config.rounds, advance, config.seconds, save, config.seed)
     return result
 
@@ -197,7 +183,6 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "temperature": run.arm.params.temperature,
         "batch": run.arm.batch,
         "context": run.context,
-        "values": run.arm.values,
         "against": None if run.plain is None else runs.index(run.plain),
         "rounds": run.rounds,
         "lossless": run.lossless,
@@ -210,39 +195,11 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "overall": figures(run),
         "categories": categories,
         "loops": {"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
-        "subsets": subsets(run),
-        "distance": None if run.distance is None else run.distance.as_dict(),
         "cells": {
             "prompts": run.groups,
             "seconds": [[cell.seconds for cell in row] for row in run.cells],
             "tokens": [[cell.tokens for cell in row] for row in run.cells],
         },
-    }
-
-
-def subsets(run: Run) -> dict[str, Any]:
-    """Speed-ups over parts of the texts, by how they go in plain decoding: {"prompts", "speedup"}, the latter None for
-    no prompt. A batch counts as looping if one of its texts loops, and as ended by itself if all are.
-
-    all         every text
-    no loop     texts that do not end in a loop (see `slipstream.bench.loops`)
-    loop        those that do
-    ended       texts that ended by themselves, before the largest number of tokens
-    """
-    plain = run.plain or run
-    looped = set(loops.looping(plain.texts))
-    parts = {
-        "all": list(range(len(run.groups))),
-        "no loop": [g for g, group in enumerate(run.groups) if not looped & set(group)],
-        "loop": [g for g, group in enumerate(run.groups) if looped & set(group)],
-        "ended": [g for g, group in enumerate(run.groups) if all(plain.finishes.get(i) == "stop" for i in group)],
-    }
-    return {
-        name: {
-            "prompts": sum(len(run.groups[g]) for g in groups),
-            "speedup": asdict(run.speedup(groups)) if groups else None,
-        }
-        for name, groups in parts.items()
     }
 
 
@@ -287,8 +244,7 @@ def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     found += loop_warnings(runs)
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
-        for name, value in {"context": run.context, "dtype": run.arm.values.get("dtype")}.items():
-            where = where if value is None else f"{where[:-1]}, {name} {value})"
+        where = where if run.context is None else f"{where[:-1]}, context {run.context})"
         stats = run.stats() if run.measured else None
         if not run.lossless and run.plain is not None:
             found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")

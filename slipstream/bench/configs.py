@@ -22,15 +22,12 @@ from slipstream.settings import INTERSECTION, SAME, STRING
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
 STARTED_WITH = {
-    "vllm": ('"num_speculative_tokens": {k} in --speculative-config',
-             '"num_speculative_tokens_per_batch_size": [[1, {b}, {k}], [{b1}, {b1}, 0]] in --speculative-config'),
-    "slipstream": ("--draft-tokens {k}", "leave --draft-tokens out, then the length is chosen in each step"),
-    "sglang": ("--speculative-num-steps {k} --speculative-num-draft-tokens {k1}",
-               "--speculative-adaptive, which shortens drafts in large batches"),
-    "llamacpp": ("--spec-draft-n-max {k}, or --spec-ngram-simple-size-m {k}",
-                 "it has no such setting; --parallel {b} limits the batch"),
-}  # fmt: skip
-"""How a running server is started to draft k tokens, and to do that in batches up to b only; k1 = k + 1, b1 = b + 1."""
+    "vllm": '"num_speculative_tokens": {k} in --speculative-config',
+    "slipstream": "--draft-tokens {k}",
+    "sglang": "--speculative-num-steps {k} --speculative-num-draft-tokens {k1}",
+    "llamacpp": "--spec-draft-n-max {k}, or --spec-ngram-simple-size-m {k}",
+}
+"""How a server is started to draft k tokens; k1 = k + 1."""
 PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
 
 

@@ -13,7 +13,6 @@ class Contender:
     """A drafter to measure. drafter, options: arguments of `LLM.use`.
 
     adaptive  whether draft lengths are chosen in each step, up to `draft_tokens`.
-    values    of what distinguishes it from others: "drafter" and options of which several values are measured.
     """
 
     label: str
@@ -21,7 +20,6 @@ class Contender:
     draft_tokens: int
     options: dict[str, Any] = field(default_factory=dict)
     adaptive: bool = False
-    values: dict[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int | str:

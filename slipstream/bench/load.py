@@ -131,12 +131,9 @@ def load_test(
     settings: dict[str, Any] | None = None,
     out: str | Path | None = None,
     advance: Callable[[], None] = lambda: None,
-    kind: str = "bench-served",
-    conclude: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda arms: {},
 ) -> Result:
     """Measures all arms and writes the result to `out` after every pass. An interruption leaves the passes so far in
-    the file and in the attribute `result` of the exception. kind: of the result. conclude: arms -> what else its data
-    hold.
+    the file and in the attribute `result` of the exception.
 
     Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
     """
@@ -144,14 +141,14 @@ def load_test(
     known = {place: place.described() for place in places}
     arms = named(arms, {place: replace(place, model=known[place]["id"]) for place in places})
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
-    result = Result(kind, {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
+    result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
     runs = [LoadRun(arm) for arm in arms]
 
     def collect() -> dict[str, Any]:
         ready = [run for run in runs if run.passes and _run_of(runs, run.arm.against or run.arm).passes]
         data = [figures_of(run, ready) for run in ready]
         result.warnings = warnings(data)
-        return {"arms": data} | conclude(data)
+        return {"arms": data}
 
     with kept(result), recording(result, out, collect) as save:
         asyncio.run(measure(runs, config, save, advance))

@@ -22,7 +22,6 @@ import numpy as np
 from slipstream.bench import estimates, memory_use
 from slipstream.bench.estimates import FEWEST_PASSES, Estimate
 from slipstream.bench.identity import Divergence, divergence
-from slipstream.bench.lossy import Distance, recorded
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.registry import DRAFTERS
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 class Arm:
     """One way of decoding.
 
-    llm           the engine; arms may share one or have their own (another dtype).
+    llm           the engine; arms may share one or have their own.
     drafter       argument of `LLM.use`. A drafter given by name (or a list) is created again for every pass, so that a
                   drafter that learns from texts cannot reuse in pass 2 what it learned in pass 1. An instance is kept.
                   See `load_weights_once`.
@@ -46,7 +45,6 @@ class Arm:
     batch         prompts that are decoded at once.
     lengths       chooses the draft lengths, up to `draft_tokens`, and learns from pass to pass; None: they are fixed.
     against       the arm of plain decoding under the same conditions; None for plain decoding itself.
-    values        what distinguishes it, for reports: see `Contender`; "dtype", if several are measured.
     """
 
     name: str
@@ -58,7 +56,6 @@ class Arm:
     batch: int = 1
     lengths: DraftLengths | None = None
     against: Arm | None = None
-    values: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self) -> Any:
         """The drafter for one pass."""
@@ -101,8 +98,7 @@ class Run:
 
     groups       for each batch, the indices of its prompts.
     cells        [groups][passes].
-    texts        prompt -> output ids of the untimed first pass; finishes: why each ended ("length", "stop", ...).
-    distance     how far a lossy rule's text is from the target's distribution; None: lossless, or plain decoding.
+    texts        prompt -> output ids of the untimed first pass.
     context      tokens of earlier text before each prompt were added up to this number; None: none were.
     divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
     peak_memory  bytes, see `memory_use.Peak`; None if the system does not report it.
@@ -114,11 +110,9 @@ class Run:
     plain: Run | None = None
     cells: list[list[Cell]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
-    finishes: dict[int, str | None] = field(default_factory=dict)
     divergences: list[tuple[int, Divergence]] = field(default_factory=list)
     peak_memory: int | None = None
     drafter: Any = None
-    distance: Distance | None = None
     context: int | None = None
 
     @property
@@ -246,23 +240,13 @@ def race(
 
 
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
-    """One untimed pass: triggers lazy compilation, stores the texts, measures memory and a lossy rule's distance."""
-    run.drafter, llm, rule = run.arm.prepare(), run.arm.llm, run.arm.llm.rule
-    if run.plain is not None and not rule.lossless:
-        run.distance = Distance()
-        llm.rule = recorded(rule, run.distance)
-    try:
-        _untimed(run, seed, advance)
-    finally:
-        llm.rule = rule
-
-
-def _untimed(run: Run, seed: int, advance: Callable[[], None]) -> None:
+    """One untimed pass: triggers lazy compilation, stores the texts, and measures memory."""
+    run.drafter = run.arm.prepare()
     with memory_use.Peak(run.arm.llm.target.device) as peak:
         for group in run.groups:
             done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
             for i, completion in zip(group, done, strict=True):
-                run.texts[i], run.finishes[i] = completion.token_ids, completion.finish_reason
+                run.texts[i] = completion.token_ids
                 _compare(run, i, completion)
             advance()
     run.peak_memory = peak.bytes

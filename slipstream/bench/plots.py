@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from io import BytesIO, StringIO
-from textwrap import shorten
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,21 +62,6 @@ def svg(plot: Plot, narrow: bool = False) -> str:
     out = StringIO()
     with matplotlib.rc_context(_style(plot.name)):
         canvas(plot, narrow).savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
-    return out.getvalue()
-
-
-def png(plot: Plot, origin: str = "", dots: int = 300) -> bytes:
-    """A PNG with `dots` dots per inch, with its title above and `origin`, where it comes from, below."""
-    import matplotlib
-
-    out = BytesIO()
-    with matplotlib.rc_context(_style(plot.name)):
-        figure = canvas(plot)
-        figure.suptitle(plot.title, x=0.01, ha="left", fontsize="large", fontweight="bold")
-        if origin:
-            figure.supxlabel(shorten(origin, 150), x=0.01, ha="left", fontsize=6, color=SOFT)
-        about = {"Title": plot.title, "Description": origin, "Software": None}
-        figure.savefig(out, format="png", dpi=dots, metadata=about)
     return out.getvalue()
 
 
@@ -216,19 +200,3 @@ def shares(axes: Axes, rows: Seq[tuple[str, dict[str, float]]], narrow: bool) ->
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
     axes.grid(visible=False, axis="y")
     legend(axes, narrow, columns=5)
-
-
-def by_position(groups: Seq[tuple[str, Seq[float]]], caption: str = "") -> Plot:
-    """Acceptance by position in the draft: a line of shares for each name. caption: further sentences."""
-
-    def draw(axes: Axes, narrow: bool) -> None:
-        points = [(name, list(range(1, len(rates) + 1)), rates) for name, rates in groups]
-        lines(axes, points, "position in the draft", "accepted" if len(groups) == 1 else "share of steps", narrow)
-        longest = max((len(rates) for _, rates in groups), default=1)
-        axes.set_xticks(range(1, longest + 1, max(1, longest // 10)))
-
-    shares = (f"{name}: {', '.join(f'{100 * rate:.0f}%' for rate in rates)}" for name, rates in groups)
-    return Plot(
-        "acceptance-by-position", "Acceptance by position",
-        f"Share of the steps with a draft token at that position that accepted it.{caption}", "; ".join(shares), draw,
-    )  # fmt: skip

@@ -3,7 +3,7 @@
     Spec-Bench   JSON lines with question_id, category, turns (a question, and follow-ups); 2401.07851
     HumanEval    JSON lines with task_id, prompt: code to continue; 2107.03374
     JSON lines   {"prompt": ...} or {"text": ...}, and optionally "category"
-    text         one prompt per line; or, if there are lines that are just ---, one prompt between two of them
+    text         one prompt per line
 
 The speed-up of a drafter depends mostly on the text. So prompts are real texts, repeated prompts are dropped, and
 results are reported per category.
@@ -12,7 +12,6 @@ results are reported per category.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 TEMPLATES = ("auto", "chat", "raw")
-FENCE = "---"
-PROBED = 48
-"""Number of first tokens of a prompt that `surprises` scores."""
-RANDOM = 0.85
-"""A prompt with a mean surprise above this share of ln V, the surprise of uniform noise, counts as random tokens."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,6 @@ def load(
     count: int | None = None,
     categories: Seq[str] = (),
     template: str = "auto",
-    warn_random: bool = True,
     turns: int = 1,
     tokens: int = 64,
 ) -> PromptSet:
@@ -125,7 +118,6 @@ def load(
     count       largest number of prompts, taken from all categories in turn; None takes all. A conversation is one.
     categories  use only these categories.
     template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
-    warn_random warn about prompts that look like random tokens to the target.
     turns       turns of a conversation to use, each as a prompt: see `later_turns`. 1: only the first.
     tokens      largest number of new tokens of an answer between two turns.
 
@@ -151,10 +143,7 @@ def load(
     if not prompts:
         raise PromptError(f"no prompt of {source} fits into the target's context of {llm.checks.longest + 1} tokens")
     name = source if is_built_in(source) else Path(source).name
-    made = PromptSet(name, prompts, _digest(chosen, turns), warnings)
-    if warn_random:
-        made.warnings += surprises(llm, made)
-    return made
+    return PromptSet(name, prompts, _digest(chosen, turns), warnings)
 
 
 def select(
@@ -287,42 +276,6 @@ def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
     return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
 
 
-def surprises(llm: LLM, made: PromptSet) -> list[str]:
-    """A warning if prompts look like random tokens to the target, because acceptance rates on them are meaningless. An
-    encoder-decoder gives no probability to its sources."""
-    if llm.target.capabilities.encoder is not None:
-        return []
-    uniform = math.log(llm.target.vocab_size)
-    long = [prompt.ids for prompt in made.prompts if len(prompt.ids) >= 4]
-    levels = [surprise(llm, ids) for ids in long]
-    odd = sum(level > RANDOM * uniform for level in levels)
-    if not odd:
-        return []
-    worst = max(levels)
-    return [
-        f"random tokens, to judge by the target: {odd} of {made.size} (up to {worst:.1f} nats per token; uniform noise "
-        f"has {uniform:.1f}). Acceptance on them says nothing about real text"
-    ]
-
-
-def surprise(llm: LLM, ids: Seq[int]) -> float:
-    """Mean -ln p of the first tokens of a text under the target, in nats per token."""
-    import torch
-
-    from slipstream.core.draft import Draft
-    from slipstream.core.sequence import Sequence
-
-    ids = list(ids[: PROBED + 1])
-    target, seq = llm.target, Sequence(ids[:1], context=llm.target.context)
-    try:
-        out = target.run([seq], Draft.chains([ids[1:]], device=target.device))  # one row per token
-        logs = torch.log_softmax(out.logits[: len(ids) - 1].double(), -1)  # [n, V]
-        following = torch.tensor(ids[1:], device=logs.device)[:, None]
-        return float(-logs.gather(1, following).mean())
-    finally:
-        target.release(seq.id)
-
-
 def _json_lines(path: Path, text: str) -> Iterable[Entry]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -357,10 +310,6 @@ def _entry(path: Path, number: int, found: Any) -> Entry:
 
 
 def _plain_text(path: Path, text: str) -> Iterable[Entry]:
-    lines = text.splitlines()
-    if any(line.strip() == FENCE for line in lines):
-        parts = "\n".join(FENCE if line.strip() == FENCE else line for line in lines).split(f"\n{FENCE}")
-        lines = [part.removeprefix(FENCE).strip("\n") for part in parts]
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield Entry(line, path.stem, str(number))

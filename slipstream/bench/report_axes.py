@@ -1,8 +1,7 @@
-"""Plots over an axis of a bench result: draft lengths, temperatures, batch sizes, values of an option."""
+"""Plots over an axis of a bench result: draft lengths, temperatures, batch sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,39 +9,28 @@ from slipstream.bench import plots
 from slipstream.bench.plots import Plot
 from slipstream.bench.tables import interval, percent
 
-AXES = {"draft_tokens": "draft length K", "batch": "batch size", "tree_nodes": "tree nodes"}
+AXES = {"draft_tokens": "draft length K", "batch": "batch size"}
 Series = list[tuple[str, list[dict[str, Any]]]]
 
 
 def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str) -> list[Plot]:
-    """Speed-up, acceptance rate and tokens per step over `axis`, a line for each combination of the other axes."""
+    """Speed-up and acceptance rate over `axis`, a line for each combination of the other axes."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for arm in fast:
         others = {name: value(arm, name) for name in axes if name != axis}
         label = ", ".join(str(v) if name == "drafter" else f"{title(name)} {v}" for name, v in others.items())
         lines.setdefault(label or arm["label"], []).append(arm)
     series = list(lines.items())
-    rates = (
-        "acceptance", "Acceptance rate", "acceptance rate", "Accepted draft tokens over verified ones.", percent,
-    )  # fmt: skip
-    lengths = (
-        "tokens-per-step", "Tokens per step", "tokens per step (tau)",
-        "Output tokens over steps, the bonus token included.", "{:.2f}".format,
-    )  # fmt: skip
-    return [
-        speed(series, axis),
-        over_axis(series, axis, "acceptance_rate", *rates),
-        over_axis(series, axis, "mean_acceptance_length", *lengths),
-    ]
+    return [speed(series, axis), acceptance(series, axis)]
 
 
 def value(arm: dict[str, Any], axis: str) -> Any:
     """Where an arm is on an axis."""
-    return arm.get("values", {}).get(axis, arm.get(axis))
+    return arm["label"] if axis == "drafter" else arm.get(axis)
 
 
 def title(axis: str) -> str:
-    return AXES.get(axis, axis.replace("_", " "))
+    return AXES.get(axis, axis)
 
 
 def _xs(points: list[dict[str, Any]], axis: str) -> list[Any]:
@@ -94,18 +82,15 @@ def speed(series: Series, axis: str) -> Plot:
     )  # fmt: skip
 
 
-def over_axis(
-    series: Series, axis: str, key: str, name: str, what: str, label: str, caption: str, written: Callable[[float], str]
-) -> Plot:
-    """A figure of the arms, `key` among their overall ones, over the axis. written: a value as text."""
-    groups = [(each, _xs(points, axis), [p["overall"][key] or 0.0 for p in points]) for each, points in series]
+def acceptance(series: Series, axis: str) -> Plot:
+    groups = [(each, _xs(points, axis), [p["overall"]["acceptance_rate"] or 0.0 for p in points])
+              for each, points in series]  # fmt: skip
 
     def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, title(axis), label, narrow, percent=written is percent)
+        plots.lines(axes, groups, title(axis), "acceptance rate", narrow)
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
-        axes.set_ylim(bottom=min(1.0, axes.get_ylim()[0]))
 
     return Plot(
-        f"{name}-by-axis", f"{what} by {title(axis)}", caption,
-        "; ".join(f"{each}: {', '.join(map(written, ys))}" for each, _, ys in groups), draw,
+        "acceptance-by-axis", f"Acceptance rate by {title(axis)}", "Accepted draft tokens over verified ones.",
+        "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups), draw,
     )  # fmt: skip

@@ -33,12 +33,10 @@ def section(result: Result) -> Section:
     if fast:
         made.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
         made.plots.append(speedups(fast, conditions, names))
-        made.tables += [*by_text(fast), *by_condition(fast), *distances(fast)]
         if len(arms[0]["categories"]) > 1:
             made.tables.append(by_category(arms))
             made.plots.append(category_plot(fast, conditions, names))
         made.tables.append(by_position(fast))
-        made.plots.append(positions(fast, conditions))
     made.plots.append(split(arms, conditions))
     made.tables.append(memory_and_time(arms))
     if len(conditions) == 1:
@@ -75,7 +73,6 @@ def name(arm: dict[str, Any]) -> str:
 def condition(arm: dict[str, Any]) -> str:
     sampling = "greedy" if arm["temperature"] == 0 else f"T={arm['temperature']:g}"
     more = {"batch": arm["batch"] if arm["batch"] > 1 else None, "context": arm.get("context")}
-    more |= {"dtype": arm.get("values", {}).get("dtype")}
     return ", ".join([sampling, *(f"{name} {value}" for name, value in more.items() if value)])
 
 
@@ -112,63 +109,6 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
         "tokens over verified ones. tau: tokens per step, the bonus token included. identical*: identical except for "
         "near-ties, which rounding decides." + PREDICTED * bool(predicted),
     )  # fmt: skip
-
-
-TEXTS = {"all": "all", "no loop": "no loop", "loop": "loops", "ended": "ended"}
-"""Part of the texts, a key of `benchmark.subsets` -> what the table calls it."""
-
-
-def by_text(fast: list[dict[str, Any]]) -> list[Table]:
-    """Speed-up with and without looping texts; no table if all texts are of one kind."""
-    rows = []
-    for arm in fast:
-        parts = arm.get("subsets") or {}  # results of earlier versions have none
-        shown = [part for part in TEXTS if parts and parts[part]["prompts"]]
-        if any(parts[part]["prompts"] < parts["all"]["prompts"] for part in shown) or "loop" in shown:
-            rows += [
-                [name(arm), setting(arm), f"{TEXTS[part]}: {parts[part]['prompts']}", parts[part]["speedup"]]
-                for part in shown
-            ]
-    columns = [*WHO, words("texts"), Column("speed-up (95%)", "x")]
-    note = (
-        "By the texts of plain decoding, with their number. loops: more than a quarter of the text repeats exactly up "
-        "to its end. ended: the text ended by itself, before the largest number of new tokens."
-    )
-    return [Table("Speed-up with and without looping texts", columns, rows, note)] if rows else []
-
-
-def by_condition(fast: list[dict[str, Any]]) -> list[Table]:
-    """Speed-up of each method by context length, a row, and batch size, a column; only if one of them varies."""
-    batches = sorted({arm["batch"] for arm in fast})
-    contexts = list(dict.fromkeys(arm.get("context") for arm in fast))
-    if len(batches) == 1 and len(contexts) == 1:
-        return []
-    found = {(name(a), a["temperature"], a.get("context"), a["batch"]): a["overall"]["speedup"] for a in fast}
-    several = len({arm["temperature"] for arm in fast}) > 1
-    rows = [
-        [who + f"\nT={t:g}" * several, "prompt" if context is None else str(context),
-         *(found.get((who, t, context, batch)) for batch in batches)]
-        for who, t in dict.fromkeys((name(arm), arm["temperature"]) for arm in fast)
-        for context in contexts
-    ]  # fmt: skip
-    columns = [words("method"), Column("context"), *(Column(f"batch {batch}", "x") for batch in batches)]
-    note = "Each over plain decoding with the same context and batch. context: tokens before the answer."
-    return [Table("Speed-up by context length and batch size", columns, rows, note)]
-
-
-def distances(fast: list[dict[str, Any]]) -> list[Table]:
-    """How far lossy rules are from the target's distribution, beside their speed."""
-    lossy = [arm for arm in fast if arm.get("distance")]
-    rows = [
-        [name(a), setting(a), f"{a['distance']['tv']:.3f}", f"{a['distance']['kl']:.3f}", a["overall"]["speedup"]]
-        for a in lossy
-    ]
-    columns = [*WHO, Column("TV"), Column("KL, nats"), Column("speed-up (95%)", "x")]
-    note = (
-        "Of each output token's distribution from the target's, given the text before; mean over tokens. 0: lossless. "
-        "Draft tokens that were not drawn, and trees, are taken as given, which overstates both."
-    )
-    return [Table("Distance from the target's distribution", columns, rows, note)] if lossy else []
 
 
 def by_category(arms: list[dict[str, Any]]) -> Table:
@@ -242,12 +182,6 @@ def category_plot(fast: list[dict[str, Any]], conditions: list[str], names: list
         lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
         height=1.0 + 0.48 * len(rows),
     )  # fmt: skip
-
-
-def positions(fast: list[dict[str, Any]], conditions: list[str]) -> Plot:
-    return plots.by_position(
-        [(name(arm) + f", {condition(arm)}" * (len(conditions) > 1), arm["overall"]["position_rates"]) for arm in fast]
-    )
 
 
 def split(arms: list[dict[str, Any]], conditions: list[str]) -> Plot:

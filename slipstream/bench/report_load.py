@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.bench import plots
 from slipstream.bench.estimates import unsure
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Column, Section, Table, ends, interval, words
 
@@ -21,7 +19,6 @@ def section(result: Result) -> Section:
     made = Section("Servers under load" if _several(arms) else "A server under load", lead(arms))
     if arms:
         made.tables += [speeds(arms), latencies(arms)]
-        made.plots += speed_plots(arms)
     return made
 
 
@@ -83,28 +80,3 @@ def latencies(arms: list[dict[str, Any]]) -> Table:
         "(TPOT). gap: between two pieces of text, which may hold several tokens. whole: to the end.",
     )  # fmt: skip
     return made if _several(arms) else made.of(range(1, len(columns)))
-
-
-def speed_plots(arms: list[dict[str, Any]]) -> list[Plot]:
-    """Throughput by requests in flight; none if there is only one such number."""
-    shown = [arm for arm in arms if arm["tokens_per_second"] and arm["concurrency"]]
-    groups = []
-    for name in dict.fromkeys(arm["name"] for arm in shown):
-        own = sorted((arm["concurrency"], arm["tokens_per_second"]["value"]) for arm in shown if arm["name"] == name)
-        groups.append((name, [x for x, _ in own], [y for _, y in own]))
-    loads = sorted({arm["concurrency"] for arm in shown})
-    if len(loads) < 2:
-        return []
-
-    def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, "requests in flight", "output tokens a second", narrow, percent=False)
-        plots.ticks(axes, loads)
-        axes.set_ylim(bottom=0)
-
-    shares = (f"{name}: " + ", ".join(f"{x} {y:.0f}" for x, y in zip(xs, ys, strict=True)) for name, xs, ys in groups)
-    return [
-        Plot(
-            "throughput", "Throughput by load", "Output tokens a second of all requests together.", "; ".join(shares),
-            draw,
-        )
-    ]  # fmt: skip

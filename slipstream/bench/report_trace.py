@@ -1,10 +1,8 @@
-"""Report of a trace. On a page: the text with details on every token, and the acceptance rate over time."""
+"""Report of a trace: who proposed what; on a page the text in colours, and the acceptance rate over time."""
 
 from __future__ import annotations
 
-import json
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from slipstream.bench import plots
@@ -12,7 +10,6 @@ from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Column, Section, Table, percent, words
 
-SCRIPT = Path(__file__).parent / "templates" / "trace.js"
 BEFORE = 400
 """Characters of the prompt's end that are shown."""
 
@@ -24,14 +21,10 @@ def section(result: Result) -> Section:
     if not data["tokens"]:
         return made
     made.html = text(result)
-    made.script = SCRIPT.read_text(encoding="utf-8")
     if data["rolling"]:
         made.plots.append(over_time(data["rolling"], settings["window"]))
     made.plots.append(histogram(stats))
-    if stats["position_rates"]:
-        made.plots.append(plots.by_position([("accepted", stats["position_rates"])]))
-        made.notes.append("Accepted by position: " + " ".join(map(percent, stats["position_rates"])) + ".")
-    made.tables += [by_proposer(data), steps(data)]
+    made.tables.append(by_proposer(data))
     return made
 
 
@@ -55,7 +48,7 @@ def proposers(data: dict[str, Any]) -> list[str]:
 
 
 def text(result: Result) -> str:
-    """HTML of the tokens, the legend, and the panel with details on one token."""
+    """HTML of the tokens and the legend. Where a pointer rests on a token, the browser shows its `label`."""
     data, who = result.data, proposers(result.data)
     legend = "".join(
         f'<li><span class="t by{i}">{escape(name)}</span> '
@@ -69,26 +62,20 @@ def text(result: Result) -> str:
             for g in token["rejected"]
         )
         spans.append(
-            f'{lost}<span class="t by{who.index(token["by"])}" data-i="{i}" tabindex="{0 if i == 0 else -1}" '
-            f'role="button" aria-label="{escape(label(data, i))}">{visible(piece)}</span>'
+            f'{lost}<span class="t by{who.index(token["by"])}" title="{escape(label(data, i))}">{visible(piece)}</span>'
         )
     prompt = data["prompt"]["text"]
     before = ("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:]
-    facts = [fact(data, i) for i in range(len(data["tokens"]))]
     note = (
-        "p and entropy are of the softmax of the target's logits, because temperature 0 makes the distribution one-hot."
+        "p is of the softmax of the target's logits, because temperature 0 makes the distribution one-hot."
         if result.settings["distribution"] == "softmax"
-        else "p and entropy are of the distribution that verification used, after temperature and filters."
+        else "p is of the distribution that verification used, after temperature and filters."
     )
-    payload = json.dumps(facts, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "<\\!--")
     return f"""<h2>The text</h2>
 <ul class="legend">{legend}<li><label><input type="checkbox" class="show-lost"> show rejected tokens</label></li></ul>
-<div class="trace">
 <pre class="tokens"><span class="prompt">{escape(before)}</span>{"".join(spans)}</pre>
-<div class="panel" aria-live="polite"><p class="hint">Point at a token, or use the arrow keys on one.</p></div>
-</div>
-<p class="note">{note} A draft token without q was chosen deterministically.</p>
-<script type="application/json" class="facts">{payload}</script>"""
+<p class="note">Point at a token for its step, its probability p under the target, and q under the drafter. {note}
+A draft token without q was chosen deterministically.</p>"""
 
 
 def visible(piece: str) -> str:
@@ -99,31 +86,15 @@ def visible(piece: str) -> str:
 
 
 def label(data: dict[str, Any], i: int) -> str:
-    token = data["tokens"][i]
-    kind = "accepted draft token of" if token["drafted"] else "chosen by"
-    return f"{data['pieces'][i].strip() or 'white space'}: {kind} {token['by']}, p {token['p']:.2f}"
-
-
-def fact(data: dict[str, Any], i: int) -> dict[str, Any]:
-    """The texts that the panel shows for one token."""
+    """Where a token is from, its step, its probabilities, and the draft tokens that were rejected in its place."""
     token, words = data["tokens"][i], data["vocabulary"]
-    return {
-        "text": data["pieces"][i],
-        "id": token["token"],
-        "from": f"proposed by {token['by']}, accepted" if token["drafted"] else "chosen by the target itself",
-        "step": f"step {token['step'] + 1}, token {token['place'] + 1} of "
-        f"{data['steps'][token['step']]['tokens']}",
-        "p": number(token["p"]),
-        "q": "" if token["q"] is None else number(token["q"]),
-        "entropy": f"{token['entropy']:.2f} bits",
-        "rejected": [[words[str(g["token"])], g["by"], number(g["p"]), "" if g["q"] is None else number(g["q"])]
-                     for g in token["rejected"]],
-        "top": [[words[str(t)], number(p)] for t, p in token["top"]],
-    }  # fmt: skip
+    kind = "accepted draft token of" if token["drafted"] else "chosen by"
+    lost = [f"rejected: {words[str(g['token'])]!r} of {g['by']}, {chances(g)}" for g in token["rejected"]]
+    return "; ".join([f"step {token['step'] + 1}: {kind} {token['by']}, {chances(token)}", *lost])
 
 
-def number(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.0005 or p == 0 else "<0.001"
+def chances(token: dict[str, Any]) -> str:
+    return f"p {token['p']:.3f}" + ("" if token["q"] is None else f", q {token['q']:.3f}")
 
 
 def over_time(points: list[dict[str, Any]], window: int) -> Plot:
@@ -177,14 +148,3 @@ def by_proposer(data: dict[str, Any]) -> Table:
                Column("mean p", digits=2)]  # fmt: skip
     note = "Only the first rejected token of a draft counts as rejected; the tokens after it were not verified."
     return Table("Who proposed what", columns, rows, note)
-
-
-def steps(data: dict[str, Any]) -> Table:
-    """Every step as text, for readers who cannot distinguish the colours."""
-    rows, at = [], 0
-    for i, each in enumerate(data["steps"]):
-        said = "".join(data["pieces"][at : at + each["tokens"]])
-        at += each["tokens"]
-        rows.append([i + 1, each["drafted"], each["accepted"], each["tokens"], repr(said)[1:-1]])
-    columns = [Column("step"), Column("draft tokens"), Column("accepted"), Column("tokens"), words("text")]
-    return Table("Step by step", columns, rows, long=True)

@@ -3,7 +3,7 @@
     {"format": "slipstream-lab", "format_version": 2, "kind": "bench", "complete": true,
      "settings": {...}, "provenance": {...}, "warnings": [...], "data": {...}}
 
-kind        the command that wrote it: "bench", "sweep", "trace", ...; it defines the contents of `data`.
+kind        the command that wrote it: "bench", "tune", "trace", ...; it defines the contents of `data`.
 complete    false if the run was interrupted or failed; `data` then holds the measurements until that moment.
 settings    the settings of the command.
 provenance  the conditions of the measurement (see `slipstream.bench.provenance`).
@@ -121,7 +121,7 @@ def read(path: str | Path, kind: str | None = None) -> Result:
 def _checked(path: str, found: Any, kind: str | None = None) -> Result:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ResultError(
-            f"{path} is not a result file of Slipstream", fix="give a file that bench, sweep or trace wrote with --out"
+            f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"
         )
     version = found.get("format_version")
     if version != FORMAT_VERSION:

@@ -60,13 +60,12 @@ def words(name: str) -> Column:
 
 @dataclass(frozen=True)
 class Table:
-    """rows: one cell per column. note: explains the columns. long: too long for a terminal."""
+    """rows: one cell per column. note: explains the columns."""
 
     title: str
     columns: Seq[Column]
     rows: Seq[Seq[Any]]
     note: str = ""
-    long: bool = False
 
     def texts(self) -> list[list[str]]:
         """The rows as text."""
@@ -102,7 +101,7 @@ class Section:
     lead     the finding in a sentence or two.
     tables   the first one answers the question, the others are details.
     notes    remarks, a sentence each.
-    html     a part that is neither table nor plot, only for a page, shown first; `script`: the script it needs.
+    html     a part that is neither table nor plot, only for a page, shown first.
     """
 
     title: str
@@ -111,7 +110,6 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     html: str = ""
-    script: str = ""
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------

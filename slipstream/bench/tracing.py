@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 WINDOW = 10
 """Number of steps of the rolling acceptance rate."""
-ALTERNATIVES = 3
-"""Number of the target's most likely tokens that are recorded for each position."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ class TokenRecord:
     by        what proposed it: "target", or the name of the drafter (for a stack, of the member).
     step      index of the step, from 0 (prefill); place: index of the token within the step, from 0.
     p, q      as in `RejectedToken`; q is also None for tokens of the target.
-    entropy   entropy of the target's distribution at this position, in bits.
     rejected  draft tokens for this position that were rejected.
-    top       the target's most likely tokens with their probabilities.
     """
 
     token: int
@@ -66,18 +62,14 @@ class TokenRecord:
     place: int
     p: float
     q: float | None
-    entropy: float
     rejected: list[RejectedToken]
-    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step. drafted: verified draft tokens; depth: depth of the deepest; accepted: accepted draft tokens; tokens:
-    output tokens."""
+    """One step. drafted: verified draft tokens; accepted: accepted draft tokens; tokens: output tokens."""
 
     drafted: int
-    depth: int
     accepted: int
     tokens: int
 
@@ -86,8 +78,7 @@ class StepRecord:
 class Recorder:
     """Wraps a drafter and records the steps of one sequence.
 
-    p and entropy are of the distribution that verification used, or of the softmax of the target's logits at
-    temperature 0.
+    p is of the distribution that verification used, or of the softmax of the target's logits at temperature 0.
     """
 
     drafter: Drafter
@@ -121,7 +112,6 @@ class Recorder:
             rejected = [n for n in children.get(at, []) if n != node]
             if node >= 0:  # siblings after it were not tried
                 rejected = [n for n in rejected if n < node]
-            values, ids = row.topk(min(ALTERNATIVES, len(row)))
             self.tokens.append(
                 TokenRecord(
                     token=token,
@@ -131,19 +121,17 @@ class Recorder:
                     place=place,
                     p=float(row[token]),
                     q=_q(draft, node, token) if node >= 0 else None,
-                    entropy=float(-(row * row.clamp(min=1e-300).log2()).sum()),
                     rejected=[
                         RejectedToken(draft.ids[n], who[n], float(row[draft.ids[n]]), _q(draft, n, draft.ids[n]))
                         for n in rejected
                     ],
-                    top=list(zip(ids.tolist(), values.tolist(), strict=True)),
                 )
             )
             at = node
         depths = draft.depths
         if seq.finish:
             depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
-        self.steps.append(StepRecord(len(depths), max(depths, default=0), accepted, len(run)))
+        self.steps.append(StepRecord(len(depths), accepted, len(run)))
 
 
 def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
@@ -260,7 +248,7 @@ def trace(
 
     def collect() -> dict[str, Any]:
         text = [show([token]) for token in seq.asked]
-        used = sorted({i for t in recorder.tokens for i in (t.token, *(g.token for g in t.rejected), *dict(t.top))})
+        used = sorted({i for t in recorder.tokens for i in (t.token, *(g.token for g in t.rejected))})
         return {
             "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
             "tokens": [asdict(token) for token in recorder.tokens],

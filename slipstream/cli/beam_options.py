@@ -92,5 +92,5 @@ def show(found: Seq[Beam], params: BeamParams, quiet: bool) -> None:
 
 
 def as_line(found: Seq[Beam]) -> str:
-    """The texts of one prompt as a JSON object on a line."""
+    """The texts as a JSON object on a line."""
     return json.dumps({"beams": [asdict(beam) for beam in found]}, ensure_ascii=False)

@@ -1,9 +1,8 @@
-"""`slipstream bench`: compares drafters with plain decoding in one interleaved run, or compares two result files."""
+"""`slipstream bench`: compares drafters with plain decoding in one interleaved run."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,11 +15,11 @@ from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.option_groups import grouped, option
-from slipstream.cli.options import checked_length, literal
+from slipstream.cli.options import checked_length
 from slipstream.cli.servers import LoadOptions, bench_servers, of_servers, short
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
-from slipstream.settings import AUTO, DTYPES, one_of
+from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
     from slipstream.bench.contender import Contender
@@ -28,46 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchModels(LabModels):
-    """`LabModels` with several draft lengths, dtypes and values of options."""
+    """`LabModels` with several draft lengths."""
 
     PANEL: ClassVar[str] = "Speculation"
     draft_tokens: str | None = option(
         None, "Draft lengths (K), one or several, as in 2:8.", "--draft-tokens", "-k", shown=AUTO
     )
-    dtype: str | None = option(None, "Dtype, one or several, as in float32,bfloat16.")
-    axes: list[str] | None = option(
-        None, "Values of a drafter option, as in max_ngram=2:5; repeatable.", "--option", metavar="NAME=VALUES"
-    )
-
-    def __post_init__(self) -> None:
-        for name in self.dtypes:
-            one_of("dtype", name, DTYPES)
-        super().__post_init__()
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return () if self.dtype is None else values_of("--dtype", self.dtype, str)
 
     def contenders(self, adaptive: bool = False, **changes: Any) -> list[Contender]:
-        """Every drafter with every length and value of an option."""
+        """Every drafter with every length."""
         lengths = (
             (None,) if self.draft_tokens is None else values_of("--draft-tokens", self.draft_tokens, checked_length)
         )
-        swept: dict[str, tuple[Any, ...]] = {}
-        for each in self.axes or ():
-            name, equals, values = each.partition("=")
-            if not equals:
-                raise ParameterError(f"--option {each!r} is not NAME=VALUES", fix="write it as in max_ngram=2:5")
-            swept[name.strip().replace("-", "_")] = values_of(f"--option {name}", values, literal)
         made: dict[Any, Contender] = {}
-        for spec, length, *chosen in product(self.specs(), lengths, *swept.values()):
-            point = dict(zip(swept, chosen, strict=True))
-            changes |= {"dtype": None, "draft_tokens": None if length is None else str(length)}
+        for spec, length in product(self.specs(), lengths):
+            changes |= {"draft_tokens": None if length is None else str(length)}
             one = contender(self, spec, self.drafter_option or (), adaptive, **changes)
-            label = " ".join([one.label, *(f"{name}={value}" for name, value in point.items())])
-            made[label, one.length] = replace(
-                one, label=label, options=one.options | point, values={"drafter": spec, **point}
-            )
+            made[one.label, one.length] = one
         return list(made.values())
 
 
@@ -106,12 +82,11 @@ def bench(
     load_options: LoadOptions,
     engine: EngineOptions,
     files: OutputOptions,
-    compare: tuple[str, str] | None = option(None, "Compare two result files instead of measuring.", metavar="A B"),
 ) -> None:
     """Compare drafters with plain decoding in one interleaved run on the same prompts.
 
-    Options that take several values make a grid: every draft length, temperature, batch size, context, dtype and
-    --option is measured with every other, and plotted beside the predictions of the closed forms.
+    Options that take several values make a grid: every draft length, temperature, batch size and context is measured
+    with every other, and plotted beside the predictions of the closed forms.
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
 
@@ -119,8 +94,6 @@ def bench(
     each with percentiles, for every --concurrency and --rate. API key: OPENAI_API_KEY. With --engine vllm, these are
     vLLM's, started for plain decoding and for each drafter.
     """
-    if compare is not None:
-        return show_comparison(*compare, files.as_json)
     temperatures = values_of("--temperature", temperature, float)
     local = {"--batch": batch != "1", "--context": context is not None}
     if of_servers(serve, "--serve", models, engine, load_options, local):
@@ -151,33 +124,13 @@ def bench(
     )  # fmt: skip
     check_contenders(models, contenders)
     asked = list(map(config.params, config.temperatures))
-    engines = {
-        dtype: load(models.one("none", dtype=dtype, draft_tokens=None), quiet=files.as_json, asked=asked)
-        for dtype in models.dtypes or (None,)
-    }
-    llm = next(iter(engines.values()))
-    dtypes = {name: engine for name, engine in engines.items() if name and len(engines) > 1} or None
+    llm = load(models.one("none", draft_tokens=None), quiet=files.as_json, asked=asked)
     from slipstream.bench import benchmark
 
     chosen = texts.load(llm, tokens)
     render.line(f"bench: {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
-    passes = benchmark.steps(llm, contenders, chosen, config, dtypes)
+    passes = benchmark.steps(llm, contenders, chosen, config)
     with render.progress("measuring (interleaved)", passes) as advance:
-        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance, dtypes))
+        result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
     finish(result, files)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
-
-
-def show_comparison(first: str, second: str, as_json: bool) -> None:
-    from slipstream.bench.bench_compare import changes, compare
-
-    found = compare(first, second)
-    if as_json:
-        print(json.dumps(found))
-        return
-    render.titled(changes(found["rows"]))
-    console = render.out()
-    for line in found["differences"]:
-        console.print(f"- different: {line}.")
-    for line in found["missing"]:
-        console.print(f"- in only one of the files: {line}.")

@@ -1,4 +1,4 @@
-"""`slipstream chat`: a prompt loop with slash commands that change sampling, draft length, drafter and rule."""
+"""`slipstream chat`: a prompt loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def chat(
     system: str | None = option(None, "System message.", shown=False),
     raw: bool = option(False, "Complete each prompt without a chat template."),
 ) -> None:
-    """Chat with a model. /help lists the commands that change sampling, drafter and rule."""
+    """Chat with a model. /reset starts a new conversation, /help lists all commands."""
     llm = load(models, asked=[sampling.params()])
     params = sampling.params(llm.defaults.sampling)
     from slipstream.cli.session import Session
 
-    session = Session(llm, models, params, raw=raw, system=system)
+    session = Session(llm, params, raw=raw, system=system)
     render.line(banner(llm, models))
     how = (
         "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"

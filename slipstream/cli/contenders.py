@@ -1,7 +1,6 @@
 """The drafters that a benchmark command measures: turns command-line options into `Contender`s.
 
 --drafter suffix --drafter eagle3:draft_tokens=5,branches=4      drafters with options after a colon
---drafters model,ngram                                           several drafters without options
 --drafter suffix+model                                           combined, as in `generate --drafter suffix,model`
 """
 
@@ -34,7 +33,6 @@ class LabModels(ModelOptions):
         "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
         shown="suffix, and model if there is a draft",
     )  # type: ignore[assignment]
-    drafters: str | None = option(None, "Several drafters, as in model,ngram.")
 
     def __post_init__(self) -> None:
         self.contenders(adaptive=True)
@@ -46,9 +44,7 @@ class LabModels(ModelOptions):
         return [contender(self, spec, self.drafter_option or (), adaptive, **changes) for spec in self.specs()]
 
     def specs(self) -> list[str]:
-        named = [*(self.drafter or ()), *(self.drafters.split(",") if self.drafters else ())]
-        if not named:
-            named = [WITH_DRAFT, WITHOUT_DRAFT] if self.draft_model else [WITHOUT_DRAFT]
+        named = self.drafter or ([WITH_DRAFT, WITHOUT_DRAFT] if self.draft_model else [WITHOUT_DRAFT])
         chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
         if len(set(chosen)) < len(chosen):
             raise ParameterError(

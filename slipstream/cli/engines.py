@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from slipstream.cli.serve import ServerOptions
 
 OURS, VLLM = "slipstream", "vllm"
-READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "drafters",
-        "draft_tokens", "drafter_option", "rule", "config")  # fmt: skip
+READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
+        "drafter_option", "rule", "config")  # fmt: skip
 """Options of models that vLLM's server is started with."""
 LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
 """Options of our server that vLLM's has, too."""

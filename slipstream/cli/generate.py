@@ -15,14 +15,12 @@ from slipstream.cli.beam_options import BeamOptions, as_line, plain, show
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
-from slipstream.cli.prompt_lines import encoded, is_lines, read_lines
 from slipstream.cli.structured_options import StructuredOptions
 from slipstream.core.checked_text import check_text
 from slipstream.errors import PromptError
 from slipstream.host.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from slipstream.core.beam_params import BeamParams
     from slipstream.core.params import SamplingParams
     from slipstream.llm import LLM, Completion, Prompt
 
@@ -34,30 +32,19 @@ def generate(
     structured: StructuredOptions,
     beams: BeamOptions,
     prompt: str | None = argument("The prompt; - or none: standard input.", default=None, shown=False),
-    file: Path | None = option(None, "Read the prompt from a file; .jsonl: one prompt a line.", "--file", "-f"),
-    prompt_field: str | None = option(
-        None, "JSON field of the prompt, if not prompt, text or messages.", metavar="NAME"
-    ),
+    file: Path | None = option(None, "Read the prompt from a file.", "--file", "-f"),
     chat: bool = option(False, "Treat the prompt as a chat message."),
     as_json: bool = option(False, "Print one JSON object instead of text.", "--json"),
     quiet: bool = option(False, "Print only the generated text.", "--quiet", "-q"),
 ) -> None:
     """Complete a prompt. The text goes to standard output, everything else to standard error.
 
-    On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target. Each line of a .jsonl
-    file is answered with one JSON line on standard output, in the same order.
+    On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target.
     """
     params = replace(sampling.params(), structured=structured.form())
     searched = beams.params(params)
     if searched is not None:
         models = plain(models)
-    if file is not None and prompt is None and is_lines(file):
-        lines = read_lines(file, prompt_field)
-        if searched is not None:
-            return search_lines(models, searched, lines, chat, quiet)
-        return answer_lines(models, params, lines, chat, quiet)
-    if prompt_field is not None:
-        raise PromptError("--prompt-field is for JSON lines", fix="give a .jsonl file with --file")
     text = read_prompt(prompt, file)
     llm = load(models, quiet or as_json, silent=quiet, asked=[params])
     request: Prompt = llm.chat_prompt(text) if chat else text
@@ -79,43 +66,6 @@ def generate(
         render.line(render.summary(completion.stats, llm.rule.name, completion.lossless, finish))
     if finish == "interrupted":
         raise typer.Exit(130)
-
-
-def answer_lines(models: ModelOptions, params: SamplingParams, prompts: list[Any], chat: bool, quiet: bool) -> None:
-    """Complete every prompt, and print each as soon as it and those before it are done."""
-    from slipstream.core.stats import SpecStats
-
-    llm = load(models, quiet, silent=quiet, asked=[params])
-    seqs = [llm.sequence(encoded(llm, prompt, chat), params) for prompt in prompts]
-    if not quiet:
-        render.line(banner(llm, models))
-    printed = 0
-    with Interrupt() as interrupt:
-        for _ in llm.decode(seqs):
-            while printed < len(seqs) and seqs[printed].finish:
-                done = llm.completion(seqs[printed])
-                print(json.dumps(as_dict(done, done.finish_reason, llm.rule.name), ensure_ascii=False), flush=True)
-                printed += 1
-            if interrupt.asked:
-                break
-    if not quiet:
-        total = sum((seq.stats for seq in seqs), SpecStats())
-        render.line(
-            f"{printed} of {render.counted(len(seqs), 'prompt')}; "
-            f"{render.summary(total, llm.rule.name, llm.rule.lossless)}"
-        )
-    if printed < len(seqs):
-        raise typer.Exit(130)
-
-
-def search_lines(models: ModelOptions, params: BeamParams, prompts: list[Any], chat: bool, quiet: bool) -> None:
-    """Search for the best texts of every prompt, and print them."""
-    llm = load(models, quiet, silent=quiet)
-    requests = [encoded(llm, prompt, chat) for prompt in prompts]
-    if not quiet:
-        render.line(banner(llm, models))
-    for found in llm.beam_search(requests, params):
-        print(as_line(found))
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

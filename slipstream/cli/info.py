@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.tables import Table, words
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
@@ -36,8 +35,7 @@ def info(
         "draft_quantize=int4 of the draft; repeatable.",
     ),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
-    matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation."),
-    markdown: bool = option(False, "With --matrix: as docs/support.md."),
+    matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation (Markdown)."),
 ) -> None:
     """Show a model's architecture, sizes, tokenizer and executor, and how much accuracy its settings cost.
 
@@ -45,8 +43,6 @@ def info(
     compatible, 1 if not. Weights are only loaded with --measure.
     """
     quieten()
-    if markdown and not matrix:
-        raise ParameterError("--markdown was given without --matrix", fix="write `slipstream info --matrix --markdown`")
     if draft is None and (measure or also):
         raise ParameterError("--measure and --also are for a pair", fix="name the draft model after the target")
     if also and not measure:
@@ -54,7 +50,9 @@ def info(
     if draft is not None:
         show_pair(model, draft, measure, draft_tokens, also, as_json)
     if matrix:
-        show_matrix(as_json, markdown)
+        from slipstream.plan import support_matrix
+
+        print(json.dumps(support_matrix.matrix()) if as_json else support_matrix.page().rstrip("\n"))
         return
     found = describe(model)
     if as_json:
@@ -62,28 +60,6 @@ def info(
         return
     console = render.out()
     console.print(render.facts_table(rows(found)), soft_wrap=False)
-
-
-def show_matrix(as_json: bool, markdown: bool) -> None:
-    """Print the support matrix."""
-    from slipstream.drafters.registry import DRAFTERS
-    from slipstream.plan import support_matrix as support
-
-    if as_json:
-        print(json.dumps(support.matrix()))
-    elif markdown:
-        print(support.page(), end="")
-    else:
-        columns = [words("drafter"), *(words(kind.name.replace("-", "- ")) for kind in support.KINDS)]
-        cells = [[name, *(str(support.cell(kind, spec)) for kind in support.KINDS)] for name, spec in DRAFTERS.items()]
-        console = render.out()
-        console.print(render.rendered(Table("", columns, cells)))
-        for kind in support.KINDS:
-            own = kind.models or ", ".join(name for name, of in support.architectures().items() if of is kind)
-            console.print(f"{kind.name}: {kind.note}; a batch is {support.batch(kind)}. {own}", highlight=False)
-        for name, what in support.DRAFT_TOKENIZERS.items():
-            console.print(f"draft_tokenizer {name}: {what}.", highlight=False)
-        console.print("Every rule works with each. Other models of transformers are tried when they are loaded.")
 
 
 def describe(model: str) -> dict[str, Any]:

@@ -47,15 +47,6 @@ for command in (
     app.command(command.__name__.replace("_", "-"), help=unwrapped(command.__doc__))(command)
 app.add_typer(train, name="train")
 
-RETIRED = {
-    "sweep": "bench -k 2:8",
-    "doctor": "tune",
-    "check-pair": "info TARGET DRAFT",
-    "pairs": "simulate --pairs",
-    "suggest-draft": "simulate --suggest -m TARGET",
-}
-"""Former name of a command -> the command that has taken its place."""
-
 _UsageError = typer.BadParameter.__base__  # typer does not export it
 _UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."
 
@@ -82,10 +73,6 @@ def main(arguments: Seq[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     check_streams()
-    former = next((argument for argument in arguments if not argument.startswith("-")), "")
-    if former in RETIRED:
-        render.message("error", f"`slipstream {former}` is now `slipstream {RETIRED[former]}`")
-        raise SystemExit(2)
     try:
         code = app(args=canonical(arguments), prog_name="slipstream", standalone_mode=False)
     except SlipstreamError as error:

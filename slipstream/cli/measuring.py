@@ -37,13 +37,11 @@ class PromptOptions:
         """The chosen prompts as text. Raises what `load` raises, without a model."""
         return select(self.prompts, self.count, self.category or (), self.template)[0]
 
-    def load(self, llm: LLM, tokens: int, warn_random: bool = True) -> PromptSet:
+    def load(self, llm: LLM, tokens: int) -> PromptSet:
         """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
         from slipstream.bench import prompts
 
-        return prompts.load(
-            llm, self.prompts, self.count, self.category or (), self.template, warn_random, self.turns, tokens
-        )
+        return prompts.load(llm, self.prompts, self.count, self.category or (), self.template, self.turns, tokens)
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,11 @@ class OutputOptions:
     """Where the result goes."""
 
     out: Path | None = option(None, "Write the result and its provenance to this JSON file.")
-    page: Path | None = option(None, "Write a report page to this HTML file.")
     as_json: bool = option(False, "Print the result as JSON.", "--json")
 
     def check(self) -> None:
-        """Raise ResultError unless all output files can be written. Called before the measurement."""
-        writable(out=self.out, page=self.page)
+        """Raise ResultError unless the output file can be written. Called before the measurement."""
+        writable(out=self.out)
 
 
 def writable(**files: Path | None) -> None:
@@ -84,7 +81,7 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
 
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] | None = None) -> None:
-    """Print the result and its warnings, name the file it was written to, and write a page if one is asked for.
+    """Print the result and its warnings, and name the file it was written to.
 
     show  prints the result for people; None: print the tables and the finding of `reports.section`.
     """
@@ -103,8 +100,3 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
         render.message("warning", INTERRUPTED)
     if files.out is not None:
         render.line(f"wrote {files.out}; `slipstream report {files.out}` turns it into a page")
-    if files.page is not None:
-        from slipstream.cli.report_page import write_page
-
-        write_page([result], files.page, "--page")
-        render.line(f"wrote {files.page}")

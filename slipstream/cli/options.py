@@ -33,9 +33,8 @@ ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for othe
     "--num-beams": "--beams",
     "--num-return-sequences": "--beam-texts",
     "--n-predict": "--max-new-tokens",
-    "--law-prompts": "--distribution-prompts",
 }
-"""Option names of other programs, and former names of ours -> our name of the same option."""
+"""Option names of other programs -> our name of the same option."""
 
 _SPECULATION, _SAMPLING = "Speculation", "Sampling"
 

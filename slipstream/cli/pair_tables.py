@@ -1,13 +1,11 @@
-"""`slipstream simulate --pairs`, `--suggest`, `--advice`: known pairs, draft models for a target, what to do when."""
+"""`slipstream simulate --pairs` and `--advice`: known pairs, and what to do when."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.padding import Padding
 
 from slipstream.bench.tables import Column, Table, count, percent, times, words
@@ -16,7 +14,6 @@ from slipstream.cli import render
 if TYPE_CHECKING:
     from slipstream.plan.hardware import Hardware
     from slipstream.plan.known_pairs import KnownPair, Outlook
-    from slipstream.plan.suggest import Suggestions
     from slipstream.theory.forecast import Forecast
 
 UNKNOWN = "no published figure"
@@ -99,14 +96,11 @@ LEGEND = (
 )
 
 
-def assumed(place: Hardware | None) -> str:
+def assumed(place: Hardware) -> str:
     """The assumptions of all predictions of a table, in one line."""
     from slipstream.plan.known_pairs import CONTEXT
-    from slipstream.theory.forecast import WEIGHTS_READ
 
-    basis = WEIGHTS_READ
-    if place is not None:
-        basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
+    basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
     return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
 
 
@@ -143,101 +137,3 @@ def show_advice(as_json: bool) -> None:
             console.print(Padding(f"{text}.", (0, 0, 0, 2)))
         for command in one.commands:
             console.print(f"    {command}", soft_wrap=True)  # stays one line to copy
-
-
-def suggest_drafts(
-    target: str, models: list[Path] | None, place: Hardware | None, gpus: int | None, alpha: float | None,
-    context: int, as_json: bool,
-) -> NoReturn:  # fmt: skip
-    """Print the draft models that fit a target, best first, and why others do not. models: folders to search; None:
-    the Hugging Face cache. Exit code 0 if a model fits, 1 if none does."""
-    from slipstream.core.params import check_number
-    from slipstream.plan.hardware import PRESETS
-    from slipstream.plan.suggest import embedded_models, hub_cache, is_registered, suggest
-
-    if alpha is not None:
-        check_number("alpha", alpha, 0.0, 1.0)
-    folders = list(models) if models else hub_cache()
-    if target == "embedded":
-        folders += embedded_models()
-    if place is None and is_registered(target):
-        place = PRESETS[HARDWARE]
-    found = suggest(target, folders, acceptance=alpha, context=context, hardware=place, devices=gpus)
-    if as_json:
-        print(json.dumps(found.as_dict()))
-    else:
-        show_suggestions(found, place)
-    raise typer.Exit(0 if found.fitting else 1)
-
-
-def show_suggestions(found: Suggestions, place: Hardware | None) -> None:
-    from slipstream.plan.suggest import REGISTRY
-
-    console = render.out()
-    if found.fitting:
-        columns = [words("draft"), Column("predicted", "x"), Column("K"), Column("c", digits=3),
-                   Column("verify", digits=2), Column("acceptance"), words("where")]  # fmt: skip
-        cells = []
-        for one in found.fitting:
-            seen = one.forecast
-            assert seen is not None
-            costs, here = seen.costs, "not local" if one.place == REGISTRY else "local"
-            cost = costs.c, costs.verify(seen.draft_tokens)
-            cells.append([one.name, seen.speedup, seen.draft_tokens, *cost, rate(seen), here])
-        title = f"Drafts for {found.target} ({count(found.parameters)})"
-        render.titled(Table(title, columns, cells, f"{LEGEND} {assumed(place)}"))
-        console.print()
-        for one in found.fitting:
-            if place is not None and one.devices is not None:
-                console.print(f"- {one.name}: predicted for {place.times(one.devices).title}.")
-            for note in one.notes:
-                console.print(f"- {one.name}: {note}.")
-        best = found.fitting[0]
-        console.print(
-            "With assumed acceptance rates the smallest draft ranks first, although smaller drafts are accepted less "
-            "often: measure the best few."
-        )
-        console.print(f"  slipstream info {found.loadable} {argument_for(best)} --measure", soft_wrap=True)
-    else:
-        console.print(f"Drafts for {found.target} ({count(found.parameters)}): no draft fits.")
-    show_rejected(found)
-    show_alternatives(found)
-
-
-def argument_for(candidate: Any) -> str:
-    """The name of a candidate for use on the command line."""
-    from slipstream import zoo
-    from slipstream.plan.known_pairs import MODELS
-    from slipstream.plan.suggest import REGISTRY
-
-    if candidate.place == REGISTRY:
-        return MODELS[candidate.name].hub
-    return "embedded" if Path(candidate.place) == zoo.draft_dir() else candidate.place
-
-
-def show_rejected(found: Suggestions) -> None:
-    """Print the rejected models, grouped by reason."""
-    from slipstream.plan.suggest import ANOTHER_VOCABULARY
-
-    reasons: dict[str, list[str]] = {}
-    for one in found.rejected:
-        reasons.setdefault(one.rejected, []).append(one.name)
-    console = render.out()
-    if reasons:
-        console.print("Rejected:", style="bold")
-    for reason, names in reasons.items():
-        console.print(f"- {', '.join(names)}: {reason}.")
-    if any(reason.startswith(ANOTHER_VOCABULARY) for reason in reasons):
-        console.print(
-            "(--draft-tokenizer intersection or string takes another vocabulary: see slipstream info TARGET DRAFT.)"
-        )
-
-
-def show_alternatives(found: Suggestions) -> None:
-    from slipstream.plan.suggest import ALTERNATIVES
-
-    console = render.out()
-    console.print("Without a draft model:", style="bold")
-    for one in ALTERNATIVES:
-        console.print(f"- {one.name}: {one.when}.")
-        console.print(f"    {one.command.format(target=found.loadable)}", soft_wrap=True)

@@ -1,7 +1,7 @@
 """`slipstream report`: renders result files as one self-contained HTML page.
 
-The page loads nothing: style, script and plots are inline. `reports` decides the contents; this module renders them as
-HTML.
+The page loads nothing and runs nothing: style and plots are inline. `reports` decides the contents; this module renders
+them as HTML.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from slipstream.cli.reports import section
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_page(results: Seq[Result], path: str | Path, option: str = "--out") -> None:
-    """option: of the command, which names the file. Raises ResultError."""
-    check_writable(path, option)
-    write_text(Path(path), page(results), option)
+def write_page(results: Seq[Result], path: str | Path) -> None:
+    """Raises ResultError."""
+    check_writable(path, "--out")
+    write_text(Path(path), page(results), "--out")
 
 
-def export(results: Seq[Result], folder: str | Path, kind: str) -> list[Path]:
-    """Writes every plot to its own file, for papers. kind: "png" (300 dpi) or "svg". Returns the files."""
+def export(results: Seq[Result], folder: str | Path) -> list[Path]:
+    """Writes every plot to an SVG file of its own, for papers. Returns the files."""
     folder, written = Path(folder), list[Path]()
     for i, result in enumerate(results):
         for plot in section(result).plots:
             prefix = f"{i + 1}-" if len(results) > 1 else ""
-            path = folder / f"{prefix}{plot.name}.{kind}"
+            path = folder / f"{prefix}{plot.name}.svg"
             if not written:
-                check_writable(path, f"--{kind}")
-            drawn = plots.png(plot, made_by(result)) if kind == "png" else plots.svg(plot)
-            write_text(path, drawn, f"--{kind}")
+                check_writable(path, "--svg")
+            write_text(path, plots.svg(plot), "--svg")
             written.append(path)
     return written
 
@@ -51,9 +50,6 @@ def page(results: Seq[Result]) -> str:
         links = (f'<li><a href="#s{i}">{escape(s.title)}</a></li>' for i, s in enumerate(sections))
         contents = f'<nav aria-label="Contents"><ol>{"".join(links)}</ol></nav>'
     body = "\n".join(block(i, s, r) for i, (s, r) in enumerate(zip(sections, results, strict=True)))
-    scripts = "\n".join(
-        f"<script>\n{script}\n</script>" for script in dict.fromkeys(s.script for s in sections) if script
-    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -69,7 +65,6 @@ def page(results: Seq[Result]) -> str:
 <main>
 {body}
 </main>
-{scripts}
 </body>
 </html>
 """
@@ -108,12 +103,6 @@ def figure(plot: Plot, key: str, result: Result) -> str:
         f'<figcaption>{escape(plot.caption)} <span class="origin">{escape(measured)}.</span>'
         f'<span class="unseen">{escape(plot.alt)}</span></figcaption></figure>'
     )
-
-
-def made_by(result: Result) -> str:
-    """Command, date and processor of a result, for a plot that leaves the page."""
-    source = result.provenance
-    return f"{public(str(source.get('command') or 'slipstream'))}; {str(source.get('date', ''))[:10]}; {cpu(source)}"
 
 
 def table(made: Table) -> str:

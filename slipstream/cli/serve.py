@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, serve_vllm
@@ -19,12 +19,8 @@ from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 
-if TYPE_CHECKING:
-    from slipstream.server.request_traces import Tracing
-
 _LIMITS = "Limits"
 KEY = "SLIPSTREAM_API_KEY"
-OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,6 @@ class ServerOptions:
     metrics_prefix: str = option(
         METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
     )
-    otlp_endpoint: str | None = option(None, f"Send a trace of each request there (OTLP over HTTP). Also: {OTLP}.")
     max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS)
     max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS)
     max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS)
@@ -102,7 +97,6 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             from slipstream.server.service import Limits, Service
 
         text = tokenizer(models)
-        tracing = _tracing(server.otlp_endpoint)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
         model = partial(checked_model, models, server.max_batch)
         engine = RemoteEngine(model, server.engine_restart, server.engine_timeout)
@@ -116,7 +110,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             )
             name = server.served_model_name or models.target
             service = Service(
-                name, engine.facts, text, engine.streams, limits, server.keys, replies, tracing, server.metrics_prefix
+                name, engine.facts, text, engine.streams, limits, server.keys, replies, server.metrics_prefix
             )
             port = listening.getsockname()[1]
             address = f"http://{server.host}:{port}"
@@ -134,8 +128,6 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             if engine.over and engine.streams.dead is not None:
                 raise engine.streams.dead
         finally:
-            if tracing is not None:
-                tracing.close()
             engine.stop()
 
 
@@ -175,16 +167,3 @@ def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | N
     ]
     render.err().print(render.facts_table(rows))
     return needed.kv_tokens
-
-
-def _tracing(endpoint: str | None) -> Tracing | None:
-    """What sends traces. The environment's endpoint is for all programs, so without the extra it is ignored."""
-    from slipstream.server.request_traces import Tracing
-
-    found = endpoint or os.environ.get(OTLP)
-    try:
-        return Tracing.to(found) if found else None
-    except ParameterError:
-        if endpoint is None:
-            return None
-        raise

@@ -30,7 +30,7 @@ class LoadOptions:
 
     PANEL: ClassVar[str] = "Servers"
     concurrency: str | None = option(
-        None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1,8, of vLLM 1"
+        None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"
     )
     rate: str | None = option(None, "Requests a second, arriving at random (Poisson), one or several.")
     requests: int | None = option(None, "Requests of a pass.", shown="16, or twice as many as are in flight", min=1)
@@ -41,16 +41,14 @@ class LoadOptions:
     served_model: str = option("", "Model name at the servers.", shown="the first listed")
     distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
 
-    def loads(self, at_once: str, few: bool = False) -> list[Load]:
-        """at_once: requests in flight, if neither these nor a rate is given; few: two more requests than twice as many
-        in a pass."""
+    def loads(self, at_once: str) -> list[Load]:
+        """at_once: requests in flight, if neither these nor a rate is given."""
         from slipstream.bench.load import Load
 
         given = self.concurrency or (None if self.rate else at_once)
         made = []
         for n in values_of("--concurrency", given, int) if given else ():
-            requests = 2 * n + 2 if few and self.requests is None else self.requests
-            made.append(Load.of(concurrency=n, requests=requests, warm_up=self.warm_up))
+            made.append(Load.of(concurrency=n, requests=self.requests, warm_up=self.warm_up))
         rates = values_of("--rate", self.rate, float) if self.rate else ()
         return made + [Load.of(rate=rate, requests=self.requests, warm_up=self.warm_up) for rate in rates]
 

@@ -11,7 +11,7 @@ from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
-from slipstream.cli.pair_tables import HARDWARE, show_advice, show_known_pairs, suggest_drafts
+from slipstream.cli.pair_tables import HARDWARE, show_advice, show_known_pairs
 from slipstream.cli.simulate_options import CostOptions, DraftOptions, HardwareOptions, ListOptions
 from slipstream.cli.simulate_tables import section
 from slipstream.errors import ParameterError
@@ -41,8 +41,7 @@ def simulate(
     """Predict the speed-up of speculation, and state the assumptions.
 
     Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
-    sizes of the models (--hardware). --pairs lists recommended pairs, --suggest draft models for --target (exit code 1
-    if none fits), --advice what to do in which situation, --presets the hardware.
+    sizes of the models (--hardware). --pairs lists recommended pairs, --advice what to do in which situation.
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
@@ -53,14 +52,7 @@ def simulate(
         from slipstream.plan.hardware import PRESETS
 
         return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
-    if asked == "suggest":
-        if target is None:
-            raise ParameterError("--suggest was given without a target", fix="name one: --target MODEL")
-        hardware = _hardware(place) if given else None
-        suggest_drafts(target, lists.models, hardware, place.gpus, draft.alpha, place.context or 0, as_json)
-    if asked == "presets":
-        result = _presets()
-    elif given:
+    if given:
         result = _plan(draft, place, target, draft_model, _numbers("batch", batch or BATCHES, int))
     else:
         result = _lengths(draft, costs, target, draft_model, _numbers("batch", batch or "1", int))
@@ -68,12 +60,6 @@ def simulate(
         print(json.dumps(result))
     else:
         render.section(section(result))
-
-
-def _presets() -> dict[str, Any]:
-    from slipstream.plan.hardware import PRESETS
-
-    return {"presets": {key: vars(hardware) | {"ridge": hardware.ridge} for key, hardware in PRESETS.items()}}
 
 
 def _lengths(
@@ -95,7 +81,6 @@ def _lengths(
         "assumptions": found.assumptions,
         "lengths": [forecast(rates, costs, k).as_dict() for k in sorted(shown)],
         "best": best,
-        "tree": _tree(draft, costs),
     }
 
 
@@ -150,9 +135,6 @@ def _plan(
     rates = _rates(draft, target, model)
     draft_bits = place.bits if place.draft_bits is None else place.draft_bits
     whole, small = _model(target, "target").at(place.bits, place.kv_bits), _model(model, "draft")
-    if place.kv_bytes is not None:
-        check_number("kv_bytes", place.kv_bytes, 0.0, float("inf"))
-        whole = replace(whole, kv=8 * place.kv_bytes / place.kv_bits)
     models = whole, small.at(draft_bits, place.kv_bits)
     hardware = placed(models, hardware, context, place.gpus)
     serving = Serving(*models, hardware, rates, context)
@@ -169,26 +151,12 @@ def _plan(
         "hardware": vars(hardware),
         "models": [vars(m) | {"weight_bytes": m.weight_bytes, "kv_bytes": m.kv_bytes} for m in models],
         "context": context,
-        "loads": [load_.as_dict() | {"tree": _tree(draft, load_.costs)} for load_ in loads],
+        "loads": [load_.as_dict() for load_ in loads],
         "latency_ms": place.latency_ms,
         "users_a_group": each,
         "users": place.users,
         "groups": groups,
     }
-
-
-def _tree(draft: DraftOptions, costs: StepCosts) -> dict[str, Any] | None:
-    from slipstream.theory.forecast import best_tree
-    from slipstream.theory.trees import expected_tokens
-
-    if draft.tree_rates is None:
-        return None
-    rates = _numbers("tree-rates", draft.tree_rates, float)
-    tree, gain = best_tree(rates, costs, draft.nodes, draft.longest)
-    return {
-        "nodes": len(tree), "height": tree.height, "parents": tree.parents, "ranks": tree.ranks,
-        "tau": float(expected_tokens(tree, rates)), "speedup": gain,
-    }  # fmt: skip
 
 
 def _model(name: str, role: str) -> ModelSize:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from slipstream.cli.option_groups import option
@@ -21,12 +20,6 @@ class DraftOptions:
     rates: str | None = option(
         None, "Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.", metavar="R1,R2,..."
     )
-    tree_rates: str | None = option(
-        None,
-        "Evaluate draft trees, too: probability that the drafter's 1st, 2nd, ... choice is accepted.",
-        metavar="R1,R2,...",
-    )
-    nodes: int = option(64, "Maximum number of nodes in a tree.")
     draft_tokens: int | None = option(None, "Draft length (K).", "--draft-tokens", "-k", shown="the best")
     longest: int = option(16, "Maximum draft length to consider.")
 
@@ -56,10 +49,7 @@ class HardwareOptions:
     bits: float = option(16, "Bits per weight of the target.")
     draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
     kv_bits: float = option(16, "Bits per KV cache entry.")
-    kv_bytes: float | None = option(None, "KV cache bytes per token of the target.", shown="from its shape")
-    context: int | None = option(
-        None, "Tokens of context per sequence; suggested draft models have as many.", shown="1024"
-    )
+    context: int | None = option(None, "Tokens of context per sequence.", shown="1024")
     latency_ms: float | None = option(None, "Find the number of users served with at most this time per token.")
     users: int | None = option(None, "Find the number of devices for this many concurrent users.")
 
@@ -70,21 +60,12 @@ class ListOptions:
 
     PANEL: ClassVar[str] = "Lists"
     pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
-    suggest: bool = option(False, "Draft models for --target: known and local ones, ranked, or why not.")
-    models: list[Path] | None = option(
-        None, "With --suggest: folder of models to search; repeatable.", shown="the Hugging Face cache"
-    )
     advice: bool = option(False, "What to do in which situation, with commands.")
-    presets: bool = option(False, "Hardware presets and the sources of their figures.")
-
-    def __post_init__(self) -> None:
-        if self.models and not self.suggest:
-            raise ParameterError("--models was given without --suggest", fix="add --suggest")
 
     @property
     def asked(self) -> str:
         """The list that is asked for; "" if none is. Raises ParameterError for several."""
-        asked = [name for name in ("pairs", "suggest", "advice", "presets") if getattr(self, name)]
+        asked = [name for name in ("pairs", "advice") if getattr(self, name)]
         if len(asked) > 1:
             raise ParameterError(f"--{' and --'.join(asked)} are given", fix="ask for one list")
         return asked[0] if asked else ""

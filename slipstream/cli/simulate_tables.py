@@ -8,26 +8,8 @@ from slipstream.bench.tables import Column, Section, Table, percent, size, times
 
 
 def section(found: dict[str, Any]) -> Section:
-    """The report of a result: presets, draft lengths, or a plan for hardware."""
-    return presets(found) if "presets" in found else lengths(found) if "lengths" in found else plan(found)
-
-
-def presets(found: dict[str, Any]) -> Section:
-    columns = [words("--hardware"), Column("memory, GB"), Column("GB/s"), Column("TFLOP/s"), Column("GB/s link"),
-               Column("ridge, rows")]  # fmt: skip
-    rows = [
-        [key, one["memory"] / 1e9, one["bandwidth"] / 1e9, one["flops"] / 1e12, one["link"] / 1e9, one["ridge"]]
-        for key, one in found["presets"].items()
-    ]
-    one = next(iter(found["presets"].values()))
-    note = (
-        f"Assumptions for all: a forward pass reads at {one['reading']:.0%} and computes at {one['computing']:.0%} of "
-        f"the peak, and has {1e3 * one['overhead']:g} ms of overhead; an exchange between devices takes "
-        f"{1e6 * one['exchange']:g} us and uses {one['talking']:.0%} of the link. Ridge: rows from which a dense "
-        "16-bit model is compute-bound."
-    )
-    sources = [f"{one['source']}." for one in found["presets"].values()]
-    return Section("Hardware", "Sources:", [Table("Hardware presets", columns, rows, note)], notes=sources)
+    """The report of a result: draft lengths, or a plan for hardware."""
+    return lengths(found) if "lengths" in found else plan(found)
 
 
 def lengths(found: dict[str, Any]) -> Section:
@@ -50,7 +32,7 @@ def lengths(found: dict[str, Any]) -> Section:
         from slipstream.plan.report_diagnosis import costs
 
         made.tables.append(costs(found["costs"]["curve"]))
-    made.notes = [*([best_tree(found["tree"])] if found["tree"] else []), f"Assumptions: {found['assumptions']}."]
+    made.notes = [f"Assumptions: {found['assumptions']}."]
     return made
 
 
@@ -74,8 +56,7 @@ def plan(found: dict[str, Any]) -> Section:
         note += f" too large: more than 90% of the memory ({size(hardware['memory'] * hardware['devices'])})."
     made = Section("Plan", users(found, title))
     made.tables.append(Table(f"{target['name']} + {draft['name']} on {title}", columns, rows, note))
-    trees = [f"Batch {load['batch']}: {best_tree(load['tree'])}" for load in found["loads"] if load["tree"]]
-    made.notes = [*trees, *(f"{line}." for line in assumptions(found))]
+    made.notes = [f"{line}." for line in assumptions(found)]
     return made
 
 
@@ -118,12 +99,3 @@ def assumptions(found: dict[str, Any]) -> list[str]:
     if min(target["bits"], draft["bits"]) < 16:
         lines.append("This is optimistic: kernels for quantised weights reach less of the bandwidth in practice")
     return [*lines, "Prefill and queueing are not included"]
-
-
-def best_tree(tree: dict[str, Any]) -> str:
-    if not tree["nodes"]:
-        return "No tree is faster than plain decoding."
-    return (
-        f"Best tree: {tree['nodes']} draft tokens, {tree['height']} deep: {tree['tau']:.2f} tokens per step, "
-        f"{times(tree['speedup'])}."
-    )

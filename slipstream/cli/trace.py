@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from slipstream.bench.prompts import Entry
     from slipstream.bench.results import Result
 
-BARS = " ▁▂▃▄▅▆▇█"
-
 
 @grouped
 def trace(
@@ -34,9 +32,12 @@ def trace(
     chat: bool = option(False, "Treat the prompt as a chat message."),
     files: OutputOptions,
 ) -> None:
-    """Record one generation: the origin of each token, what was accepted, probabilities, and acceptance over time."""
+    """Record one generation: the origin of each token, what was accepted, probabilities, and acceptance over time.
+
+    `slipstream report` draws what --out writes.
+    """
     params, contenders = sampling.params(), models.contenders()
-    if len(contenders) != 1 and (models.drafter or models.drafters):
+    if len(contenders) != 1 and models.drafter:
         raise ParameterError(
             f"{len(contenders)} drafters were named, only one can be traced", fix="name one; A+B combines two"
         )
@@ -81,7 +82,7 @@ def embedded(kind: str, number: int) -> Entry:
 
 
 def show(result: Result) -> None:
-    """Print the text in colours, acceptance over time as bars, and the tables."""
+    """Print the text in colours, and the tables."""
     from slipstream.cli.reports import section
 
     console, data = render.out(), result.data
@@ -91,9 +92,4 @@ def show(result: Result) -> None:
         text.append(render.printable(piece), style)
     console.print(text)
     console.print()
-    if data["rolling"]:
-        bars = "".join(BARS[round(point["rate"] * (len(BARS) - 1))] for point in data["rolling"])
-        for at in range(0, len(bars), 76):
-            console.print(bars[at : at + 76])
-        console.print(f"acceptance rate over the last {result.settings['window']} steps with draft tokens", style="dim")
     render.section(section(result))

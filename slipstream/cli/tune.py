@@ -18,7 +18,7 @@ from slipstream.cli.loading import load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
-from slipstream.cli.servers import LoadOptions, of_servers
+from slipstream.cli.servers import LoadOptions, changed, of_servers
 from slipstream.cli.tune_served import RunningServer, examine, tune_vllm
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
@@ -43,7 +43,7 @@ class TuneModels(LabModels):
     """`LabModels` that try all tunable drafters if none is named."""
 
     def specs(self) -> list[str]:
-        if self.drafter or self.drafters:
+        if self.drafter:
             return super().specs()
         tried = {name: spec for name, spec in DRAFTERS.items() if spec.tuned}
         return [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
@@ -57,7 +57,7 @@ class TuneModels(LabModels):
                 c if "draft_tokens=" in spec else replace(c, draft_tokens=max(c.draft_tokens, LONGEST))
                 for spec, c in zip(self.specs(), given, strict=True)
             ]
-        if self.drafter or self.drafters or self.draft_quantize:
+        if self.drafter or self.draft_quantize:
             return given
         return given + [
             replace(c, label=f"{c.label} quantize={name}", options=c.options | {"quantize": name})
@@ -103,18 +103,19 @@ def tune(
     What limits each is said with its fix: an expensive draft, low acceptance, rows that cost the target time, the host.
     --draft-tokens is the maximum draft length to consider.
 
-    With --base-url, examine a running server of vLLM, SGLang, llama.cpp or Slipstream by its counters, under a short
-    load, or with --watch under the load that it has, and recommend a draft length. API key: OPENAI_API_KEY. With
-    --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
+    With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that
+    it has, and recommend a draft length. API key: OPENAI_API_KEY. With --engine vllm, vLLM's server is started for each
+    drafter and length, beside one that decodes plainly.
     """
     local = {"--batch": batch != 1, "--confirm": confirm != 3}
     if server.base_url is not None:
-        local |= {"--write": write is not None}
-    elif server.watch is not None:
-        raise ParameterError("watch is given without a server", fix="name one: --base-url URL")
+        local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
+        local |= dict.fromkeys(filter(None, map(changed, (sampling, texts, load_options))), True)
+    elif given := changed(server):
+        raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
     if of_servers(server.base_url, "--base-url", models, engine, load_options, local):
         if server.base_url is not None:
-            return examine(server, load_options, sampling.params(), texts, rounds, seconds, files)
+            return examine(server, files)
         params = sampling.params()
         return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
     params, contenders = sampling.params(), models.longest()
@@ -129,7 +130,7 @@ def tune(
         seed=params.seed or 0, params=params,
     )  # fmt: skip
     if not contenders:
-        raise ParameterError("there is no drafter to choose from", fix="name some: --drafters model,ngram")
+        raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
     from slipstream.bench.results import write_text
     from slipstream.plan import tuning
 

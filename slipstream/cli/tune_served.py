@@ -1,4 +1,4 @@
-"""`slipstream tune` on servers: what the counters of a running one say, and settings of vLLM's, one launch each."""
+"""`slipstream tune` on servers: what the counters of a running one say, and settings of vLLM's, a launch each."""
 
 from __future__ import annotations
 
@@ -34,40 +34,20 @@ class RunningServer:
     """A running server."""
 
     PANEL: ClassVar[str] = "A running server"
-    base_url: str | None = option(None, "Examine this server instead of models.", metavar="URL")
-    watch: float | None = option(None, "Send nothing, watch for so many seconds.", min=0)
+    base_url: str | None = option(None, "Watch the counters of this server instead of models.", metavar="URL")
+    watch: float = option(10.0, "Seconds to watch; nothing is sent.", min=0)
     c: float = option(0.05, "Cost of a draft token, in decode steps.", "--c", min=0)
 
 
-def examine(
-    server: RunningServer, load: LoadOptions, params: SamplingParams, texts: PromptOptions, rounds: int,
-    seconds: float, files: OutputOptions,
-) -> None:  # fmt: skip
-    """Measure a running server and print what its counters say."""
-    loads = load.loads("1,8", few=True)
+def examine(server: RunningServer, files: OutputOptions) -> None:
+    """Watch a running server, and print what its counters say."""
     files.check()
-    asked = load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
     from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import LoadConfig, load_test, requests_of
-    from slipstream.plan.diagnosis_served import KIND, diagnose_served, watch
+    from slipstream.plan.diagnosis_served import watch
 
-    place, c, watched = Endpoint(server.base_url or "", load.served_model), server.c, server.watch
-    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
-    ordered = sorted(loads, key=lambda one: one.concurrency or 0)
-    arms = arms_of({"the server": place}, ordered, asked)
-    what, steps = ("asking", requests_of(arms, config)) if watched is None else ("watching", 1)
-    render.line(f"{what} {place.base_url}")
-
-    def measure() -> Result:
-        if watched is not None:
-            return watch(place, watched, c, files.out)
-        settings = asked.settings | {"c": c}
-        return load_test(
-            arms, config, settings, files.out, advance, KIND, lambda found: {"diagnosis": diagnose_served(found, c)}
-        )
-
-    with render.progress(what, steps) as advance:
-        result, code = unfinished(measure)
+    place = Endpoint(server.base_url or "")
+    render.line(f"watching {place.base_url} for {server.watch:g} s; nothing is sent")
+    result, code = unfinished(lambda: watch(place, server.watch, server.c, files.out))
     finish(result, files)
     raise typer.Exit(code)
 

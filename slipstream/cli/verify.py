@@ -16,9 +16,6 @@ from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.servers import of_servers, request_fields
 from slipstream.errors import ParameterError
 
-FORMER = {"law": "distribution"}
-"""Former names of checks."""
-
 
 @dataclass(frozen=True)
 class VerifyPrompts(PromptOptions):
@@ -81,7 +78,7 @@ def verify(
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(FORMER.get(c, c) for c in check or possible), samples=samples or 400,
+        params=sampling.params(), checks=tuple(check or possible), samples=samples or 400,
         distribution_prompts=distribution_prompts, length=first, level=level,
         texts=texts, reach=reach, seed=seed,
     )  # fmt: skip
@@ -89,7 +86,7 @@ def verify(
 
     asked = config.sampled if "distribution" in config.checks else config.params
     llm = load(models, quiet=files.as_json, asked=[asked])
-    chosen = prompts.load(llm, config.params.max_tokens, warn_random=False)
+    chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
     with render.progress("checking", verification.steps(chosen, config, llm.most_draft_tokens)) as advance:
         result, code = unfinished(lambda: verification.verify(llm, chosen, config, files.out, advance, models.method))

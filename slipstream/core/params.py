@@ -2,7 +2,7 @@
 
 To add a sampling parameter, declare it as a field with `parameter(default, check, effect, help=...)`, and apply it
 where its effect belongs: in `_edit` or `warp` of `core/warp.py`, or in `core/stop.py`. The check, the command-line
-option, the chat command, the batch key and the shortcuts of greedy and plain sampling follow from the declaration.
+option, the batch key and the shortcuts of greedy and plain sampling follow from the declaration.
 CONTRIBUTING.md says which tests then want a value for it. Checks that depend on the model are in
 `engine/request_checks.py`.
 """

@@ -4,7 +4,8 @@
 >>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
 
 transformers prepares the call as always (its configuration, logits processors, stopping criteria), and leaves the loop
-to us. What it returns has the types of `generate`. What cannot be honoured is refused by name.
+to us. Its logits processors are read as sampling parameters of ours. What it returns has the types of `generate`. What
+cannot be honoured is refused by name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence as Seq
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +29,6 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import recognise
-from slipstream.integrations.node_processors import NodeProcessors, ProcessedTarget
 from slipstream.llm import LLM
 from slipstream.settings import AUTO, TRANSFORMERS
 from slipstream.targets.describe import as_target
@@ -41,9 +42,14 @@ _READ |= {"logits_to_keep", "num_logits_to_keep"}
 
 _NOT_OFFERED = {
     "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "prompt_lookup_num_tokens": None,
-    "output_attentions": False, "output_hidden_states": False, "token_healing": False,
+    "output_attentions": False, "output_hidden_states": False, "output_scores": False, "output_logits": False,
+    "token_healing": False,
 }  # fmt: skip
 """Fields of the generation configuration, and their values with which they do nothing."""
+
+_FILTERS = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k", "TopPLogitsWarper": "top_p",
+            "MinPLogitsWarper": "min_p"}  # fmt: skip
+"""Logits processors of transformers -> their attribute, which is our sampling parameter."""
 
 
 class custom_generate:
@@ -91,14 +97,18 @@ class custom_generate:
         Raises ParameterError, which names the argument, for what it cannot honour, and the errors of `LLM`."""
         _refuse(model, input_ids, generation_config, model_kwargs, self.streamer)
         prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"))
-        own = self._target(model)
-        processors = NodeProcessors(logits_processor, own.vocab_size)
-        target = ProcessedTarget(own, processors)
-        if generation_config.return_dict_in_generate:
-            target.recorded = {}
+        target = self._target(model)
+        criteria, eos = _criteria(stopping_criteria)
+        room = generation_config.max_length - input_ids.shape[1]
+        params = SamplingParams(
+            max_tokens=max(1, room),
+            ignore_eos=True,
+            stop_token_ids=[token for token in eos or () if 0 <= token < target.vocab_size],  # -1 never comes
+            **sampling_of(logits_processor, generation_config.do_sample, input_ids.shape[1], target.vocab_size),
+        )
         llm = LLM(
             target,
-            self._drafter(processors),
+            self._drafter(),
             draft_tokens=self.draft_tokens,
             rule=self.rule,
             max_batch=len(prompts),
@@ -106,27 +116,13 @@ class custom_generate:
         )
         if isinstance(llm.lengths, DraftLengths):
             self.draft_tokens = llm.lengths
-        criteria, eos = _criteria(stopping_criteria)
-        room = generation_config.max_length - input_ids.shape[1]
-        seqs = []
-        for b, prompt in enumerate(prompts):
-            seq = llm.sequence(
-                prompt,
-                SamplingParams(
-                    temperature=1.0 if generation_config.do_sample else 0.0,
-                    max_tokens=max(1, room),
-                    ignore_eos=True,
-                    stop_token_ids=[token for token in eos or () if 0 <= token < own.vocab_size],  # -1 never comes
-                    seed=int(torch.randint(2**62, ()).item()),  # so that torch.manual_seed decides
-                ),
-            )
-            target.history[seq.id] = b, input_ids[b, : input_ids.shape[1] - len(prompt)].tolist()
-            seqs.append(seq)
+        seeds = torch.randint(2**62, (len(prompts),)).tolist()  # so that torch.manual_seed decides
+        seqs = [llm.sequence(ids, replace(params, seed=seed)) for ids, seed in zip(prompts, seeds, strict=True)]
         outputs = self._decode(llm, seqs, input_ids, criteria, together=eos is None)
         if any(seq.finish == "length" and len(seq.output) < room for seq in seqs):
             _log.warning("a text is cut at the context of %d tokens, where transformers goes on", target.context)
         self.stats = [seq.stats for seq in seqs]
-        return _result(input_ids, outputs, seqs, target, generation_config)
+        return _result(input_ids, outputs, generation_config)
 
     # --- parts -------------------------------------------------------------------------------------------------
 
@@ -138,9 +134,8 @@ class custom_generate:
             self._prepared = model, state, as_target(model, executor=self.executor)
         return self._prepared[2]
 
-    def _drafter(self, processors: NodeProcessors) -> Any:
-        """What `LLM` takes as draft. A draft model gets the processors that read scores alone, so that it drafts at the
-        same temperature and with the same filters."""
+    def _drafter(self) -> Any:
+        """What `LLM` takes as draft. A draft model is loaded once."""
         draft = self.draft
         known = draft is None or isinstance(draft, (list, tuple)) or hasattr(draft, "propose")
         if known or (isinstance(draft, str) and draft in DRAFTERS):
@@ -151,7 +146,7 @@ class custom_generate:
                 if recognise(draft) is not None:
                     return self.draft  # a draft head
             self._draft_model = as_target(draft)
-        return ProcessedTarget(self._draft_model, processors.without_history())
+        return self._draft_model
 
     def _decode(
         self, llm: LLM, seqs: list[Sequence], input_ids: Tensor, criteria: Seq[Any], together: bool
@@ -268,6 +263,39 @@ def _criteria(given: Seq[Any]) -> tuple[list[Any], list[int] | None]:
     return rest, eos
 
 
+def sampling_of(processors: Seq[Any], sampled: bool, read: int, vocab_size: int) -> dict[str, Any]:
+    """Sampling parameters that do what transformers' logits processors do. sampled: whether tokens are drawn; read: ids
+    of the prompt, padding included. The repetition penalty counts the tokens of the text, without padding.
+
+    Raises ParameterError, which names it, for a processor that does what no parameter does."""
+    found: dict[str, Any] = {"temperature": float(sampled), "repetition_penalty": 1.0}
+    biases: dict[int, float] = {}
+    for one in processors:
+        name = type(one).__name__ if type(one).__module__.startswith("transformers.") else ""
+        if name in _FILTERS:
+            if sampled:
+                found[_FILTERS[name]] = getattr(one, _FILTERS[name])
+        elif name == "RepetitionPenaltyLogitsProcessor" and not one.prompt_ignore_length:
+            found["repetition_penalty"] = one.penalty
+        elif name == "MinNewTokensLengthLogitsProcessor":
+            found["min_tokens"] = max(found.get("min_tokens", 0), one.min_new_tokens)
+        elif name == "MinLengthLogitsProcessor":
+            found["min_tokens"] = max(found.get("min_tokens", 0), one.min_length - read)
+        elif name == "NoBadWordsLogitsProcessor":
+            found["bad_words"] = list(one.sequence_bias)
+        elif name == "SuppressTokensLogitsProcessor":
+            biases |= {token: -100.0 for token in one.suppress_tokens.tolist() if 0 <= token < vocab_size}
+        elif name == "SequenceBiasLogitsProcessor" and all(len(ids) == 1 for ids in one.sequence_bias):
+            biases = {ids[0]: bias for ids, bias in one.sequence_bias.items()} | biases
+        elif name != "LogitNormalization":  # which changes no distribution
+            raise ParameterError(
+                f"the logits processor {type(one).__name__} was asked of custom_generate",
+                why="none of our sampling parameters does the same",
+                fix="leave it out, or generate without custom_generate",
+            )
+    return found | {"logit_bias": biases or None}
+
+
 def _ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
     if not criteria:
         return False
@@ -275,9 +303,7 @@ def _ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
     return any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria)
 
 
-def _result(
-    input_ids: Tensor, outputs: Seq[Seq[int]], seqs: Seq[Sequence], target: ProcessedTarget, config: Any
-) -> Any:
+def _result(input_ids: Tensor, outputs: Seq[Seq[int]], config: Any) -> Any:
     """What `generate` returns: texts of the same length, padded on the right."""
     longest = max(map(len, outputs))
     pad = config._pad_token_tensor
@@ -290,21 +316,5 @@ def _result(
         return made
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    assert target.recorded is not None
-    kept = [target.recorded[seq.id][: len(output)] for seq, output in zip(seqs, outputs, strict=True)]
-    wide = target.vocab_size
-
-    def each(which: int) -> tuple[Tensor, ...]:
-        """For each new token [B, V]; zeros after a text's end."""
-        blank = torch.zeros(wide, device=input_ids.device)
-        return tuple(
-            torch.stack([own[i][which].to(input_ids.device) if i < len(own) else blank for own in kept])
-            for i in range(longest)
-        )
-
     result: Any = GenerateDecoderOnlyOutput
-    return result(
-        sequences=made,
-        logits=each(0) if config.output_logits else None,
-        scores=each(1) if config.output_scores else None,
-    )
+    return result(sequences=made)

@@ -108,11 +108,7 @@ def check_pair(target: str | Path, draft: str | Path) -> PairReport:
                 why="tokens are compared, and a model in memory has no tokenizer",
                 fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
             )
-    return compare_facts(facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft")))
-
-
-def compare_facts(ours: ModelFacts, theirs: ModelFacts) -> PairReport:
-    """Like `check_pair`, for facts that were read already."""
+    ours, theirs = facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft"))
     differences, common = _differences(ours.tokenizer, theirs.tokenizer)
     plain = [d for d in differences if not _both_special(d.id, ours.tokenizer, theirs.tokenizer)]
     shown = tuple((plain or differences)[:SHOWN])

@@ -28,8 +28,9 @@ ADVICE = (
         "At batch 1 decoding is memory-bound, so verifying a few draft tokens costs almost nothing; a draft model "
         "below a tenth of the target's size with 70 % acceptance gives about 2x",
         (
-            "slipstream simulate --suggest -m TARGET",
-            "slipstream info TARGET DRAFT --measure",
+            "slipstream simulate --pairs",
+            "slipstream info TARGET DRAFT",
+            "slipstream bench -m TARGET -md DRAFT --drafter model",
             "slipstream generate PROMPT -m TARGET -md DRAFT -k 4",
         ),
     ),

@@ -63,12 +63,6 @@ class Hardware(Strict):
         return self.memory * self.devices
 
     @property
-    def ridge(self) -> float:
-        """Rows from which a dense 16-bit layer is compute-bound instead of memory-bound, at the assumed shares of the
-        peaks."""
-        return self.flops * self.computing / (self.bandwidth * self.reading)
-
-    @property
     def title(self) -> str:
         return self.name if self.devices == 1 else f"{self.devices} x {self.name}"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.tables import Column, Section, Table, interval, percent, remark, times, words
 from slipstream.plan.diagnosis import NOTHING
 
@@ -17,8 +15,6 @@ def explain(made: Section, rows: list[dict[str, Any]], shown: dict[str, Any]) ->
     parts are listed."""
     m, d = shown["measured"], shown["diagnosis"]
     made.tables += [without(rows), numbers(m, d, setting(shown)), costs(m["costs"])]
-    rates = [("accepted", m["position_rates"]), ("drafted to this position", m["drafted"])]
-    made.plots += [curve(m), plots.by_position(rates, " Drafted: share of the steps with room for it.")]
     made.notes += [reason(row) for row in rows]
     made.notes += [remark(line) for line in d["evidence"]]
 
@@ -83,25 +79,3 @@ def costs(curve: dict[str, Any]) -> Table:
         ["relative to one row", *(seconds[i] / seconds[0] for i in shown)],
     ]
     return Table("Time of a target pass by its rows", columns, cells)
-
-
-def curve(m: dict[str, Any]) -> Plot:
-    rows, seconds = m["costs"]["rows"], [s * MS for s in m["costs"]["seconds"]]
-    used = m["batch"] * (1 + m["width"] * m["draft_tokens"])
-
-    def draw(axes: Any, narrow: bool) -> None:
-        axes.plot(rows, seconds, color=plots.SERIES[0], marker=plots.MARKERS[0], label="target pass")
-        axes.axvline(used, color=plots.SOFT, linestyle=plots.DASHES[1], linewidth=1.2, label="a full draft")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(rows[:: 2 if narrow else 1], [str(n) for n in rows[:: 2 if narrow else 1]])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("rows per pass")
-        axes.set_ylabel("milliseconds")
-        plots.legend(axes, narrow)
-
-    return Plot(
-        "tune-costs", "Time of a target pass by its rows",
-        "The curve is flat while decoding is memory-bound. Where it rises, every draft token costs time.",
-        "; ".join(f"{n} rows: {s:.2f} ms" for n, s in zip(rows, seconds, strict=True)), draw,
-    )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from slipstream.bench import plots
@@ -28,7 +27,7 @@ def section(result: Result) -> Section:
         made.plots.append(predictions(data["drafters"], data["raced"]))
         made.tables.append(recorded(data["drafters"]))
     if data["configs"]:
-        made.html, made.script = configs(data["configs"]), SCRIPT.read_text(encoding="utf-8")
+        made.html = configs(data["configs"])
     if data["choice"] and data["choice"]["break_even"] is not None:
         made.notes.append(
             f"Disable speculation if the acceptance rate falls below {percent(data['choice']['break_even'])}."
@@ -119,16 +118,12 @@ def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> 
     )  # fmt: skip
 
 
-SCRIPT = Path(__file__).parent / "templates" / "copy.js"
-COPY = '<button type="button" class="copy">Copy</button>'
-
-
 def configs(made: dict[str, Any]) -> str:
     """The choice as a configuration for every program, to copy."""
     parts = []
     for name, entry in made.items():
         text = json.dumps(entry, indent=1) if name == "slipstream" else entry["text"]
         note = "" if name == "slipstream" else entry["note"]
-        code = f'<div class="scroll" tabindex="0"><pre><code>{escape(text)}</code></pre></div>{COPY}' if text else ""
+        code = f'<div class="scroll" tabindex="0"><pre><code>{escape(text)}</code></pre></div>' if text else ""
         parts.append(f"<h3>{escape(name)}</h3>{code}" + (f'<p class="note">{escape(note)}</p>' if note else ""))
     return f"<details open><summary>The choice as a configuration</summary>{''.join(parts)}</details>"

@@ -127,7 +127,7 @@ def page() -> str:
     lines = [
         "# What works with what",
         "",
-        "Made by `slipstream info --matrix --markdown` from what the code declares; a test compares this page with it.",
+        "Made by `slipstream info --matrix` from what the code declares; a test compares this page with it.",
         "Every other causal model and encoder-decoder of transformers is tried when it is loaded",
         "([model families](model-families.md#every-other-model)).",
         "",

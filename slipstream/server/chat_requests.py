@@ -39,7 +39,7 @@ async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generat
     params = replace(params, structured=_form(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
     markers = service.replies.markers
-    return await generation_of(service, [talk.ids], params, n, given, reply=reply, markers=markers, operation="chat")
+    return await generation_of(service, [talk.ids], params, n, given, reply=reply, markers=markers)
 
 
 def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:

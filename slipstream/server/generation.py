@@ -88,7 +88,7 @@ async def generation_of(
 class Generation:
     """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j.
 
-    reply    makes a reply of which nothing was said yet. operation: "chat" or "text_completion", for tracing.
+    reply    makes a reply of which nothing was said yet.
     scored   whether the log-probabilities of prompts are wanted, as many as `params.logprobs` says.
     markers  special tokens that its reader must see (see `ReplyFormat`).
     """
@@ -103,11 +103,9 @@ class Generation:
         prediction: Seq[int] = (),
         reply: Callable[[], Reply] = Reply,
         markers: tuple[str, ...] | None = (),
-        operation: str = "text_completion",
         scored: bool = False,
     ):
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
-        self.operation = operation
         self.scores: list[list[TokenLogprob]] | None = [] if scored else None
         """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
         self.choices = [
@@ -117,8 +115,6 @@ class Generation:
         ]
         self.key = b""
         """The API key of the request, set before it runs."""
-        self.headers: Mapping[str, str] = {}
-        """Those of the request, set before it runs; for tracing."""
         self.first_token: float | None = None
         """When it came, in seconds of `time.monotonic`."""
         self._predicted, self._markers = bool(prediction), markers
@@ -156,25 +152,6 @@ class Generation:
     async def parts(self) -> AsyncGenerator[Part, None]:
         """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a
         choice."""
-        tracing = self.service.tracing
-        span = None
-        if tracing is not None:
-            span = tracing.begin(self.service.name, self.operation, self.n, self.params, self.headers)
-        fault: BaseException | None = None
-        try:
-            async with aclosing(self._parts()) as parts:
-                async for part in parts:
-                    yield part
-        except BaseException as raised:
-            fault = raised
-            raise
-        finally:
-            if tracing is not None and span is not None:
-                ended = [(str(choice.finish), choice.stats) for choice in self.choices if choice.finish]
-                wait = None if self.first_token is None else self.first_token - self.arrived
-                tracing.end(span, self.usage, ended, wait, fault)
-
-    async def _parts(self) -> AsyncGenerator[Part, None]:
         if self.scores is not None:
             with self.service.admission(len(self.prompts), self.key):
                 self.scores = await self._in_time(_all_or_none([self._score(prompt) for prompt in self.prompts]))

@@ -82,7 +82,6 @@ async def answer(request: Request, script: Script, streamed: bool) -> Response:
     """The answer that a script writes: one body, or a stream that begins with the first token. Everything that is wrong
     before the first token is raised, and has a status of its own."""
     generation = script.generation
-    generation.headers = request.headers
     if generation.service.keys:
         generation.key = given_key(request.scope)
     if not streamed:

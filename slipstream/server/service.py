@@ -17,7 +17,6 @@ from slipstream.errors import PromptError, RequestError
 from slipstream.models.text import Decode, TextStream, decoder_keeping, decoder_of, stray_byte
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
-from slipstream.server.request_traces import Tracing
 from slipstream.server.server_metrics import OWN, ServerMetrics
 
 
@@ -71,7 +70,7 @@ class Limits:
 
 class Service:
     """name: of the model, in requests; keys: API keys, one of which a request must name if there are any; replies: how
-    the model writes reasoning and calls, found out from its tokenizer if it is not given; tracing: takes spans;
+    the model writes reasoning and calls, found out from its tokenizer if it is not given;
     metrics_prefix: as in `ServerMetrics`."""
 
     def __init__(
@@ -83,14 +82,12 @@ class Service:
         limits: Limits | None = None,
         keys: tuple[str, ...] = (),
         replies: ReplyFormat | None = None,
-        tracing: Tracing | None = None,
         metrics_prefix: str = OWN,
     ):
         self.name, self.facts, self.tokenizer, self.streams = name, facts, tokenizer, streams
         self.limits, self.keys = limits or Limits(), keys
         self.replies = replies or ReplyFormat.of(tokenizer)
         self.checks = RequestChecks(tokenizer, facts.vocab_size, facts.context, facts.encoder)
-        self.tracing = tracing
         self.started = self.now()
         self.draining = False
         """Whether the server is about to stop, and takes no more requests."""

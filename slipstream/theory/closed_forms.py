@@ -46,17 +46,15 @@ def step_cost(
     costs: CostCurve | None = None,
     batch: int = 1,
     host: float = 0.0,
-    depth: int | None = None,
 ) -> float:
     """Time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
 
     costs  time of the target by rows: batch (gamma + 1) of them in a speculative step, `batch` in a decode step. None:
            verification costs no more than a decode step, as L assumes.
     host   fixed work that a speculative step has and a decode step has not, in decode steps.
-    depth  draft steps: of a tree, its depth; None: gamma, as for a chain.
     """
     verification = 1 if costs is None else costs(batch * (gamma + 1)) / costs(batch)
-    return (gamma if depth is None else depth) * c + verification + (host if gamma else 0)
+    return gamma * c + verification + (host if gamma else 0)
 
 
 def speedup(

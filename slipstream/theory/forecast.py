@@ -18,7 +18,6 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import Acceptance, Tree, optimal_tree
 
 ASSUMED_ACCEPTANCE = 0.7
 """Acceptance rate where no source gives one. Always shown as assumed."""
@@ -88,9 +87,9 @@ class StepCosts(Strict):
         """Cost of the target's forward that verifies so many draft tokens for each sequence."""
         return closed_forms.step_cost(draft_tokens, 0.0, self.target, self.batch)
 
-    def step(self, draft_tokens: int, depth: int | None = None) -> float:
-        """Cost of a step with so many draft tokens; of a tree of this depth, if one is given."""
-        return closed_forms.step_cost(draft_tokens, self.c, self.target, self.batch, self.host, depth)
+    def step(self, draft_tokens: int) -> float:
+        """Cost of a step with so many draft tokens."""
+        return closed_forms.step_cost(draft_tokens, self.c, self.target, self.batch, self.host)
 
     def assumptions(self, draft_tokens: int = 4) -> str:
         """In one line; the cost of verification is that of so many draft tokens."""
@@ -177,22 +176,3 @@ def forecast(rates: Rates, costs: StepCosts, draft_tokens: int | None = None) ->
             fix=f"choose at most {len(rates.by_position)} draft tokens",
         )
     return Forecast(rates, costs, draft_tokens)
-
-
-def best_tree(acceptance: Acceptance, costs: StepCosts, most: int = 64, deepest: int = 16) -> tuple[Tree, float]:
-    """The tree of the greatest expected speed-up, and that speed-up: over all depths and node counts, since each level
-    costs a draft step and each node a row. An empty tree and 1 if none pays. `acceptance` as in `core.trees`."""
-    check_integer("nodes", most, 1)
-    best, gain = Tree((), ()), 1.0
-    for depth in range(1, deepest + 1):
-        whole = optimal_tree(acceptance, most, depth)
-        if whole.height < depth:
-            break
-        tokens = 1.0
-        for n, chance in enumerate(whole.chances(acceptance), start=1):
-            tokens += float(chance)
-            if n >= depth and tokens / costs.step(n, depth) > gain * (1 + 1e-12):
-                tree = whole.keep(range(n))
-                if tree.height == depth:
-                    best, gain = tree, tokens / costs.step(n, depth)
-    return best, gain

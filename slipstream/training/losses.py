@@ -7,10 +7,8 @@ the gradients of states and weights leave a block.
 
 The kinds, q being the draft's distribution and p the target's:
 
-    kl          KL(p || q): mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461)
-    reverse-kl  KL(q || p): mode-seeking
-    tv          1 - sum_x min(p, q): the rejection rate itself (Leviathan et al. 2211.17192, corollary 3.6)
-    ce          -log q(token of the text), as in the Medusa paper
+    kl  KL(p || q): mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461)
+    ce  -log q(token of the text), as in the Medusa paper
 """
 
 from __future__ import annotations
@@ -124,15 +122,6 @@ def _divergence(
         loss = -logq.gather(1, at)[:, 0]
         return loss, q.scatter_add_(1, at, q.new_full(at.shape, -1.0)) if needs else None
     assert logp is not None
-    if kind == "kl":
-        p = logp.exp()
-        loss = (logp - logq).mul_(p).sum(-1)
-        return loss, q.sub_(p) if needs else None
-    if kind == "reverse-kl":
-        gap = logq - logp
-        loss = (q * gap).sum(-1)
-        return loss, q * (gap - loss[:, None]) if needs else None
-    gap = q - logp.exp()
-    sign = 0.5 * gap.sign()
-    loss = 0.5 * gap.abs().sum(-1)
-    return loss, q * (sign - (q * sign).sum(-1, keepdim=True)) if needs else None
+    p = logp.exp()
+    loss = (logp - logq).mul_(p).sum(-1)
+    return loss, q.sub_(p) if needs else None

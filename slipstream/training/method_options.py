@@ -10,11 +10,11 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.training.training_settings import setting
 
-KINDS = ("kl", "reverse-kl", "tv", "ce")
+KINDS = ("kl", "ce")
 """Losses: see `losses`."""
 
 
-LOSS = setting("kl", "Loss: kl, reverse-kl, tv or ce.")
+LOSS = setting("kl", "Loss: kl or ce.")
 DEPTH = setting(4, "Draft length for which acceptance is simulated.")
 COMPILE = setting(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile")
 TAPS = setting(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
@@ -158,7 +158,7 @@ class LayerSkipOptions(Strict):
     p_max: float = setting(0.1, "Layer dropout rate of the last layer.")
     exit_scale: float = setting(0.3, "Weight of the early exits in the loss.")
     rotation: int = setting(7, "Each exit contributes to the loss once in this many steps.")
-    loss: str = setting("kl", "Loss: kl (stay near the original), reverse-kl, tv or ce.")
+    loss: str = setting("kl", "Loss: kl (stay near the original) or ce.")
     depth: int = DEPTH
     compile: bool = COMPILE
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.verify.outcomes import BY_REQUEST, PAIR
@@ -39,7 +37,6 @@ def section(result: Result) -> Section:
     if data["distribution"]:
         made.tables.append(distribution_tests(data["distribution"]))
         made.tables += [deviations(row) for row in data["distribution"] if row["verdict"] == "BUG"]
-        made.plots += [outcomes(i, row) for i, row in enumerate(data["distribution"])]
     if data["control"]:
         c = data["control"]
         made.notes.append(
@@ -176,33 +173,3 @@ def deviations(row: dict[str, Any]) -> Table:
     cells = [[repr(cell["text"]), cell["expected"], cell["counted"]] for cell in row["largest"]]
     columns = [words("outcome"), Column("expected", digits=1), Column("counted")]
     return Table(f"Outcomes with the largest deviations: {short(row['prompt'])}", columns, cells)
-
-
-def outcomes(number: int, row: dict[str, Any]) -> Plot:
-    cells = row["largest"]
-    names = [repr(cell["text"]) for cell in cells]
-
-    def draw(axes: Any, narrow: bool) -> None:
-        places = range(len(cells))
-        axes.barh([i - 0.2 for i in places], [c["expected"] for c in cells], 0.38, color=plots.GREY, label="expected")
-        axes.barh(
-            [i + 0.2 for i in places], [c["counted"] for c in cells], 0.38, color=plots.SERIES[0], label="counted"
-        )
-        shown = [name if len(name) < 24 or not narrow else name[:20] + "..." for name in names]
-        axes.set_yticks(list(places), [_plain(name) for name in shown])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"of {row['n']} samples")
-        plots.legend(axes, narrow)
-
-    return Plot(
-        f"verify-distribution-{number + 1}", f"Outcomes with the largest deviations: {short(row['prompt'])}",
-        "The five outcomes that differ most from their expected counts; * is any other continuation. Some differ by "
-        "chance: the p-value says whether chance explains it.",
-        "; ".join(f"{n}: {c['counted']} of {c['expected']:.1f} expected" for n, c in zip(names, cells, strict=True)),
-        draw,
-    )  # fmt: skip
-
-
-def _plain(text: str) -> str:
-    """matplotlib reads dollar signs as mathematics."""
-    return text.replace("$", r"\$")

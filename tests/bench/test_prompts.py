@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
-from slipstream.bench.prompts import entries, in_turns, load, surprises
+from slipstream.bench.prompts import entries, in_turns, load
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, PromptError
 from slipstream.llm import LLM
@@ -51,8 +50,6 @@ def test_human_eval_json_lines_and_text(tmp_path):
     assert [(e.text, e.category, e.name) for e in entries(path)] == [("a b", "own", "1"), ("c d", "news", "3")]
     path = lines(tmp_path / "a.txt", "first one", "", "second one")
     assert [e.text for e in entries(path)] == ["first one", "second one"]
-    path = lines(tmp_path / "b.txt", "---", "first", "", "  still", "---", "second", "---")
-    assert [e.text for e in entries(path)] == ["first\n\n  still", "second"]
 
 
 def test_the_embedded_prompts(llm):
@@ -112,20 +109,6 @@ def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
     assert any("too long for the context" in warning for warning in made.warnings)
     with pytest.raises(PromptError, match="no prompt of"):
         load(llm, lines(tmp_path / "y.txt", "word " * 400))
-
-
-def test_random_tokens_are_distinguished_from_text():
-    """By the embedded target, which was trained on Python."""
-    from slipstream.bench.prompts import Prompt, PromptSet
-
-    llm = LLM("embedded", draft_tokens=4)
-    text = load(llm, "code", 2)
-    assert text.warnings == []
-    rng = random.Random(0)
-    noise = Prompt([rng.randrange(llm.target.vocab_size) for _ in range(60)], "noise", "1")
-    found = surprises(llm, PromptSet("x", [*text.prompts, noise], ""))
-    assert len(found) == 1
-    assert "random tokens, to judge by the target: 1 of 3 prompts" in found[0]
 
 
 def conversation(tmp_path: Path) -> Path:

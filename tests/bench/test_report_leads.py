@@ -10,7 +10,7 @@ from slipstream.bench.report_bench import lead
 def arm(value: float, low: float | None, high: float | None, note: str = "", label: str = "x") -> dict[str, Any]:
     gain = {"value": value, "low": low, "high": high, "note": note}
     return {
-        "label": label, "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1, "values": {"label": label},
+        "label": label, "plain": False, "draft_tokens": 4, "temperature": 0.0, "batch": 1,
         "overall": {"speedup": gain, "stats": {"proposed": 0 if note == "no drafts" else 9}},
     }  # fmt: skip
 

@@ -42,8 +42,6 @@ def test_every_token_has_its_drafter_and_the_rejected_draft_token(trace_result):
         assert t["drafted"] == (t["by"] == "model")
         assert (t["q"] is not None) == t["drafted"]
         assert 0 <= t["p"] <= 1
-        assert t["entropy"] >= 0
-        assert t["top"][0][1] >= t["top"][-1][1]
     lost = [(t, g) for t in tokens for g in t["rejected"]]
     assert lost
     for token, rejected in lost:
@@ -59,10 +57,9 @@ def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
     found = trace(tiny_llm, Contender("ngram", "ngram", 4), [5, 6, 7, 5, 6, 7, 5, 6], params)
     assert found.settings["distribution"] == "softmax"
     for t in found.data["tokens"]:
-        assert t["p"] == t["top"][0][1]  # greedy: the most probable token
-        assert t["token"] == t["top"][0][0]
+        assert 0 < t["p"] < 1  # one-hot would be 1
+        assert all(g["p"] <= t["p"] for g in t["rejected"])  # greedy: the most probable token
         assert t["q"] is None
-        assert t["entropy"] > 0
 
 
 def test_members_of_a_stack_are_distinguished(tiny_llm, contenders):
@@ -108,9 +105,9 @@ def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_
 
 
 def test_the_rolling_rate_forgets():
-    steps = [StepRecord(0, 0, 0, 1), *[StepRecord(4, 4, 4, 5)] * 3, *[StepRecord(4, 4, 0, 1)] * 2]
+    steps = [StepRecord(0, 0, 1), *[StepRecord(4, 4, 5)] * 3, *[StepRecord(4, 0, 1)] * 2]
     points = rolling(steps, window=2)
     assert [p["rate"] for p in points] == [1, 1, 1, 0.5, 0]
     assert [p["token"] for p in points] == [6, 11, 16, 17, 18]
     assert points[-1]["overall"] == pytest.approx(12 / 20)
-    assert rolling([StepRecord(0, 0, 0, 1)]) == []
+    assert rolling([StepRecord(0, 0, 1)]) == []

@@ -143,10 +143,11 @@ def test_the_quantisation_of_a_draft_model_that_nobody_loads(cli, pair, texts, c
     assert "no draft model" in result.said
 
 
-@pytest.mark.parametrize("drafters", ["model", "ngram,model", "hybrid"])
+@pytest.mark.parametrize("drafters", [["model"], ["ngram", "model"], ["hybrid"]])
 def test_the_quantisation_of_a_draft_model_that_one_of_the_drafters_loads(cli, pair, texts, drafters):
+    named = [word for drafter in drafters for word in ("--drafter", drafter)]
     with pytest.raises(AssertionError, match="a model is loaded"):
-        raise_what(cli, "bench", texts, *pair, "--drafters", drafters, "--draft-quantize", "int8")
+        raise_what(cli, "bench", texts, *pair, *named, "--draft-quantize", "int8")
 
 
 def test_an_unknown_prompt_number_and_category(cli, texts):

@@ -97,7 +97,7 @@ def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[st
 
 
 def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
-    servers = compared(LabModels(target="t", draft="d", drafters="suffix,model"), VLLM)
+    servers = compared(LabModels(target="t", draft="d", drafter=["suffix", "model"]), VLLM)
     tried = tune_served.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
     assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_served.LENGTHS)]
     assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
@@ -207,7 +207,7 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     monkeypatch.setattr(load, "load_test", load_test)
     shown: list[Result] = []
     monkeypatch.setattr(tune_served, "finish", lambda result, files: shown.append(result))
-    models = TuneModels(target="t", draft="d", drafters="suffix,model")
+    models = TuneModels(target="t", draft="d", drafter=["suffix", "model"])
     out = tmp_path / "choice.json"
     with pytest.raises(typer.Exit) as ended:
         tune_served.tune_vllm(

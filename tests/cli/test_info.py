@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import CheckpointError
 from slipstream.plan.support_matrix import matrix, page
 from slipstream.settings import WEIGHT_FORMATS
@@ -80,12 +79,8 @@ def test_info_of_the_embedded_model(cli, embedded, monkeypatch):
 
 
 def test_info_shows_what_works_with_what(cli):
-    assert cli("info", "--matrix", "--markdown").out == page()
+    assert cli("info", "--matrix").out == page()
     assert json.loads(cli("info", "--matrix", "--json").out) == matrix()
-    shown = cli("info", "--matrix").out
-    assert all(name in shown for name in DRAFTERS)
-    assert "…" not in shown
-    assert "--matrix" in cli("info", "--markdown").err
 
 
 def test_info_says_that_transformers_runs_a_model(cli, tmp_path):

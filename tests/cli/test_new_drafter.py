@@ -16,8 +16,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.bench.configs import Choice, others
 from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.contenders import LabModels
-from slipstream.cli.options import ModelOptions, SamplingOptions
-from slipstream.cli.session import Session
+from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from tests.checkpoints import Tiny
@@ -93,17 +92,6 @@ def test_the_lab_measures_it(added: None) -> None:
     assert recreated_per_pass("bigram")
     assert "bigram" in TuneModels().specs()
     assert all("no counterpart" in each.note for each in others(Choice("bigram", 4)).values())
-
-
-def test_a_chat_can_switch_to_it(added: None, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ModelOptions(target=str(tiny.target), drafter="none", executor="torch")
-    session = Session(
-        LLM(tiny.target, executor="torch", draft_tokens=4), options, SamplingOptions(max_tokens=4).params()
-    )
-    session.handle("/drafter bigram reach=2")
-    assert (session.llm.drafter.name, session.llm.draft_tokens) == ("bigram", 4)
-    session.handle("/help")
-    assert "bigram" in capsys.readouterr().err
 
 
 def test_help_names_it(folder: Path) -> None:

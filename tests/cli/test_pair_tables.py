@@ -1,4 +1,4 @@
-"""`slipstream simulate --pairs`, `--advice` and `--suggest`."""
+"""`slipstream simulate --pairs` and `--advice`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ import typer
 from slipstream.cli.main import app, canonical
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.plan.advice import ADVICE
-from slipstream.plan.known_pairs import MODELS, PAIRS
-from slipstream.plan.suggest import ALTERNATIVES
-from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
+from slipstream.plan.known_pairs import PAIRS
 
-COMMANDS = [command for advice in ADVICE for command in advice.commands] + [
-    alternative.command.format(target="TARGET") for alternative in ALTERNATIVES
-]
+COMMANDS = [command for advice in ADVICE for command in advice.commands]
 
 
 def test_pairs_for_programs(cli):
@@ -65,35 +61,3 @@ def test_advised_commands_are_understood(command):
     wanted.make_context(name, list(arguments))
     if "--drafter" in arguments:
         assert arguments[arguments.index("--drafter") + 1] in DRAFTERS
-
-
-def test_suggestions_for_a_known_target(cli, tmp_path):
-    result = cli("simulate", "--suggest", "-m", "Llama-3.1-70B", "--models", tmp_path)
-    said = " ".join(result.out.split())
-    assert result.code == 0
-    assert "Llama-3.2-3B 2.12x 5 0.128 1.00 at 78% not local" in said
-    assert "- Llama-3.2-3B: predicted for 4 x H100." in said
-    assert "Assumptions: the acceptance rate shown, at every position; batch 1; costs by a roofline of H100" in said
-    assert "info meta-llama/Llama-3.1-70B-Instruct meta-llama/Llama-3.2-1B-Instruct --measure" in said
-    assert "another vocabulary: Qwen 2.5's, not Llama 3's" in said
-    assert "--draft-tokenizer intersection or string takes another vocabulary" in said
-    seen = json.loads(cli("simulate", "--suggest", "-m", "Llama-3.1-70B", "--models", tmp_path, "--json").out)
-    assert {one["name"] for one in (*seen["fitting"], *seen["rejected"])} == {*MODELS} - {"Llama-3.1-70B"}
-
-
-def test_without_a_compatible_draft_the_alternatives_are_named(cli, tiny, tmp_path):
-    make_model(tmp_path / "other")
-    make_tokenizer(tmp_path / "other", texts=OTHER_TEXTS)
-    result = cli("simulate", "--suggest", "-m", tiny.target, "--models", tmp_path)
-    assert result.code == 1
-    said = " ".join(result.out.split())
-    assert "no draft fits." in said
-    assert "common ids differ" in said
-    for alternative in ALTERNATIVES:
-        assert alternative.name in said
-
-
-def test_the_embedded_draft_is_suggested_for_the_embedded_target(cli, tmp_path):
-    result = cli("simulate", "--suggest", "-m", "embedded", "--models", tmp_path)
-    assert result.code == 0
-    assert "slipstream info embedded embedded --measure" in result.out

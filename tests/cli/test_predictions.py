@@ -19,11 +19,6 @@ def of_pairs(cli, *more):
     return next(one["predicted"] for one in found if (one["target"], one["draft"]) == (TARGET, DRAFT))
 
 
-def of_suggest(cli, target, draft, *more):
-    found = json.loads(cli("simulate", "--suggest", "-m", target, *more, "--json").out)["fitting"]
-    return next(one for one in found if one["name"] == draft)
-
-
 def of_simulate(cli, *more):
     given = ("--hardware", "h100", "-m", TARGET, "-md", DRAFT, "--batch", "1", "--json")
     return json.loads(cli("simulate", *given, *more).out)["loads"][0]
@@ -35,18 +30,16 @@ def figures(found):
 
 @pytest.mark.parametrize("hardware", ["h100", "rtx4090"])
 @pytest.mark.parametrize("alpha", [None, "0.6", "0.9"])
-def test_three_commands_predict_the_same_for_the_same_pair_and_assumptions(cli, tmp_path, hardware, alpha):
+def test_lists_and_predictions_agree_for_the_same_pair_and_assumptions(cli, hardware, alpha):
     rate = [] if alpha is None else ["--alpha", alpha]
     place = ["--hardware", hardware]
     seen = figures(of_pairs(cli, *place, *rate))
-    assert figures(of_suggest(cli, TARGET, DRAFT, "--models", tmp_path, *place, *rate)) == seen
-    assert figures(of_simulate(cli, *place, *([] if alpha is None else ["--alpha", alpha]))) == seen
+    assert figures(of_simulate(cli, *place, *rate)) == seen
     assert seen["acceptance"] == (0.775 if alpha is None else float(alpha))
 
 
-def test_their_defaults_agree_too(cli, tmp_path):
+def test_their_defaults_agree_too(cli):
     seen = figures(of_pairs(cli))
-    assert figures(of_suggest(cli, TARGET, DRAFT, "--models", tmp_path)) == seen
     assert figures(of_simulate(cli)) == seen
 
 
@@ -55,20 +48,18 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
         make_model(tmp_path / name, num_hidden_layers=layers)
         make_tokenizer(tmp_path / name)
     target, draft = tmp_path / "target", tmp_path / "draft"
-    suggested = of_suggest(cli, target, "draft", "--models", tmp_path, "--alpha", "0.8")
     checked = json.loads(cli("info", target, draft, "--json").out)["expected"]["0.8"]
-    given = ("--alpha", "0.8", "--c", suggested["c"])
+    given = ("--alpha", "0.8", "--c", checked["c"])
     simulated = json.loads(cli("simulate", *given, "--json").out)
     row = next(row for row in simulated["lengths"] if row["draft_tokens"] == simulated["best"])
     for name in ("draft_tokens", "tau", "step_cost", "speedup"):
-        assert suggested[name] == checked[name] == row[name]
+        assert checked[name] == row[name]
 
 
 @pytest.mark.parametrize(
     "command",
     [
         ["simulate", "--pairs"],
-        ["simulate", "--suggest", "-m", TARGET],
         ["simulate"],
         ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
         ["info", "TINY", "TINY"],

@@ -32,12 +32,6 @@ def test_the_text_matches_a_regex_and_a_grammar(cli, pair, tmp_path):
     assert cli("generate", "x", "-q", "--grammar", tmp_path / "answer.lark", *pair).out.strip() in ("x1", "x2")
 
 
-def test_every_line_of_a_file_has_the_form(cli, pair, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    out = cli("generate", "--file", tmp_path / "prompts.jsonl", "-q", "--choice", "yes", *pair).out
-    assert [json.loads(line)["text"] for line in out.splitlines()] == ["yes", "yes"]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

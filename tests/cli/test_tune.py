@@ -12,7 +12,7 @@ QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 
 def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_path):
     out, page, made = (tmp_path / name for name in ("r.json", "r.html", "choice.json"))
-    given = ["--drafters", "model,ngram", "-k", "3", "--out", out, "--page", page, "--write", made]
+    given = ["--drafter", "model", "--drafter", "ngram", "-k", "3", "--out", out, "--write", made]
     result = cli("tune", texts, *pair, *QUICK, *given)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
@@ -25,6 +25,7 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     assert written == found["configs"]["slipstream"]
     assert (written["executor"], written["dtype"]) == ("torch", "float64")
     assert written["drafter"] == ("none" if found["choice"] is None else found["choice"]["drafter"])
+    assert cli("report", out, "-o", page).code == 0
     assert "Which drafter and draft length?" in page.read_text()
     again = cli("generate", "for x in", "--config", made, "-n", "4", "--json")
     assert again.code == 0, again.err
@@ -68,7 +69,7 @@ def test_what_is_tried_by_default():
     ]  # fmt: skip
     assert [c.label for c in TuneModels(target="elsewhere").longest()] == ["ngram", "suffix"]
     assert [c.draft_tokens for c in TuneModels(draft_tokens=3).longest()] == [3] * 5
-    assert [c.label for c in TuneModels(drafters="suffix").longest()] == ["suffix"]
+    assert [c.label for c in TuneModels(drafter=["suffix"]).longest()] == ["suffix"]
 
 
 def test_formats_of_the_draft_are_tried_that_our_kernels_run(tiny, tmp_path):
@@ -77,7 +78,7 @@ def test_formats_of_the_draft_are_tried_that_our_kernels_run(tiny, tmp_path):
 
     assert tried() == ["int8", "int4"]
     assert tried(quantize="int8") == ["none", "int4"]
-    assert tried(draft_quantize="int8") == tried(drafters="model") == tried(executor="torch") == []
+    assert tried(draft_quantize="int8") == tried(drafter=["model"]) == tried(executor="torch") == []
     file, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
     assert tried(target=str(tiny.target), draft=str(file)) == []  # its weights are quantised
 

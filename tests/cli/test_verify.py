@@ -25,7 +25,7 @@ QUICK = [
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
     out, page = tmp_path / "r.json", tmp_path / "r.html"
-    result = cli("verify", texts, *pair, *QUICK, "--out", out, "--page", page)
+    result = cli("verify", texts, *pair, *QUICK, "--out", out)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
     for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's own distribution",
@@ -35,6 +35,7 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
     assert re.search(r"rejection: (\d+) of \1 texts identical", said)
     assert max(map(len, result.out.splitlines())) <= 80
     assert json.loads(out.read_text())["kind"] == "verify"
+    assert cli("report", out, "-o", page).code == 0
     assert "Does speculation change the target&#x27;s output?" in page.read_text()
 
 
@@ -92,13 +93,6 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
         True,
         [],
     )
-
-
-def test_the_former_name_of_the_distribution_check_still_works(cli, pair, texts):
-    quick = [option.replace("distribution", "law") for option in QUICK]
-    result = cli("verify", texts, *pair, *quick, "--check", "law", "--json")
-    assert result.code == 0, result.err
-    assert len(json.loads(result.out)["data"]["distribution"]) == 1
 
 
 def test_the_rule_greedy_is_checked_on_greedy_texts_alone(cli, pair, texts):

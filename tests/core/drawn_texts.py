@@ -74,7 +74,7 @@ def draw_trees(
         return depth
 
     cut = [tree.cut(room) for room in range(tree.height + 1)]
-    return _draw(accept, [costs.step(len(t), t.height) for t in cut], tokens, texts)
+    return _draw(accept, [costs.step(len(t)) - costs.c * (len(t) - t.height) for t in cut], tokens, texts)
 
 
 def _draw(accept: Callable[[int], Ints], costs: Seq[float], tokens: int, texts: int) -> Drawn:

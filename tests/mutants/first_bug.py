@@ -14,7 +14,7 @@ from slipstream.verify.verification import empty, overall
 def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
     """What found it, or None. options: of `LLM`."""
     llm = LLM("embedded", **{"draft": "embedded", "threads": 1} | options)
-    chosen = prompts.load(llm, "code,edit,varied", 9, tokens=48, warn_random=False)
+    chosen = prompts.load(llm, "code,edit,varied", 9, tokens=48)
     data = empty(chosen)
     checks = Checks(llm, chosen, VerifyConfig(seed=seed), data, lambda: None)
     for check in (checks.control, checks.greedy, checks.coupled, checks.positions, checks.first_tokens):

@@ -266,7 +266,7 @@ COMMANDS = (
     "generat x", "--vresion", "generate x --temprature 1", "generate x --draft-token 1", "train medsua",
     "train draft --decai 1", "simulate --alhpa 1", "report --nothing", "drafters ngram surplus",
     # missing words
-    "generate", "simulate --suggest", "report", "train medusa",
+    "generate", "report", "train medusa",
     # values of the wrong type
     "generate x -n many", "generate x --top-k 1.5", "generate x --temperature hot", "generate x --threads two",
     "generate x --seed s", "bench --rounds x", "simulate --alpha x", "bench --seconds x",
@@ -279,8 +279,8 @@ COMMANDS = (
     "bench --prompts 0", "demo --prompts 9", "trace --number 0", "trace --number 100000", "verify --first 1",
     "verify --level 2", "simulate --alpha 2", "simulate --c -1", "simulate --rates 2",
     "simulate --gpus 0 -m 7B --hardware h100",
-    "simulate --pairs --alpha 2", "simulate --suggest -m GPT-2 --alpha -1", "train medusa --data corpus",
-    "train medusa --data corpus --budget-tokens 9 --heads 0", "info embedded embedded --draft-tokens -1",
+    "simulate --pairs --alpha 2", "train medusa --data corpus",
+    "train medusa --data corpus --budget-tokens 9 --heads 0",
     # unknown names
     "generate x --rule rejction", "generate x --drafter n-gram", "generate x --drafter suffix,n-gram",
     "generate x --executor nativ", "generate x --executor openvino", "generate x --dtype float33",
@@ -299,18 +299,17 @@ COMMANDS = (
     "generate x --drafter ngram -o branches=2 --rule block --temperature 1 --seed 1 -n 8",
     "generate x --temperature 1 --rule greedy", "generate x --executor native --dtype float64",
     "generate x --executor torch --kv-dtype float16",
-    "generate x --quantize int8 --dtype bfloat16", "bench --drafters model,model",
-    "bench --drafters model,ngram -o max_ngram=3", "trace x --drafters model,ngram",
-    "tune -k 0", "tune --drafters none", "simulate -m 7B", "simulate --batch 1,2",
+    "generate x --quantize int8 --dtype bfloat16", "bench --drafter model --drafter model",
+    "bench --drafter model --drafter ngram -o max_ngram=3", "trace x --drafter model --drafter ngram",
+    "tune -k 0", "tune --drafter none", "simulate -m 7B", "simulate --batch 1,2",
     # files and folders
     "generate x -m /nonexistent/model", "generate x -md /nonexistent/model", "generate x -m {broken}",
     "generate x -md {other}", "generate --file /nonexistent/prompt", "generate --file {empty.txt}", "generate ''",
     "generate x --config /nonexistent.json", "generate x --config {unknown.json}", "generate x --config {list.json}",
     "generate x --config {garbled.json}", "info /nonexistent/model", "info {broken}", "info embedded {other}",
     "info embedded /nonexistent", "report /nonexistent.json", "report {garbled.json}", "report {config.json}",
-    "bench /nonexistent.jsonl", "bench --out /nonexistent/r.json", "verify --page /nonexistent/r.html",
-    "simulate --suggest -m GPT-2 --models /nonexistent", "train medusa --data /nonexistent.txt --budget-tokens 9",
-    "bench --compare /nonexistent.json", "bench --compare /nonexistent.json {config.json}",
+    "bench /nonexistent.jsonl", "bench --out /nonexistent/r.json", "verify --out /nonexistent/r.json",
+    "train medusa --data /nonexistent.txt --budget-tokens 9",
     # what works
     "generate 'import os' -n 4", "generate 'import os' -n 4 -q", "generate 'import os' -n 4 --json --logprobs 2",
     "generate --file {prompt.txt} -n 4 -q --config {config.json}", "generate - -n 4 -q",
@@ -321,15 +320,12 @@ COMMANDS = (
     "info", "info --json", "info embedded embedded", "info embedded embedded --json", "drafters",
     "drafters --json", "drafters ngram", "drafters ngram --json",
     "simulate --pairs", "simulate --pairs --json", "simulate --advice --json",
-    "simulate --suggest -m Llama-3.1-70B --json", "simulate", "simulate --json",
-    "simulate --presets --json",
+    "simulate", "simulate --json",
     "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --json",
     "trace 'import os' -n 8 --json --drafter ngram", "verify -n 24 --prompts 3 --check greedy --json",
     "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
     "bench {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
     "tune {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
-    # former names
-    "check-pair embedded embedded", "sweep", "doctor", "pairs", "suggest-draft GPT-2",
 )  # fmt: skip
 """Command lines without `slipstream`; {NAME} is replaced by a file of `make_scratch`."""
 

@@ -12,6 +12,8 @@ from slipstream.theory.forecast import Rates, forecast
 
 LLAMA_7B, LLAMA_70B = MODELS["Llama-2-7B"].size, MODELS["Llama-2-70B"].size
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
+RIDGE = H100.flops * H100.computing / (H100.bandwidth * H100.reading)
+"""Rows from which a dense 16-bit layer is compute-bound there instead of memory-bound."""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_impossible_hardware_is_refused(change):
 def test_a_dense_model_is_memory_bound_below_the_ridge_and_compute_bound_above():
     """Below the ridge rows are almost free; far above it the cost is proportional to rows."""
     model = ModelSize.like_llama(70e9)
-    few, many = int(H100.ridge * 0.9), int(H100.ridge * 4)
+    few, many = int(RIDGE * 0.9), int(RIDGE * 4)
     assert forward_seconds(model, H100, few) == pytest.approx(forward_seconds(model, H100, 1))
     assert forward_seconds(model, H100, 2 * many) - H100.overhead == pytest.approx(
         2 * (forward_seconds(model, H100, many) - H100.overhead)
@@ -64,7 +66,7 @@ def test_attention_and_matrix_products_each_read_or_compute(batch, speedup):
 
 def test_a_part_that_computes_does_not_hide_one_that_reads():
     """Many rows without a cache, then the same rows with a cache that is only read."""
-    rows = int(H100.ridge * 4)
+    rows = int(RIDGE * 4)
     products = forward_seconds(LLAMA_7B, H100, rows)
     both = forward_seconds(LLAMA_7B, H100, rows, sequences=rows, context=1000)
     assert both - products == pytest.approx(rows * 1000 * LLAMA_7B.kv_bytes / (H100.bandwidth * H100.reading))

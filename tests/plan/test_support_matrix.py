@@ -143,4 +143,4 @@ def test_the_page_begins_with_what_the_command_prints() -> None:
     """Below it stands a table of `benchmarks.architectures`."""
     text = (Path(slipstream.__file__).parent.parent / "docs" / "support.md").read_text(encoding="utf-8")
     before = text.split("\n## ")[0]
-    assert before == page(), "put what `slipstream info --matrix --markdown` prints before the headings"
+    assert before == page(), "put what `slipstream info --matrix` prints before the headings"

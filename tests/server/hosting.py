@@ -16,7 +16,6 @@ from slipstream import LLM, AsyncLLM
 from slipstream.server.app import create_app
 from slipstream.server.engine_process import facts_of
 from slipstream.server.reply_format import ReplyFormat
-from slipstream.server.request_traces import Tracing
 from slipstream.server.service import Limits, Service
 from slipstream.server.serving import Server, bound
 
@@ -62,13 +61,12 @@ def hosted(
     keys: tuple[str, ...] = (),
     tokenizer: Any = None,
     replies: ReplyFormat | None = None,
-    tracing: Tracing | None = None,
     metrics_prefix: str = "slipstream",
 ) -> Iterator[Host]:
     """A server of `llm` at a free port. tokenizer: instead of that of the model."""
     made = AsyncLLM(llm)
     text = tokenizer or llm.tokenizer
-    service = Service("embedded", facts_of(llm), text, made.streams, limits, keys, replies, tracing, metrics_prefix)
+    service = Service("embedded", facts_of(llm), text, made.streams, limits, keys, replies, metrics_prefix)
     with bound("127.0.0.1", 0) as listening:
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

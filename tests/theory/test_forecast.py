@@ -7,7 +7,7 @@ import pytest
 from slipstream.errors import ParameterError
 from slipstream.theory.closed_forms import best_gamma, break_even, expected_tokens, geometric_rates, predict, speedup
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import LONGEST_DRAFT, Rates, StepCosts, best_tree, forecast
+from slipstream.theory.forecast import LONGEST_DRAFT, Rates, StepCosts, forecast
 from slipstream.theory.trees import Acceptance, Tree, expected_tokens as expected_of_tree, optimal_tree
 from tests.core.drawn_texts import Sampled, draw_chains, draw_trees
 
@@ -19,7 +19,7 @@ SIGMAS = 4.5  # two-sided p < 7e-6 for each comparison, with a fixed seed
 
 def tree_speedup(tree: Tree, acceptance: Acceptance, costs: StepCosts) -> float:
     """Expected speed-up of drafting this tree in every step."""
-    return float(expected_of_tree(tree, acceptance)) / costs.step(len(tree), tree.height)
+    return float(expected_of_tree(tree, acceptance)) / (costs.step(len(tree)) - costs.c * (len(tree) - tree.height))
 
 
 def near(sampled: Sampled, value: float) -> bool:
@@ -87,29 +87,6 @@ def test_impossible_rates_and_lengths_are_refused() -> None:
         forecast(Rates(MEASURED), FREE, 4)
     with pytest.raises(ParameterError, match="draft_tokens is 0"):
         forecast(Rates(MEASURED), FREE, 0)
-
-
-# --- trees ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_best_tree_is_the_best_of_all_shapes() -> None:
-    acceptance = (0.6, 0.15, 0.05)
-    tree, gain = best_tree(acceptance, STEEP, most=15)
-    assert gain == pytest.approx(tree_speedup(tree, acceptance, STEEP))
-    others = [optimal_tree(acceptance, n, d) for n in range(1, 16) for d in range(1, 9)]
-    assert gain == pytest.approx(max(tree_speedup(t, acceptance, STEEP) for t in others if len(t)))
-
-
-def test_the_best_tree_of_one_choice_is_the_best_chain() -> None:
-    costs = StepCosts(0.1, CostCurve.flat(0.02))
-    tree, gain = best_tree((0.7,), costs)
-    best = forecast(Rates.constant(0.7), costs)
-    assert (len(tree), tree.height) == (best.draft_tokens, best.draft_tokens)
-    assert gain == pytest.approx(best.speedup)
-
-
-def test_no_tree_is_faster_if_draft_tokens_are_expensive() -> None:
-    assert best_tree((0.3, 0.1), StepCosts(2.0)) == (Tree((), ()), 1.0)
 
 
 # --- the closed forms against texts drawn at random ----------------------------------------------------------------
