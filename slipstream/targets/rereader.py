@@ -35,20 +35,25 @@ class Rereader:
 
     def __init__(self, model: Target, both: Vocabularies):
         self.model, self.both = model, both
+        self.memory = model.capabilities.memory
         self.reserve = min(RESERVE, model.context // 2)
         self._held: dict[int, Held] = {}
         roles = both.theirs.roles
         self._filler = next((found for role in ("bos", "eos") if (found := roles[role]) is not None), 0)
 
-    def follow(self, seq_id: int, tokens: Seq[int], same: int) -> Sequence:
+    def follow(self, seq_id: int, tokens: Seq[int], same: int, cached: bool = False) -> Sequence:
         """The draft model's own sequence for a text, brought up to date; at least its last token is pending. A text
         that fills the model's context is read from a later point on.
 
-        same: how many leading tokens are as they were in the last call for `seq_id`.
+        same    how many leading tokens are as they were in the last call for `seq_id`.
+        cached  whether the sequence may begin with what the model computed for an earlier text.
         """
         held = self._held.get(seq_id)
         if held is None:
             held = self._held[seq_id] = Held(Reading(self.both), Sequence([], context=self.model.context))
+            cached = cached and self.memory is not None
+        else:
+            cached = False
         kept = held.reading.update(tokens, same)
         ids = held.reading.ids
         begin = self._begin(len(ids))
@@ -60,6 +65,11 @@ class Rereader:
             ids = [*self.both.theirs.begin, *ids[begin + len(self.both.theirs.begin) :]]
             kept = max(0, kept - begin)
         ids = ids or [self._filler]
+        if cached:
+            assert self.memory is not None
+            own.kv_len = self.memory.begin(own.id, ids, len(ids) - 1)
+            own.tokens[:] = ids
+            return own
         k, most = min(kept, own.kv_len), min(own.kv_len, len(ids), len(own.tokens))
         while k < most and ids[k] == own.tokens[k]:
             k += 1
@@ -74,6 +84,12 @@ class Rereader:
     def held(self, seq_id: int) -> Sequence:
         """The sequence that `follow` returned last."""
         return self._held[seq_id].own
+
+    def keep(self, seq_id: int) -> None:
+        """Keep the KV of a text for later ones."""
+        held = self._held.get(seq_id)
+        if held is not None and self.memory is not None and not held.begin:
+            self.memory.keep(held.own.id, held.own.tokens[: held.own.kv_len])
 
     def release(self, seq_id: int) -> None:
         """Forget a text. Unknown ids are ignored."""

@@ -5,12 +5,12 @@ vocabularies have go to the target's ids; all other ids have probability 0. They
 q is the distribution that each draft token was drawn from. Without the normalisation the output would be biased: with
 p = (.5, .3, .2) and q = (.4, .4) on the shared tokens, by a total variation of .117.
 
-Whoever drafts with a draft model uses it as any other. Texts are read by a `Rereader`.
+Whoever drafts with a draft model, chains or trees, uses it as any other. Texts are read by a `Rereader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Capabilities, MultiStep, Target, TargetOut
+from slipstream.core.target import Capabilities, Memory, MultiStep, Target, TargetOut, Usage
 from slipstream.errors import TargetError
 from slipstream.models.rereading import Vocabularies
 from slipstream.targets.rereader import Rereader
@@ -34,23 +34,28 @@ class TranslatedModel:
         self.reader = Rereader(model, both)
         self.ours = torch.from_numpy(both.shared.ours).to(self.device)  # [S]
         self.theirs = torch.from_numpy(both.shared.theirs).to(self.device)  # [S]
+        self._nodes: dict[int, list[int]] = {}  # of the last run of each text: the draft model's ids
 
     @property
     def capabilities(self) -> Capabilities:
         own = self.model.capabilities
         return Capabilities(
-            trees=False,
+            trees=own.trees,
             multi_step=None if own.multi_step is None else TranslatedSteps(self, own.multi_step),
             runtime=None if own.runtime is None else replace(own.runtime, source=None),  # its ids are others
+            memory=None if own.memory is None else TranslatedMemory(self.reader, own.memory),
             torch_threads=own.torch_threads,
             experts=own.experts,
         )
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
-        """See `Target`. It offers no hidden states. Raises TargetError if it is given a draft: it drafts itself."""
-        if len(draft):
-            raise TargetError("a draft was given to a draft model", fix="give Draft.empty")
-        return TargetOut(self.translated(self.model.run([self.follow(seq) for seq in seqs], draft).logits))
+        """See `Target`; draft: of tokens that both models have. It offers no hidden states."""
+        own = [self.follow(seq) for seq in seqs]
+        ids = [self.both.shared.to_theirs[id_] for id_ in draft.ids]
+        for b, seq in enumerate(seqs):
+            self._nodes[seq.id] = ids[draft.splits[b] : draft.splits[b + 1]]
+        mine = Draft.of(ids, draft.parents, draft.splits, acceptable=draft.acceptable, device=self.device)
+        return TargetOut(self.translated(self.model.run(own, mine).logits))
 
     def follow(self, seq: Sequence) -> Sequence:
         """The model's own sequence for one of the target's tokens."""
@@ -64,10 +69,12 @@ class TranslatedModel:
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         own = [self.reader.held(seq.id) for seq in seqs]
         self.model.commit(own, path)
-        for mine in own:
+        for seq, mine, nodes in zip(seqs, own, path, strict=True):
+            mine.tokens += [self._nodes[seq.id][node] for node in nodes]
             mine.kv_len = len(mine.tokens)
 
     def release(self, seq_id: int) -> None:
+        self._nodes.pop(seq_id, None)
         self.reader.release(seq_id)
 
 
@@ -134,3 +141,43 @@ class TranslatedSteps:
                 seq.kv_len = len(seq.tokens)
                 seq.tokens.append(model.both.shared.to_theirs[token])
         return DecodedSteps(torch.stack(tokens), torch.stack(logits), torch.stack(probs))
+
+
+class TranslatedMemory:
+    """The draft model's KV cache; see `core.target.Memory`. Positions are those of its own tokens."""
+
+    def __init__(self, reader: Rereader, own: Memory):
+        self._reader, self._own = reader, own
+
+    @property
+    def block(self) -> int:
+        """See `Memory`."""
+        return self._own.block
+
+    @property
+    def capacity(self) -> int | None:
+        """See `Memory`."""
+        return self._own.capacity
+
+    @property
+    def usage(self) -> Usage:
+        """See `Memory`."""
+        return self._own.usage
+
+    def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
+        """See `Memory`; as if each of the target's tokens were one of the draft model's."""
+        own = [(self._reader.held(seq_id).id, start, stop) for seq_id, start, stop in writes]
+        return self._own.missing(own)
+
+    def match(self, tokens: Seq[int]) -> int:
+        """See `Memory`: of no token, because positions differ."""
+        return 0
+
+    def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
+        """See `Memory`. Returns 0: the next run reads the whole text, and computes only what is not kept."""
+        self._reader.follow(seq_id, tokens[:most], 0, cached=True)
+        return 0
+
+    def keep(self, seq_id: int, tokens: Seq[int]) -> None:
+        """See `Memory`."""
+        self._reader.keep(seq_id)

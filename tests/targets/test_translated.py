@@ -16,15 +16,17 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Target, TargetOut
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
-from slipstream.errors import TargetError
 from slipstream.llm import LLM
 from slipstream.models.rereading import Reading
+from slipstream.models.text import load_tokenizer
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.translated import TranslatedModel
+from tests.checkpoints import Tiny
 from tests.core.exact import completed, distance, emitted_distribution, rational, target_distribution, weighed
 from tests.core.worlds import Distribution, Shape, Text, World, every_draft, random_world, steady
 from tests.drafters.fakes import MultiStepToy
-from tests.drafters.foreign_models import OURS, THEIRS, intersection, toy_model, vocabularies
-from tests.models.tokenizer_kinds import letters
+from tests.drafters.foreign_models import OURS, THEIRS, intersection, toy_model, toy_vocabularies, vocabularies
+from tests.models.tokenizer_kinds import byte_level, letters
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -143,7 +145,26 @@ def test_several_steps_in_one_call_draft_what_single_steps_draft(temperature: fl
 def test_it_is_a_target_that_declares_what_the_draft_model_can() -> None:
     model = intersection()
     assert isinstance(model, Target)
-    assert (model.capabilities.trees, model.capabilities.multi_step) == (False, None)
+    assert (model.capabilities.trees, model.capabilities.multi_step) == (True, None)
     assert intersection(toy_model(MultiStepToy)).capabilities.multi_step is not None
-    with pytest.raises(TargetError, match="a draft was given to a draft model"):
-        model.run([Sequence([0, 2])], Draft.chains([[1]]))
+    assert TranslatedModel(ToyTarget(8, trees=False), toy_vocabularies()).capabilities.trees is False
+
+
+def test_what_was_read_for_an_earlier_text_is_not_computed_again(tiny: Tiny) -> None:
+    model = Decoder.load(tiny.draft, executor="torch", dtype="float64")
+    ours, theirs = byte_level(), load_tokenizer(tiny.draft)
+    translated = TranslatedModel(model, vocabularies(ours, theirs, (len(ours), model.vocab_size)))
+    memory = translated.capabilities.memory
+    assert memory is not None
+    text = ours.encode("def add(first, second):\n    return first + second\n" * 3)
+    rows, logits = list[int](), list[torch.Tensor]()
+    for _ in range(2):
+        seq = Sequence(text)
+        memory.begin(seq.id, seq.tokens, len(seq.tokens) - 1)
+        rows.append(len(translated.follow(seq).pending))
+        logits.append(translated.run([seq], Draft.empty(1)).logits.clone())
+        translated.commit([seq], [[]])
+        memory.keep(seq.id, seq.tokens)
+        translated.release(seq.id)
+    assert rows[1] == rows[0] - memory.block
+    assert torch.equal(*logits)
