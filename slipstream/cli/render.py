@@ -308,10 +308,10 @@ def logprobs(completion: Completion, show: Any) -> None:
     err().print(rendered(Table("", columns, rows)))
 
 
-def runs_table(groups: Mapping[str, Seq[Run]], group: str = "task") -> RichTable:
+def runs_table(groups: Mapping[str, Seq[Run]], what: str = "task") -> RichTable:
     """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
-    most 80 characters wide."""
-    columns = [words(group), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
+    most 80 characters wide. what: the groups are."""
+    columns = [words(what), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
                Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
     rows = []
     for name, runs in groups.items():
