@@ -16,7 +16,7 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import CONTEXT, Tiny
+from tests.checkpoints import Tiny
 
 EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 PROMPTS = ["def add(", "for name in", "café"]
@@ -222,12 +222,6 @@ def test_chat_without_a_template_is_refused(tiny, plain):
 
     with pytest.raises(PromptError, match="no chat template"):
         LLM(tiny.target, tokenizer=Bare(), **EXACT, draft_tokens=4).chat("hi")
-
-
-def test_the_end_of_the_context_ends_the_text(llm):
-    room = 10
-    done = llm.generate([5] * (CONTEXT - room), greedy(100, ignore_eos=True))[0]
-    assert (len(done.token_ids), done.finish_reason) == (room, "length")
 
 
 def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog):

@@ -48,9 +48,7 @@ def test_the_step_of_the_tutorial_has_twenty_lines() -> None:
 
 
 @pytest.mark.parametrize("command", OURS)
-def test_a_command_is_accepted_up_to_loading(
-    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_accepted_up_to_loading(command, monkeypatch, tmp_path, capsys):
     """All options are parsed and checked by the commands themselves; those that load nothing run to their end."""
 
     def loaded(*_: object, **__: object) -> None:
@@ -112,9 +110,7 @@ REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_measured_block_shows_what_its_command_prints_except_for_times(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, monkeypatch, tmp_path, capsys):
     """With one timed pass: nothing that is compared depends on their number."""
 
     def run(kit: Kit, command: str, fails: bool = False) -> str:
@@ -190,9 +186,7 @@ def test_only_the_block_is_replaced() -> None:
     assert tutorial.with_figure(made, "one", "old") == made
 
 
-def test_a_block_whose_extra_is_not_there_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_block_whose_extra_is_not_there_is_left_as_it_is(monkeypatch, capsys, tmp_path):
     """And is named."""
     page = tmp_path / "tutorial.md"
     page.write_text(TEXT, encoding="utf-8")

@@ -146,9 +146,7 @@ def test_the_drafters_of_nodes_go_with_them() -> None:
         (EXAMPLE, [0], RAN, True, ["in use", "in use"]),
     ],
 )
-def test_each_token_gained_has_the_name_of_who_proposed_it(
-    draft: Draft, path: list[int], following: int, cut: bool, names: list[str | None]
-) -> None:
+def test_each_token_gained_has_the_name_of_who_proposed_it(draft, path, following, cut, names):
     verdict = Verdict([path], [following], [None], [cut])
     assert verdict.proposers(draft, 0, "in use") == names
     assert len(names) == len(verdict.run(draft, 0))

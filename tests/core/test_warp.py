@@ -287,11 +287,3 @@ def test_a_batch_is_warped_sequence_by_sequence() -> None:
         assert torch.equal(distributions(logits[own], [seq], alone), together[own])
         for row, x, output in zip(together[own], logits[own].tolist(), histories(seq, alone, 0), strict=True):
             agree(row, reference(x, seq.params, seq.tokens[: seq.prompt], output, sorted(seq.stop_ids)))
-
-
-def test_equal_parameters_of_a_batch_give_what_each_gets_alone() -> None:
-    seqs = [Sequence([1], SamplingParams(temperature=0.9, top_p=0.8)) for _ in range(3)]
-    draft = Draft.chains([[1], [], [2, 3]])
-    logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    found = distributions(logits, seqs, draft)
-    assert torch.equal(found, torch.cat([warp(logits[i : i + 1], seqs[0].params) for i in range(6)]))

@@ -6,21 +6,16 @@ The reference is `Oracle.greedy`: each token by a fresh prefill of the whole tex
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target
-from slipstream.drafters.model import ModelDrafter
-from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import make_family
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay, right, wrong, wrong_at
-from tests.end_to_end.toys import ToyDrafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -103,23 +98,3 @@ def test_llama_scripted(llama: Oracle, name: str, draft_tokens: int) -> None:
         llm = LLM(llama.target, drafter, draft_tokens=draft_tokens)
         done = llm.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True))
         assert [d.token_ids for d in done] == [llama.greedy(prompt, LENGTH) for prompt in prompts]
-
-
-@pytest.mark.parametrize("name", ["another model", "ngram tree", "tree"])
-@pytest.mark.parametrize("draft_tokens", [1, 3, 6])
-def test_llama_drafters(
-    llama: Oracle, tmp_path_factory: pytest.TempPathFactory, name: str, draft_tokens: int, tmp_path: Path
-) -> None:
-    vocab = llama.target.vocab_size
-    if name == "another model":
-        drafter: Drafter = ModelDrafter(
-            Decoder.load(make_family("qwen2", tmp_path), "torch", torch.float64, "cpu"), vocab
-        )
-    elif name == "ngram tree":
-        drafter = NgramDrafter(NgramConfig(branches=3))
-    else:
-        drafter = ToyDrafter(llama, (2, 2, 1))
-    done = LLM(llama.target, drafter, draft_tokens=draft_tokens, max_batch=3).generate(
-        LLAMA_PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    )
-    assert [d.token_ids for d in done] == [llama.greedy(prompt, LENGTH) for prompt in LLAMA_PROMPTS]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import names_in_file, rotated
@@ -87,7 +86,3 @@ def gguf_model(
     file = folder / "model.gguf"
     file.write_bytes(gguf_bytes(whole, tensors, kinds=stored))
     return file, floats
-
-
-def as_tensors(floats: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(values) for name, values in floats.items()}

@@ -54,14 +54,11 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], file: str = "
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
 @pytest.mark.parametrize("executor", ["torch", "native"])
-def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
-    executor: str, copy: Callable[..., Path]
-) -> None:
+def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(executor, copy):
     """Mapped files count as memory: for a 16-bit checkpoint, half as much again as the weights."""
     folder = copy()
     decoder = Decoder.load(folder, executor, dtype="float64" if executor == "torch" else None, device="cpu")
     assert str(folder) not in Path("/proc/self/maps").read_text()
-    assert decoder.weights is not None
     stored = load_file(folder / SINGLE)["model.norm.weight"]
     assert torch.equal(decoder.weights["norm.weight"].double(), stored.double())
 
@@ -77,9 +74,7 @@ def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_all_weights_have_one_set_of_names(
-    family: str, checkpoint: Callable[[str], Path], reference: Callable[..., Reference]
-) -> None:
+def test_all_weights_have_one_set_of_names(family, checkpoint, reference):
     """From the file and from the model in memory (where experts are fused), bit for bit."""
     config = DecoderConfig.load(checkpoint(family))
     a = load_weights(checkpoint(family), config)
@@ -97,9 +92,7 @@ def test_sharded_equals_single(sharded: Path, checkpoint: Callable[[str], Path])
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
-def test_fused_experts_in_a_file_load_too(
-    family: str, copy: Callable[..., Path], reference: Callable[..., Reference]
-) -> None:
+def test_fused_experts_in_a_file_load_too(family, copy, reference):
     folder = copy(family)
     model = reference(family, torch.float32).model
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / SINGLE)
@@ -212,9 +205,7 @@ def test_R12_recurrent_and_unknown_architectures_are_refused_by_name(name: str, 
         (lambda c: c.update(attention_bias=True), CheckpointError, r"lacks .*q_proj\.bias"),
     ],
 )
-def test_a_wrong_config_is_refused_with_the_reason(
-    change: Any, error: type[LoadError], says: str, copy: Callable[..., Path]
-) -> None:
+def test_a_wrong_config_is_refused_with_the_reason(change, error, says, copy):
     with pytest.raises(error, match=says):
         load(edit(copy(), change))
 
@@ -364,16 +355,12 @@ def test_an_empty_index_is_refused(sharded: Path) -> None:
         ({"executor": "torch", "chunk": 0}, "chunk"),
     ],
 )
-def test_an_unsupported_setting_is_refused(
-    settings: dict[str, Any], says: str, checkpoint: Callable[[str], Path]
-) -> None:
+def test_an_unsupported_setting_is_refused(settings, says, checkpoint):
     with pytest.raises(ParameterError, match=says):
         Decoder.load(checkpoint("llama"), device="cpu", **settings)
 
 
-def test_auto_falls_back_to_torch_and_logs_it(
-    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_falls_back_to_torch_and_logs_it(checkpoint, monkeypatch, caplog):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert Decoder.load(checkpoint("llama"), device="cpu").executor.runtime.backend == "torch"
     assert caplog.text.count("Numba is not installed): torch runs it instead") == 1

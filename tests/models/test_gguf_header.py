@@ -57,7 +57,6 @@ def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
     assert seen.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
     assert seen.stored == {"F32": 4 * seen.parameters}
     assert seen.chat_template
-    assert seen.tokenizer is not None
     assert seen.tokenizer.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
     assert (seen.tokenizer.special, seen.tokenizer.roles["eos"], seen.tokenizer.roles["bos"]) == ({0}, 0, None)
 

@@ -18,13 +18,6 @@ def client(host: Host) -> clients.openai.OpenAI:
     return clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
 
 
-def test_completions_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
-    expected = pair.generate(["def add("], SamplingParams(max_tokens=16))[0].text
-    body = {"model": "embedded", "prompt": "def add(", "temperature": 0, "max_tokens": 16}
-    assert client.completions.create(**body).choices[0].text == expected
-    assert "".join(chunk.choices[0].text for chunk in client.completions.create(**body, stream=True)) == expected
-
-
 def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
     expected = pair.chat(USER, SamplingParams(max_tokens=24))
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_completion_tokens": 24}

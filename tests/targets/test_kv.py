@@ -15,7 +15,6 @@ from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
-from slipstream.targets.decoder import Decoder
 from tests.checkpoints import FAMILY_VOCAB
 from tests.targets.conftest import EXECUTORS
 from tests.targets.reference import Reference
@@ -110,9 +109,7 @@ Make = Callable[..., Texts]
 
 
 @pytest.fixture
-def make(
-    decoder: Callable[[str, str], Decoder], reference: Callable[[str, torch.dtype], Reference], name: str, family: str
-) -> Make:
+def make(decoder, reference, name, family):
     """A new executor, with a cache of `kv_blocks` blocks."""
 
     def made(kv_blocks: int | None = None) -> Texts:

@@ -13,7 +13,6 @@ import torch
 
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
-from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
@@ -21,6 +20,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.llm import LLM
 from slipstream.verify.checks import VerifyConfig
 from slipstream.verify.verification import verify
+from tests.core.wrong import chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
@@ -67,35 +67,8 @@ class SureDrafter(NearbyDrafter):
         return self.known[text]
 
 
-def planted(*, accept=lambda p, q, depth: p / q, bonus=1, neighbour=0) -> Rule:
-    """The rejection rule for chains, with one thing changed: the chance to accept a draft token, how many rows after
-    the last draft token the bonus token is drawn from, or the sequence of the batch whose residual is taken."""
-
-    def decide(draft: Draft, probs: torch.Tensor, dice: Dice):
-        batch = draft.batch
-        ends = [len(draft.nodes(b)) for b in range(batch)]
-        first = [draft.splits[b] + b for b in range(batch)]
-        accepted, running, mass = [0] * batch, [True] * batch, [probs[row] for row in first]
-        for i in range(max(ends, default=0)):
-            live = [b for b in range(batch) if running[b] and i < ends[b]]
-            chances, residual = [0.0] * batch, {}
-            for b in live:
-                node, p = draft.splits[b] + i, probs[first[b] + i]
-                x, q = draft.ids[node], draft.q[node]
-                chances[b] = float(accept(p[x], q[x], i + 1))
-                residual[b] = (p - q).clamp(min=0)
-            lucky = dice.accept(chances)
-            for n, b in enumerate(live):
-                if lucky[b]:
-                    accepted[b] += 1
-                    mass[b] = probs[first[b] + i + (bonus if i + 1 == ends[b] else 1)]
-                else:
-                    running[b] = False
-                    mass[b] = residual[live[(n + neighbour) % len(live)]]
-        chosen = dice.choose(torch.stack([each / each.sum() for each in mass]))
-        return [list(range(n)) for n in accepted], chosen.tolist()
-
-    return Rule("rejection", True, decide, tokenwise=True)
+def planted(**fault) -> Rule:
+    return chain_rule("rejection", **fault, lossless=True, tokenwise=True)
 
 
 DEFAULT = VerifyConfig(checks=("distribution",), samples=30, distribution_prompts=1, texts=20)

@@ -18,7 +18,7 @@ from slipstream.core import step as core_step
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
-from slipstream.core.rules import Rule, follow
+from slipstream.core.rules import follow
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.huggingface.huggingface_target import of_module
@@ -28,6 +28,7 @@ from slipstream.verify.distribution import Cells, cells, distribution_test, nonc
 from slipstream.verify.panel_requests import Request
 from slipstream.verify.texts import Control, control, wrong_token
 from slipstream.verify.verification import steps, verify
+from tests.core.wrong import FAULTS, chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 from tests.targets.toy import ToyTarget
@@ -117,45 +118,10 @@ def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
     assert row["largest"][0]["expected"] != pytest.approx(row["largest"][0]["counted"], rel=0.1)
 
 
-def wrong_rule(accept, otherwise) -> Rule:
-    """A chain rule that claims to be lossless: accept(p_x, q_x) is a draft token's probability of acceptance [B],
-    otherwise(p, q) the mass to sample from after a rejection [B, V]."""
-
-    def decide(draft, probs, dice):
-        start = torch.tensor(draft.splits[:-1])  # [B]
-        length, row = torch.tensor(draft.splits[1:]) - start, start + torch.arange(draft.batch)
-        alive, accepted, mass = length >= 0, torch.zeros_like(start), probs[row]
-        for i in range(int(length.max())):
-            live = alive & (i < length)
-            node = torch.where(live, start + i, 0)
-            p, q, x = probs[torch.where(live, row + i, 0)], draft.q[node], draft.tokens[node][:, None]
-            alive = live & torch.tensor(dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]).tolist()))
-            accepted += alive
-            after = torch.where(alive[:, None], probs[torch.where(live, row + i + 1, 0)], otherwise(p, q))
-            mass = torch.where(live[:, None], after, mass)
-        following = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
-        return [list(range(n)) for n in accepted.tolist()], following
-
-    return Rule("planted", True, decide)
-
-
-def residual(p, q):
-    mass = (p - q).clamp(min=0)
-    return torch.where(mass.sum(-1, keepdim=True) > 0, mass, p)
-
-
-WRONG = {
-    "A: accept with p, else sample p": wrong_rule(lambda p, q: p, lambda p, q: p),
-    "B: accept with p, else the residual": wrong_rule(lambda p, q: p, residual),
-    "C: accept with p / q, else sample p": wrong_rule(lambda p, q: p / q, lambda p, q: p),
-    "D: accept if p >= q, else the residual": wrong_rule(lambda p, q: (p >= q).double() * 2, residual),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", FAULTS)
 def test_wrong_rules_are_bugs(name):
     llm = toy(SkewedDrafter(5))
-    llm._rule = WRONG[name]
+    llm._rule = chain_rule("planted", **FAULTS[name], lossless=True)
     found = verify(llm, PROMPTS, replace(JOINT, samples=2000, batch=2000))
     assert found.data["verdict"] == "BUG"
     assert llm.rule.name == "planted"
@@ -163,7 +129,7 @@ def test_wrong_rules_are_bugs(name):
 
 def test_the_same_code_with_the_correct_rule_has_no_bug():
     llm = toy(SkewedDrafter(5))
-    llm._rule = wrong_rule(lambda p, q: p / q, residual)
+    llm._rule = chain_rule("planted", lossless=True)
     found = verify(llm, PROMPTS, replace(JOINT, samples=2000, batch=2000))
     assert found.data["verdict"] == "ok"
 

@@ -49,9 +49,7 @@ def damaged(folder: Path, into: Path, **changes: Any) -> Path:
     return into
 
 
-def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so_once(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so_once(folder, caplog):
     with caplog.at_level(logging.WARNING, "slipstream"):
         llm = LLM(folder, dtype="float64", device="cpu")
         done = llm.generate(PROMPTS, SHORT)
@@ -60,7 +58,6 @@ def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so
         "the architecture 'gpt_neox' is not supported by the decoder target: transformers runs it instead, slower"
     ]
     runtime = llm.target.capabilities.runtime
-    assert runtime is not None
     assert (runtime.backend, runtime.dtype, runtime.source) == ("transformers", torch.float64, folder)
     module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     module.generation_config.eos_token_id = None
@@ -383,7 +380,6 @@ def test_training_refuses_the_executor_of_transformers(tiny: Any) -> None:
 
 def test_a_kv_cache_of_fixed_size_is_honoured_or_refused(folder: Path) -> None:
     memory = LLM(folder, kv_tokens=320).target.capabilities.memory
-    assert memory is not None
     assert (memory.capacity, memory.block) == (10, 32)
     with pytest.raises(ParameterError, match="kv_tokens"):
         LLM(random_model("bloom"), kv_tokens=320)

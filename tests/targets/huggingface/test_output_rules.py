@@ -72,7 +72,6 @@ def test_rules_hold_on_every_branch_of_a_tree(own: Any) -> None:
     own.generation_config.no_repeat_ngram_size, own.generation_config.repetition_penalty = 2, 1.3
     wanted, target = generated(own), of_module(own)
     encoder = target.capabilities.encoder
-    assert encoder is not None
     drafter = WrongSiblings([[*encoder.start, *text] for text in wanted], VOCAB)
     done = LLM(target, drafter, draft_tokens=4).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
     assert [c.token_ids for c in done] == wanted
@@ -139,7 +138,6 @@ def test_beams_are_refused_where_a_rule_would_change_how_they_compare(own: Any) 
 def test_log_probabilities_are_those_of_what_is_allowed(own: Any) -> None:
     own.generation_config.forced_bos_token_id = 44
     [done] = LLM(own).generate([SOURCES[0]], SamplingParams(max_tokens=2, logprobs=2))
-    assert done.logprobs is not None
     assert done.logprobs[0].id == 44
     assert done.logprobs[0].logprob == 0.0
     assert torch.isfinite(torch.tensor(done.logprobs[1].logprob))
