@@ -96,14 +96,10 @@ def test_a_computed_block_is_up_to_date(name: str, tmp_path: Path) -> None:
 TIMED = {"tok/s", "speed-up (95%)", "predicted"}
 """Columns of tables whose cells are measured times or follow from them."""
 SAME = (
-    r"^slipstream .*$",
-    r"^ (?:target|draft) \(.*\d",
-    r"^The models .*$",
-    r"^- (?:a draft token|at \d|assumptions).*$",
-    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
-    r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
+    r"^slipstream .*$", r"^ (?:target|draft) \(.*\d", r"^The models .*$", r"^- (?:a draft token|at \d|assumptions).*$",
+    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)", r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
     r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
-)
+)  # fmt: skip
 """Lines of what is printed, or parts of them, that hold no time: of the commands, `info` and `tune`."""
 REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
 """Blocks of which everything but times is measured again here: draft lengths, acceptance, texts, what is compared."""

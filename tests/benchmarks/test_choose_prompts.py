@@ -28,11 +28,8 @@ def decode(prompt: Prompt) -> list[int]:
 def test_looping_and_overlong_candidates_are_dropped_and_counted(tmp_path):
     file = tmp_path / "outside.jsonl"
     lines = [
-        {"prompt": "Loop"},
-        {"prompt": "Good", "canonical_solution": "x"},
-        {"prompt": "x" * 1000},
-        {"prompt": "End"},
-    ]
+        {"prompt": "Loop"}, {"prompt": "Good", "canonical_solution": "x"}, {"prompt": "x" * 1000}, {"prompt": "End"},
+    ]  # fmt: skip
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = examine(file, "code", 64, TOKENIZER, decode)
     assert [(e["prompt"], e["line"]) for e in found.kept] == [("Good", 2), ("End", 4)]

@@ -76,12 +76,10 @@ def request(draw: random.Random) -> Sequence:
     """A request whose text does not depend on drafts: greedy, or under the rule `coupled`."""
     coupled = draw.random() < 0.5
     params = SamplingParams(
-        temperature=draw.choice((0.7, 1.3)) if coupled else 0.0,
-        seed=draw.randrange(100),
-        max_tokens=draw.randint(1, 20),
-        frequency_penalty=draw.choice((0.0, 0.0, 1.5)),
+        temperature=draw.choice((0.7, 1.3)) if coupled else 0.0, seed=draw.randrange(100),
+        max_tokens=draw.randint(1, 20), frequency_penalty=draw.choice((0.0, 0.0, 1.5)),
         draft_tokens=draw.choice((None, None, 0, 1, 3)),
-    )
+    )  # fmt: skip
     made = Sequence(prompt(draw), params, stop_ids=frozenset({draw.randrange(V)} if draw.random() < 0.5 else ()))
     made.rule = RULES["coupled" if coupled else draw.choice(("rejection", "block", "greedy"))]
     return made
@@ -96,13 +94,10 @@ class Session:
         self.target.in_one_call = self.draw.random() < 0.5
         drafter = maker(self.draw.choice(DRAFTERS))(self.target)
         self.engine = engine(
-            self.target,
-            NoDrafter() if self.draw.random() < 0.1 else drafter,
-            max_batch=self.draw.choice((1, 3, 8)),
-            prompt_rows=self.draw.choice((1, 5, 64)),
-            prefix_cache=prefix_cache,
+            self.target, NoDrafter() if self.draw.random() < 0.1 else drafter, max_batch=self.draw.choice((1, 3, 8)),
+            prompt_rows=self.draw.choice((1, 5, 64)), prefix_cache=prefix_cache,
             draft_tokens=ErraticLengths(seed) if self.draw.random() < 0.4 else 4,
-        )
+        )  # fmt: skip
         self.added: list[Sequence] = []
         self.aborted: set[int] = set()
 

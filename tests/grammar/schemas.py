@@ -6,11 +6,9 @@ from typing import Any
 
 WORD: dict[str, Any] = {"type": "string", "maxLength": 8}
 POINT = {
-    "type": "object",
-    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-    "required": ["x", "y"],
+    "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"],
     "additionalProperties": False,
-}
+}  # fmt: skip
 
 
 def record(required: bool = True, **properties: Any) -> dict[str, Any]:

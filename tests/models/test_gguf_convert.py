@@ -40,11 +40,9 @@ def byte_level(split: str | None) -> Tokenizer:
         own = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), own])
     tokenizer.pre_tokenizer, tokenizer.decoder = own, decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=318,
-        special_tokens=["<|end|>", "<|user|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=318, special_tokens=["<|end|>", "<|user|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )
+    )  # fmt: skip
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     tokenizer.add_tokens(["<added>"])
     return tokenizer

@@ -19,13 +19,10 @@ from tests.models.gguf_bytes import gguf_bytes, tiny_model
 
 TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
 WITH_TOKENS = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": [3, 1, 1, 6, 1, 4, 5, 5],
-    "tokenizer.ggml.eos_token_id": 0,
-    "tokenizer.ggml.add_bos_token": False,
-    "tokenizer.chat_template": "{{ messages }}",
-}
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 1, 1, 6, 1, 4, 5, 5], "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}",
+}  # fmt: skip
 
 
 def write(folder: Path, data: bytes, name: str = "model.gguf") -> Path:

@@ -238,18 +238,8 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
 
 def test_the_command_line_has_it(tiny: Tiny, good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
-        "generate",
-        "-m",
-        str(tiny.target),
-        "--drafter",
-        "none",
-        "-n",
-        "12",
-        "--json",
-        "--lora",
-        str(good),
-        "def",
-    ]
+        "generate", "-m", str(tiny.target), "--drafter", "none", "-n", "12", "--json", "--lora", str(good), "def",
+    ]  # fmt: skip
     with pytest.raises(SystemExit, match="0"):
         main(command)
     wanted = LLM(tiny.target, lora=good).generate("def", SamplingParams(max_tokens=12))[0].text

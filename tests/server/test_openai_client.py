@@ -37,11 +37,9 @@ def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> No
 
 def test_structured_output(client: clients.openai.OpenAI) -> None:
     schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
-        "required": ["ok", "size"],
-        "additionalProperties": False,
-    }
+        "type": "object", "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
+        "required": ["ok", "size"], "additionalProperties": False,
+    }  # fmt: skip
     form: dict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_tokens": 200, "frequency_penalty": 2}
     found = client.chat.completions.create(**body, response_format=form)

@@ -38,18 +38,8 @@ def alive(pid: int) -> bool:
 def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, int]]:
     """(the HTTP process, a client, the id of the engine's process)."""
     command = [
-        sys.executable,
-        "-m",
-        "slipstream",
-        "serve",
-        "-m",
-        "embedded",
-        "--port",
-        "0",
-        "--drafter",
-        "ngram",
-        *arguments,
-    ]
+        sys.executable, "-m", "slipstream", "serve", "-m", "embedded", "--port", "0", "--drafter", "ngram", *arguments,
+    ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
         try:
             said = ""

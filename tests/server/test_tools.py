@@ -170,11 +170,7 @@ def test_a_model_whose_way_of_calling_is_unknown_can_be_made_to_call(pair: LLM, 
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path, template)) as host:
         assert "--tool-format" in refused(host.post(PATH, messages=USER, tools=TOOLS), 400, "tools")
         body = {
-            "messages": USER,
-            "tools": TOOLS[1:],
-            "tool_choice": "required",
-            "max_tokens": 300,
-            "frequency_penalty": 2,
-        }
+            "messages": USER, "tools": TOOLS[1:], "tool_choice": "required", "max_tokens": 300, "frequency_penalty": 2,
+        }  # fmt: skip
         found = host.post(PATH, **body).json()["choices"][0]["message"]["tool_calls"]
         assert {call["function"]["name"] for call in found} == {"now"}

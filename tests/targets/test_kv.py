@@ -42,15 +42,11 @@ class Texts:
         splits = [0, *itertools.accumulate(rows.values())]
         out = self.executor.forward(
             Batch(
-                seq_ids=list(rows),
-                tokens=torch.tensor([t for s in rows for t in self.texts[s][starts[s] :]]),
-                positions=[p for s in rows for p in range(starts[s], len(self.texts[s]))],
-                splits=splits,
-                past=[starts[s] for s in rows],
-                trees=[None] * len(rows),
-                select=range(splits[-1]),
+                seq_ids=list(rows), tokens=torch.tensor([t for s in rows for t in self.texts[s][starts[s] :]]),
+                positions=[p for s in rows for p in range(starts[s], len(self.texts[s]))], splits=splits,
+                past=[starts[s] for s in rows], trees=[None] * len(rows), select=range(splits[-1]),
             )
-        )
+        )  # fmt: skip
         for b, seq_id in enumerate(rows):
             self.near(out.logits[splits[b] : splits[b + 1]], self.oracle(self.texts[seq_id])[starts[seq_id] :])
 

@@ -34,10 +34,8 @@ def lines(*records: Any) -> str:
 
 
 BAD: dict[str, tuple[str, bytes | None, str]] = {
-    "empty": ("a.txt", b"", "is empty"),
-    "blank": ("a.txt", b" \n\n ", "holds no text"),
-    "missing": ("a.txt", None, "does not exist"),
-    "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
+    "empty": ("a.txt", b"", "is empty"), "blank": ("a.txt", b" \n\n ", "holds no text"),
+    "missing": ("a.txt", None, "does not exist"), "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
     "packed": ("a.parquet", b"PAR1", "unsupported format"),
     "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
@@ -48,7 +46,7 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: the role is 'robot'"),
     "no turns": ("a.jsonl", b'{"messages": []}\n', "conversation is empty"),
     "one object": ("a.json", b'{"text": "x"}', "one JSON dict"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -36,11 +36,9 @@ def plain(kind: str, states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
         q = (states[k] @ weight[min(k, len(weight) - 1)].T).softmax(-1)
         aim, label = p[:, 1 + k : 1 + k + N], aims.tokens[:, 2 + k : 2 + k + N]
         each = {
-            "kl": (aim * (aim / q).log()).sum(-1),
-            "reverse-kl": (q * (q / aim).log()).sum(-1),
-            "tv": 1 - torch.minimum(aim, q).sum(-1),
-            "ce": -q.gather(-1, label[..., None])[..., 0].log(),
-        }[kind]
+            "kl": (aim * (aim / q).log()).sum(-1), "reverse-kl": (q * (q / aim).log()).sum(-1),
+            "tv": 1 - torch.minimum(aim, q).sum(-1), "ce": -q.gather(-1, label[..., None])[..., 0].log(),
+        }[kind]  # fmt: skip
         counts = aims.counts[:, 2 + k : 2 + k + N]
         total = total + WEIGHTS[k] * each[counts].mean()
     return total
