@@ -11,8 +11,6 @@ from typing import TypeVar
 import pytest
 
 from slipstream import LLM, AsyncLLM, SamplingParams, Structured
-from slipstream.core.draft import Draft
-from slipstream.core.target import TargetOut
 from slipstream.engine.messages import Ask
 from slipstream.errors import EngineError, ParameterError, PromptError, ReaderError, RuleError, TargetError
 from slipstream.llm import Chunk, Completion
@@ -239,28 +237,5 @@ def test_a_later_request_begins_where_an_earlier_one_with_the_same_beginning_end
             first = await llm.steps(Ask(prompt, SamplingParams(max_tokens=4))).__anext__()
             assert first.cached == 16
             assert llm.load.prefix_hits == 16
-
-    run(body)
-
-
-class Nan(ToyTarget):
-    """Returns NaN after token 3."""
-
-    def run(self, seqs: list, draft: Draft, taps: tuple[int, ...] = ()) -> TargetOut:  # type: ignore[override,type-arg]
-        out = super().run(seqs, draft, taps)
-        for b, seq in enumerate(seqs):
-            if seq.tokens[-1] == 3:
-                out.logits[draft.splits[b] + b :] = float("nan")
-        return out
-
-
-def test_logits_that_are_no_numbers_end_one_request() -> None:
-    async def body() -> None:
-        async with AsyncLLM(LLM(Nan(5), draft_tokens=4)) as llm:
-            safe = SamplingParams(max_tokens=30, logit_bias={3: -100})
-            other = asyncio.create_task(completed(llm.generate([1], safe)))
-            with pytest.raises(TargetError):
-                await completed(llm.generate([3]))
-            assert len((await other).token_ids) == 30
 
     run(body)
