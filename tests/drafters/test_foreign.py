@@ -71,11 +71,8 @@ class Replacing:
     def __init__(self, drafter: Drafter, other: Drafter, own: float):
         self.drafter, self.other, self.own = drafter, other, own
         self.name, self.traits, self.rng, self.used = (
-            drafter.name,
-            DrafterTraits(taps=drafter.traits.taps),
-            random.Random(1),
-            0,
-        )
+            drafter.name, DrafterTraits(taps=drafter.traits.taps), random.Random(1), 0,
+        )  # fmt: skip
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = None

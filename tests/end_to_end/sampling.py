@@ -140,17 +140,12 @@ def sample(
         shared = RememberedForm(form) if share_form and form is not None else None
         seqs = [
             Sequence(
-                one.tokens,
-                one.params,
-                one.stop_ids,
-                one.context,
-                one.decode,
-                shared or constraint_of(params, llm.target.vocab_size, one.stop_ids),
-                source=one.source,
+                one.tokens, one.params, one.stop_ids, one.context, one.decode,
+                shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=one.source,
                 stream=Stream(seed + i),
             )
             for i in range(n)
-        ]
+        ]  # fmt: skip
         for _ in llm.decode(seqs):
             pass
     return seqs

@@ -259,9 +259,7 @@ DAMAGES: list[tuple[Callable[[Path], object], type[LoadError], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "error", "says"), DAMAGES)
-def test_a_damaged_checkpoint_is_refused_by_name(
-    damage: Callable[[Path], object], error: type[LoadError], says: str, copy: Callable[..., Path]
-) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(damage, error, says, copy):
     folder = copy()
     damage(folder)
     with pytest.raises(error, match=says):

@@ -42,15 +42,11 @@ def own(**shape: Any) -> Target:
 
 
 TARGETS = {
-    "own": lambda: own(),
-    "own, many rows": lambda: own(num_key_value_heads=1),
-    "packed": lambda: spoilt_after("stablelm"),
-    "packed, capped scores": lambda: spoilt_after("gemma2"),
-    "packed, sinks": lambda: spoilt_after("gpt-oss"),
-    "packed, gathered": lambda: spoilt_after("deepseek-v3"),
-    "packed, dense": lambda: spoilt_after("gpt-j"),
-    "packed, dense, falcon": lambda: spoilt_after("falcon"),
-}
+    "own": lambda: own(), "own, many rows": lambda: own(num_key_value_heads=1),
+    "packed": lambda: spoilt_after("stablelm"), "packed, capped scores": lambda: spoilt_after("gemma2"),
+    "packed, sinks": lambda: spoilt_after("gpt-oss"), "packed, gathered": lambda: spoilt_after("deepseek-v3"),
+    "packed, dense": lambda: spoilt_after("gpt-j"), "packed, dense, falcon": lambda: spoilt_after("falcon"),
+}  # fmt: skip
 
 
 CHAINS = {"one each": lambda: spoilt_after("bloom"), "states": lambda: spoilt_after("lfm2")}

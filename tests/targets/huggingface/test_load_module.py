@@ -25,7 +25,6 @@ from slipstream.errors import (
     LoadError,
     PairError,
     ParameterError,
-    SlipstreamError,
     TargetError,
     UnsupportedModelError,
 )
@@ -192,14 +191,9 @@ def test_keys_and_values_are_counted_by_layer(tmp_path: Path) -> None:
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     config = transformers.StableLmConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
     config.save_pretrained(tmp_path)
     found = facts(tmp_path)
     assert found.config.tie_embeddings
@@ -275,9 +269,7 @@ def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), CheckpointError, "as a pickle only"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_by_name(
-    damage: Callable[[Path], object], error: type[LoadError], says: str, folder: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(damage, error, says, folder, tmp_path):
     own = damaged(folder, tmp_path)
     damage(own)
     with pytest.raises(error, match=says):
@@ -303,9 +295,7 @@ def encoder() -> Any:
         (rwkv, {}, UnsupportedModelError, "takes no cache of transformers"),
     ],
 )
-def test_a_loaded_model_that_cannot_be_run_is_refused(
-    make: Callable[[], Any], settings: dict[str, str], error: type[SlipstreamError], says: str
-) -> None:
+def test_a_loaded_model_that_cannot_be_run_is_refused(make, settings, error, says):
     with pytest.raises(error, match=says):
         LLM(make(), **settings)
 

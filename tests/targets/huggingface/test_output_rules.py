@@ -26,8 +26,7 @@ def own() -> Any:
 
 
 RULES: dict[str, dict[str, Any]] = {
-    "forced beginning": {"forced_bos_token_id": 44},
-    "forced end": {"forced_eos_token_id": 2},
+    "forced beginning": {"forced_bos_token_id": 44}, "forced end": {"forced_eos_token_id": 2},
     "forced beginning and end": {"forced_bos_token_id": 44, "forced_eos_token_id": [2]},
     "suppressed": {"suppress_tokens": [1, 5, 12, 13, 30]},
     "suppressed at the beginning": {"begin_suppress_tokens": [1, 5, 12, 13, 30]},
@@ -35,11 +34,10 @@ RULES: dict[str, dict[str, Any]] = {
     "no repeated n-grams": {"no_repeat_ngram_size": 2},
     "no n-grams of the source": {"encoder_no_repeat_ngram_size": 1},
     "repetitions": {"repetition_penalty": 1.7, "encoder_repetition_penalty": 1.4},
-    "bad words": {"bad_words_ids": [[3], [17], [5, 6]]},
-    "an end": {"eos_token_id": "likely"},
+    "bad words": {"bad_words_ids": [[3], [17], [5, 6]]}, "an end": {"eos_token_id": "likely"},
     "a late end": {"eos_token_id": "likely", "min_length": 6},
     "a late end of the output": {"eos_token_id": "likely", "min_new_tokens": 7},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RULES)
