@@ -1,8 +1,6 @@
 """The tiny checkpoints of the tests: a Llama with a draft model that mostly agrees with it and their byte-level
 tokenizer, and one model of each supported family."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Seconds are processor time, of processes that were started included, so they har
 with one of these options look at them: a busy machine fails no test.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """`AsyncLLM`: coroutines get the texts of `LLM.generate`, and none of them can harm another."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Bad input of the Python interface: refused by name, before anything runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

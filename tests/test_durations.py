@@ -1,7 +1,5 @@
 """What is said of slow tests and of budgets is about tests that exist, and adds up to what `make test` may take."""
 
-from __future__ import annotations
-
 import re
 
 from tests.durations import BUDGETS, HERE, folder_of, function_of, slow_functions

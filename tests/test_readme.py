@@ -1,8 +1,6 @@
 """The examples of README and docs/commands.md run (with the embedded models for `path/to/...`), and every command in a
 console block of README or docs/ prints what is shown, except for measured times."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`SpeculativeDecoder` and `load_model_pair`: the small interface that tutorials teach."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

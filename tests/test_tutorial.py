@@ -1,7 +1,5 @@
 """docs/tutorial.md: its snippets print what it shows, its commands exist, its numbers come from the script."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import xml.etree.ElementTree as ET

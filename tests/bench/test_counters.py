@@ -3,8 +3,6 @@
 `metrics/vllm.txt` and `slipstream.txt` were recorded, `sglang.txt` and `llamacpp.txt` written as their sources do.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The races are simulated as `slipstream.bench.measure.race` runs them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

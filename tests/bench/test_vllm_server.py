@@ -1,7 +1,5 @@
 """vLLM's server as a process: how it is started, and what is said where it does not start."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

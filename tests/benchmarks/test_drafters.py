@@ -1,7 +1,5 @@
 """The figures of the drafters' benchmark, from made-up measurements."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

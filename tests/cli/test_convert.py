@@ -1,7 +1,5 @@
 """`slipstream convert`, and the other commands on what it wrote."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Options: names, aliases, what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables on narrow terminals: nothing that carries meaning is squeezed out."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.bench.tables import Column, Table, words

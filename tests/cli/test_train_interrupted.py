@@ -1,7 +1,5 @@
 """`slipstream train` may be stopped in any phase: an exit code, whole files and a hint how to go on."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A value other than the default for every sampling parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from slipstream.core.structured import Structured

@@ -1,7 +1,5 @@
 """`Draft` and `Verdict`: the worked example; invalid drafts are refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`SamplingParams`: every field is applied or refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, fields

@@ -1,7 +1,5 @@
 """Several steps of plain decoding in one call: text, counters, stream and KV are those of one step at a time."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq

@@ -4,8 +4,6 @@ renormalised, token by token. Proven by enumeration with fractions, for every ru
 The control cuts drawn draft tokens, too, and must be found wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from fractions import Fraction

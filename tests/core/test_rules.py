@@ -3,8 +3,6 @@
 Figures are those of the papers or computed by hand with fractions; the enumeration must reproduce them exactly.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

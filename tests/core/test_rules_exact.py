@@ -4,8 +4,6 @@ Each test draws tiny random languages, enumerates every draft and every random c
 compares the distribution of the first gamma + 1 tokens with the target's own: `==` on fractions, no tolerance.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Counters and their invariants; each published definition holds."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -3,8 +3,6 @@
 The toy target checks at every run that its KV holds exactly the sequence, so each test here also tests rollback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import product

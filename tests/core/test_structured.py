@@ -1,7 +1,5 @@
 """`Structured`: one form, stored as text, or refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Typical acceptance: lossy, by how much, and labelled as lossy; greedy at temperature 0."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

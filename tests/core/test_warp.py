@@ -1,7 +1,5 @@
 """`warp` against a slow reference, for each parameter and all together; histories of nodes; refusals."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Sequence as Seq

@@ -3,8 +3,6 @@
 Letters as in the table of `test_rules.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draft models whose tokenizer differs from the target's, with tokenizers of every kind."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import replace

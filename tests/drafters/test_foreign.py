@@ -1,8 +1,6 @@
 """Every drafter of the registry as a member of a stack: the step verifies another drafter's draft, or a merged one. The
 drafter must update its state from the tokens of the text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 

@@ -1,7 +1,5 @@
 """`Guard`: if a drafter fails, the text is that of plain decoding; faults are counted and logged once."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence as Seq

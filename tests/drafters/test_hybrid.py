@@ -1,7 +1,5 @@
 """Stacked drafters: which members are asked, what is used, and that the text does not depend on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

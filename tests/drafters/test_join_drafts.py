@@ -1,7 +1,5 @@
 """Joining drafts: structure by hand, and the output's distribution by enumeration with fractions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Thousands of short requests through `LLM`, fast enough for statistical tests."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`Engine`: whatever joins, leaves, is preempted or fails, each request decodes what it would decode alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import replace

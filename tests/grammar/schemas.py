@@ -1,7 +1,5 @@
 """JSON schemas in the manner of the JSON Schema Test Suite (draft 2020-12)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 WORD: dict[str, Any] = {"type": "string", "maxLength": 8}

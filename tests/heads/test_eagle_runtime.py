@@ -1,7 +1,5 @@
 """EAGLE heads at run time: torch and the native backend against a dense recomputation without any cache."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from collections.abc import Callable

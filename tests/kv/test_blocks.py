@@ -1,7 +1,5 @@
 """`BlockPool` against a cache without blocks (`World`), through random sessions, errors and interrupts."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """GGUF files made by hand, for tests that need no package."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of each family as GGUF files, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

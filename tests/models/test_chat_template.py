@@ -1,7 +1,5 @@
 """Chat templates render as in transformers, and in a sandbox."""
 
-from __future__ import annotations
-
 import json
 import re
 

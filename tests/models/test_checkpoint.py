@@ -1,7 +1,5 @@
 """Published checkpoints: every layout loads the same, every damage is refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`FolderTokenizer` does what transformers' own tokenizer of the same folder does, and only where it can."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

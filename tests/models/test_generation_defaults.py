@@ -1,7 +1,5 @@
 """What a checkpoint's generation_config.json asks for holds where a request says nothing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

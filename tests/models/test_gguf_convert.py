@@ -1,7 +1,5 @@
 """Checkpoints as GGUF files: their tokens, what is refused, and what is left of a conversion that failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

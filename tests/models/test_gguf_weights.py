@@ -1,7 +1,5 @@
 """GGUF files for our own decoder: the architecture is that of the checkpoint, and so are the weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

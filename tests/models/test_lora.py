@@ -1,7 +1,5 @@
 """A LoRA adapter in PEFT's format gives the model whose weights were merged by hand, or is refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`TextStream`: pieces add up to the whole text, whole characters only, and stop strings never show."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

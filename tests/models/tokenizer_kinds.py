@@ -1,7 +1,5 @@
 """Small tokenizers of every kind that causal models have, trained here on a few lines."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

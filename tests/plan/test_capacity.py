@@ -1,7 +1,5 @@
 """Plans for many users follow from the costs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

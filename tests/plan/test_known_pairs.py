@@ -1,7 +1,5 @@
 """Every recommended pair is listed, with figures only if they are published."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.errors import ParameterError

@@ -1,7 +1,5 @@
 """The tuner predicts, confirms, and never chooses what is slower than plain decoding."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

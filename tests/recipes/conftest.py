@@ -1,7 +1,5 @@
 """A tiny training set-up: a generated package, a two-layer model, a run of a few steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

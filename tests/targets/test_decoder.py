@@ -1,7 +1,5 @@
 """The decoder against transformers, for every family and every executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

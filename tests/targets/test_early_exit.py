@@ -1,8 +1,6 @@
 """Rows that drafting has computed through the first layers: verification resumes from them and gets the result of a
 full pass, whether or not the draft is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 
 import pytest

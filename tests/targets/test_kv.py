@@ -1,8 +1,6 @@
 """What every executor promises about its KV cache: forks, growth, rollbacks, a fixed size. The oracle is
 transformers for logits, and a fresh prefill by the same executor for keys and values."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence as Seq

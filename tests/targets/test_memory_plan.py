@@ -1,7 +1,5 @@
 """`MemoryPlan`: bytes before loading are those after loading, and what cannot fit is refused early."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

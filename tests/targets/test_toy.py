@@ -1,7 +1,5 @@
 """The toy target fulfils the contract and detects violations of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What `--data` accepts, and what it refuses before any work."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several processes share a batch. accelerate is replaced by a fake: the tests check the calls to it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The time that is left is shown from the first line on, and a slow run is not silent."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.training import display

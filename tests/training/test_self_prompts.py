@@ -1,7 +1,5 @@
 """Conversations that a chat model writes by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 To be quick, the tests leave out the samples of first tokens, and all but one leave out the long text.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

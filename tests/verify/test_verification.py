@@ -1,7 +1,5 @@
 """`verify` passes correct programs and finds planted faults."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

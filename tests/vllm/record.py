@@ -3,8 +3,6 @@
 PYTHONPATH=. .venv-vllm/bin/python -m tests.vllm.record tests/integrations/data/vllm_calls.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

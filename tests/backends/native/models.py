@@ -1,7 +1,5 @@
 """Random decoders for the native backend, from memory, and batches to run them on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Machine code is stored for other processes, in a folder that only this user can write, and never under another
 function's name. Compiling is logged."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

@@ -1,8 +1,6 @@
 """Every supported family, from checkpoints on disk, against transformers in float64; and mixtures of experts, of which
 only the chosen ones may be read."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Batch invariance: a row's logits, keys and values are bitwise the same alone, in a chain, in a tree among siblings,
 in a batch of several sequences, and on any number of threads."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

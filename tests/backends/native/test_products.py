@@ -1,7 +1,5 @@
 """Matrix products in every format, against simple models of their arithmetic: bit for bit where the order is fixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

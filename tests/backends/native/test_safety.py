@@ -1,7 +1,5 @@
 """No prompt, draft or pair of models makes a kernel read memory outside the model."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -1,7 +1,5 @@
 """Draft tokens on which the model overflows, in PyTorch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

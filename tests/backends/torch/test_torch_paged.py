@@ -1,7 +1,5 @@
 """The KV cache of the torch backend: where it is read without a copy, and calls of several Python threads."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 

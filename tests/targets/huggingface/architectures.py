@@ -1,7 +1,5 @@
 """Tiny random models of many architectures of transformers, for the targets that run any model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random encoder-decoders of transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that round their activations are taken, and faults of theirs are still found."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Sequence as Seq

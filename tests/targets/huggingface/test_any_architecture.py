@@ -1,7 +1,5 @@
 """Every architecture against transformers' own model, in float64."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence as Seq
 from typing import Any

@@ -3,8 +3,6 @@
 Tests have one device. accelerate's hooks and its offloading are tried for real; that nothing is put on the wrong device
 is tried with "meta", where tensors have a place but no values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

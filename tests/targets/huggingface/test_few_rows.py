@@ -1,7 +1,5 @@
 """Linear layers over few rows: what `F.linear` computes, in the passes of a target and nowhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Paths and loaded models that our own decoder does not run."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

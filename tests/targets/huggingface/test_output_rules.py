@@ -1,7 +1,5 @@
 """What a generation configuration forces and forbids: greedy texts are those of transformers, drafted or not."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, cast
 

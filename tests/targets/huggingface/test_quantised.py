@@ -1,7 +1,5 @@
 """Checkpoints that torchao or bitsandbytes quantised: transformers loads and runs them, our loop speculates."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
