@@ -9,8 +9,7 @@ from typing import TypeVar
 import pytest
 
 from slipstream import LLM, AsyncLLM, SamplingParams, Structured
-from slipstream.engine.messages import Ask
-from slipstream.errors import EngineError, ParameterError, PromptError, ReaderError, RuleError, TargetError
+from slipstream.errors import EngineError, ParameterError, PromptError, RuleError, TargetError
 from slipstream.llm import Chunk, Completion
 from tests.engine.paged_toy import PagedToy
 from tests.targets.toy import ToyTarget
@@ -186,22 +185,6 @@ def test_closing_ends_the_requests_and_the_thread() -> None:
     run(body)
 
 
-def test_a_reader_that_is_too_slow_loses_its_request_and_no_other() -> None:
-    async def body() -> None:
-        async with AsyncLLM(LLM(ToyTarget(5), draft_tokens=4)) as llm:
-            slow = llm.steps(Ask([1], LONG))
-            await slow.__anext__()
-            llm.streams._most_unread = 5
-            while llm.load.running:
-                await asyncio.sleep(0.001)
-            with pytest.raises(ReaderError):
-                await slow.__anext__()
-            llm.streams._most_unread = 5000
-            assert (await completed(llm.generate([2], SamplingParams(max_tokens=3)))).finish_reason == "length"
-
-    run(body)
-
-
 def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> None:
     target, gate = PagedToy(5), threading.Event()
 
@@ -223,17 +206,5 @@ def test_a_request_that_is_aborted_while_it_is_prepared_never_joins() -> None:
             llm.llm.sequence = sequence  # type: ignore[method-assign]
             await completed(llm.generate([2], SamplingParams(max_tokens=3)))
             assert (llm.load.running, llm.load.waiting) == (0, 0)
-
-    run(body)
-
-
-def test_a_later_request_begins_where_an_earlier_one_with_the_same_beginning_ended() -> None:
-    async def body() -> None:
-        async with AsyncLLM(LLM(PagedToy(5), draft_tokens=4)) as llm:
-            prompt = [1, 2, 3, 4] * 5
-            await completed(llm.generate(prompt, SamplingParams(max_tokens=4)))
-            first = await llm.steps(Ask(prompt, SamplingParams(max_tokens=4))).__anext__()
-            assert first.cached == 16
-            assert llm.load.prefix_hits == 16
 
     run(body)

@@ -326,17 +326,6 @@ def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
 
 
 @needs_numba
-def test_a_head_in_int8_is_close_to_float32_and_smaller(made: EagleHead) -> None:
-    """The first row of the logits differs by rounding of weights and activations to 8 bits only."""
-    text = Text(made, 9)
-    batch, features = true_batch([text], [0], [8])
-    runtimes = [NativeEagle(made, None, format_of(quantize)) for quantize in (None, "w8a8")]
-    exact, near = (runtime.decode_steps(batch, features, 3)[1][0].clone() for runtime in runtimes)
-    close(near, exact.double(), 0.1)
-    assert not torch.equal(near, exact)
-
-
-@needs_numba
 def test_weights_in_int8_need_a_quarter_of_the_memory() -> None:
     wide = head(variant(3, 64, decoder={"hidden_size": 64, "intermediate_size": 128}), spread=0.4)
     sizes = [NativeEagle(wide, None, format_of(quantize)).weight_bytes for quantize in (None, "w8a8", "w8a16")]

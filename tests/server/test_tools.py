@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -15,12 +14,6 @@ from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, PARAMETERS, TOOLS, USER, talking_tokenizer
 
 PATH = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
-        yield made
 
 
 def said(host: Host, text: str, **body: Any) -> dict[str, Any]:

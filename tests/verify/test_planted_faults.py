@@ -97,25 +97,23 @@ def test_the_right_rule_passes(seed):
     }  # fmt: skip
 
 
-def test_a_bonus_token_from_the_wrong_row_is_found():
-    assert faulty_places(found(planted(bonus=0))) == {"bonus token"}
+FAULTS = {
+    "a bonus token from the wrong row": ({"bonus": 0}, {"bonus token"}),
+    "always accepted from depth 3 on": (
+        {"accept": lambda p, q, depth: p / q if depth < 3 else torch.ones_like(p)}, {"draft token 3 or deeper"},
+    ),
+    "accepted a fifth too often": ({"accept": lambda p, q, depth: 1.2 * p / q}, None),
+    "accepted a tenth too often": ({"accept": lambda p, q, depth: p / q + 0.1}, None),
+    "the residual of a neighbouring row": ({"neighbour": 1}, None),
+}  # fmt: skip
+"""What is wrong -> arguments of `chain_rule`, and all places where it shows; None: the first draft token is one."""
 
 
-def test_draft_tokens_that_are_always_accepted_from_depth_3_on_are_found():
-    data = found(planted(accept=lambda p, q, depth: p / q if depth < 3 else 1.0))
-    assert faulty_places(data) == {"draft token 3 or deeper"}
-
-
-def test_an_acceptance_probability_raised_by_a_fifth_is_found():
-    assert "draft token 1" in faulty_places(found(planted(accept=lambda p, q, depth: 1.2 * p / q)))
-
-
-def test_an_acceptance_probability_raised_by_a_tenth_is_found():
-    assert "draft token 1" in faulty_places(found(planted(accept=lambda p, q, depth: p / q + 0.1)))
-
-
-def test_the_residual_of_a_neighbouring_row_is_found():
-    assert "draft token 1" in faulty_places(found(planted(neighbour=1)))
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_rule_is_found_where_it_is_wrong(name):
+    fault, places = FAULTS[name]
+    shown = faulty_places(found(planted(**fault)))
+    assert shown == places if places else "draft token 1" in shown
 
 
 def test_a_temperature_that_is_wrong_for_plain_and_speculative_decoding_alike_is_found(monkeypatch):

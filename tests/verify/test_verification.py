@@ -55,12 +55,18 @@ def test_lossless_rules_pass(rule):
     assert not result.warnings
 
 
+@pytest.fixture(scope="module")
+def encoder_decoder() -> LLM:
+    target, draft = (of_module(random_encoder_decoder("bart", noise=noise)) for noise in (0.0, 0.1))
+    return LLM(target, draft, draft_tokens=3)
+
+
 @pytest.mark.parametrize("planted", [False, True])
-def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted, monkeypatch):
+def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted, encoder_decoder, monkeypatch):
     """BART ends each text at its limit by force. The fault: with drafts, every text answers the first source."""
-    target = of_module(random_encoder_decoder("bart"))
+    target = encoder_decoder.target
     prompts = PromptSet("made up", [Prompt([5, 9, 33], "a", "one"), Prompt([10, 20, 30, 40], "b", "two")], "0")
-    config = replace(FEW, checks=("greedy", "coupled"))
+    config = replace(FEW, checks=("greedy", "coupled"), params=SamplingParams(max_tokens=12), texts=2)
     if planted:
         run = target.run
 
@@ -70,8 +76,7 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
             return run(seqs, draft, taps)
 
         monkeypatch.setattr(target, "run", confused)
-    draft = of_module(random_encoder_decoder("bart", noise=0.1))
-    data = verify(LLM(target, draft, draft_tokens=3), prompts, config).data
+    data = verify(encoder_decoder, prompts, config).data
     assert data["control"]["verdict"] in ("identical", "rounding")
     assert data["verdict"] == ("BUG" if planted else "ok")
 

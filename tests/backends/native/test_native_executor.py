@@ -23,7 +23,7 @@ from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_suppor
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling
+from slipstream.core.decode_steps import ARGMAX, StepSampling
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
@@ -317,41 +317,6 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
     assert torch.equal(out.taps[1], out.hidden)
     assert torch.equal(made.logits[:, 0], out.logits[19:22])
     assert torch.equal(model.kv(8, 23)[0], model.kv(9, 23)[0])
-
-
-def test_a_greedy_sequence_among_sampled_ones_has_its_first_maximum() -> None:
-    """A uniform close to 1 picks a token, too."""
-    batch = forest([(0, 0, [3], []), (1, 0, [4], [])])
-    heat, u = (
-        torch.tensor([ARGMAX_INV_TEMPERATURE, 0.01], dtype=torch.float64),
-        torch.tensor([[0.0, 1 - 2.0**-53]] * 3).double(),
-    )
-    made = native(form="float16").decode_steps(batch, 3, StepSampling(heat, u))
-    assert made.tokens[:, 0].tolist() == made.logits[:, 0].argmax(-1).tolist()
-    assert made.tokens[:, 1].tolist() == [VOCAB - 1] * 3
-
-
-def test_each_sequence_has_its_own_temperature() -> None:
-    noise = torch.zeros(1, 1, VOCAB)
-    noise[:, :, 7] = 100.0
-    draws = StepSampling(torch.tensor([0.0, 1e9]), noise=noise)
-    made = native().decode_steps(forest([(0, 0, [3], []), (1, 0, [4], [])]), 1, draws)
-    assert made.tokens.tolist() == [[7, int(made.logits[0, 1].argmax())]]
-    assert int(made.logits[0, 1].argmax()) != 7
-
-
-def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> None:
-    model = native()
-    best, noise = int(model.decode_steps(chain(0, 0, [3, 4]), 1).tokens), torch.zeros(1, 1, VOCAB)
-    noise[:, :, best] = -torch.inf
-    made = model.decode_steps(chain(0, 0, [3, 4]), 1, StepSampling(noise=noise))
-    assert int(made.tokens) == int((made.logits + noise).argmax()) != best
-    noise = torch.full((2, 1, VOCAB), -1e9)
-    noise[:, :, [5, 40, 41]] = 0.0
-    drawn = model.decode_steps(
-        chain(0, 0, [3, 4]), 2, StepSampling(torch.zeros(1), noise=noise)
-    ).tokens  # only noise counts
-    assert drawn.flatten().tolist() == [5, 5]
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
