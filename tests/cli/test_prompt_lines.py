@@ -1,5 +1,7 @@
 """`slipstream generate` with prompts from JSON lines and from standard input."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

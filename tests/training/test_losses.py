@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -34,9 +36,11 @@ def plain(kind: str, states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
         q = (states[k] @ weight[min(k, len(weight) - 1)].T).softmax(-1)
         aim, label = p[:, 1 + k : 1 + k + N], aims.tokens[:, 2 + k : 2 + k + N]
         each = {
-            "kl": (aim * (aim / q).log()).sum(-1), "reverse-kl": (q * (q / aim).log()).sum(-1),
-            "tv": 1 - torch.minimum(aim, q).sum(-1), "ce": -q.gather(-1, label[..., None])[..., 0].log(),
-        }[kind]  # fmt: skip
+            "kl": (aim * (aim / q).log()).sum(-1),
+            "reverse-kl": (q * (q / aim).log()).sum(-1),
+            "tv": 1 - torch.minimum(aim, q).sum(-1),
+            "ce": -q.gather(-1, label[..., None])[..., 0].log(),
+        }[kind]
         counts = aims.counts[:, 2 + k : 2 + k + N]
         total = total + WEIGHTS[k] * each[counts].mean()
     return total
@@ -44,7 +48,9 @@ def plain(kind: str, states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_give_the_loss_and_the_gradients_of_the_definition(kind, shared, monkeypatch):
+def test_blocks_give_the_loss_and_the_gradients_of_the_definition(
+    kind: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(losses, "BLOCK_BYTES", 4 * V * 3)  # blocks of three rows, the last one shorter
     states, weight, aims = setting(shared)
     loss, each = distribution_losses(kind, states, weight, aims, WEIGHTS)
@@ -86,6 +92,7 @@ def test_labels_outside_the_draft_vocabulary_do_not_count_in_ce() -> None:
     lost[:, ::2] = -1
     loss, _ = distribution_losses("ce", states, weight, Aims(aims.final, aims.head, lost, aims.counts, 1), WEIGHTS)
     loss.backward()
+    assert states.grad is not None
     assert float(states.grad[0, :, 0].abs().sum()) == 0.0  # its label, the token at place 2, is not known
     assert float(states.grad.abs().sum()) > 0
 
