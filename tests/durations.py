@@ -18,7 +18,7 @@ import pytest
 HERE = Path(__file__).parent
 SLOW_TESTS = HERE / "slow.txt"
 
-SLOW = 1.0
+SLOW = 0.3
 """Seconds from which a test function is slow, without those of fixtures, which fall to whichever test is first."""
 
 BUDGETS = {
