@@ -1,8 +1,6 @@
 """The tiny checkpoints of the tests: a Llama with a draft model that mostly agrees with it and their byte-level
 tokenizer, and one model of each supported family."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,19 +19,10 @@ TEXTS = [
 ]
 CONTEXT = 192
 SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.25,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+    "vocab_size": 320, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": CONTEXT, "initializer_range": 0.25,
+    "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
 """Of `random_llama`."""
 
 
@@ -98,26 +87,14 @@ def clone(source: Path, folder: Path) -> Path:
 FAMILY_VOCAB = 96
 
 _LLAMA = {
-    "vocab_size": FAMILY_VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.25,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": FAMILY_VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.25,
+    "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 _LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 _MOE = _LLAMA | {"num_experts_per_tok": 2, "head_dim": 16}
 
@@ -145,17 +122,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: _config("Qwen3", **_LLAMA, head_dim=32, tie_word_embeddings=True),
     "qwen3-moe": lambda: _config("Qwen3Moe", **_MOE, num_experts=5, moe_intermediate_size=32, mlp_only_layers=[1]),
     "gpt2": lambda: _config(
-        "GPT2",
-        vocab_size=FAMILY_VOCAB,
-        n_positions=128,
-        n_embd=64,
-        n_layer=3,
-        n_head=4,
-        initializer_range=0.2,
-        bos_token_id=1,
-        eos_token_id=2,
+        "GPT2", vocab_size=FAMILY_VOCAB, n_positions=128, n_embd=64, n_layer=3, n_head=4, initializer_range=0.2,
+        bos_token_id=1, eos_token_id=2,
     ),
-}
+}  # fmt: skip
 
 
 def make_family(family: str, folder: Path, shard_bytes: int | None = None) -> Path:

@@ -7,8 +7,6 @@ Seconds are processor time, of processes that were started included, so they har
 with one of these options look at them: a busy machine fails no test.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -20,7 +18,7 @@ import pytest
 HERE = Path(__file__).parent
 SLOW_TESTS = HERE / "slow.txt"
 
-SLOW = 1.0
+SLOW = 0.3
 """Seconds from which a test function is slow, without those of fixtures, which fall to whichever test is first."""
 
 BUDGETS = {

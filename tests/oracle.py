@@ -1,7 +1,5 @@
 """A second implementation of plain decoding, and a target's exact distribution by enumeration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence as Seq
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Tests of samples against a distribution, with a stated p-value."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence as Seq

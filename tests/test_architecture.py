@@ -1,7 +1,5 @@
 """The package has the structure of docs/architecture.md."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,10 +1,8 @@
 """What is said of slow tests and of budgets is about tests that exist, and adds up to what `make test` may take."""
 
-from __future__ import annotations
-
 import re
 
-from tests.durations import BUDGETS, HERE, folder_of, function_of, slow_functions
+from tests.durations import BUDGETS, HERE, slow_functions
 
 CORES, MINUTES = 2, 10
 LEFT_OUT = {"vllm", "mutants", "pinned"}
@@ -28,10 +26,3 @@ def test_each_slow_test_exists() -> None:
         assert (HERE.parent / path).exists(), function
         assert defined.issuperset(names), function  # anywhere: a class may inherit its tests
     assert slow_functions() == sorted(set(slow_functions()))
-
-
-def test_folder_and_function_of_a_test() -> None:
-    assert [folder_of(test) for test in ("tests/test_llm.py::test_a", "tests/targets/gguf/test_b.py::test_c[d/e]")] == [
-        ".", "targets",
-    ]  # fmt: skip
-    assert function_of("tests/test_llm.py::TestA::test_b[c::d]") == "tests/test_llm.py::TestA::test_b"

@@ -1,7 +1,5 @@
 """docs/glossary.md defines each term once and every reported figure; its computed figures agree with the code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

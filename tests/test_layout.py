@@ -1,7 +1,5 @@
 """The places of tests and their helpers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -15,8 +15,7 @@ from slipstream.cli.options import ModelOptions
 from slipstream.core.drafter import DrafterTraits
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
-from slipstream.targets.decoder import Decoder
-from tests.checkpoints import CONTEXT, Tiny
+from tests.checkpoints import Tiny
 
 EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 PROMPTS = ["def add(", "for name in", "café"]
@@ -120,36 +119,6 @@ def test_stop_strings_cut_text_and_stream_alike(llm, plain, k):
     assert (done.finish_reason, done.stop_cause) == ("stop", stop)
 
 
-def test_a_stop_string_before_min_tokens_does_not_count(llm, plain):
-    """Text that was already streamed stays: only a stop string completed after min_tokens ends the text."""
-    whole = plain.generate(PROMPTS[1], greedy(40, ignore_eos=True))[0]
-    stop = whole.text[2]
-    for least in (1, 5, 12, 30):
-        chunks = list(llm.stream(PROMPTS[1], greedy(40, stop=[stop], min_tokens=least, ignore_eos=True)))
-        done = chunks[-1].completion
-        assert len(done.token_ids) >= least
-        assert "".join(chunk.text for chunk in chunks) == done.text
-
-
-def test_logprobs_are_those_of_the_target_alone(llm, plain):
-    params = greedy(12, logprobs=2)
-    ours, theirs = llm.generate(PROMPTS[0], params)[0].logprobs, plain.generate(PROMPTS[0], params)[0].logprobs
-    assert [x.id for x in ours] == [x.id for x in theirs]
-    assert [x.logprob for x in ours] == pytest.approx([x.logprob for x in theirs], abs=1e-9)
-    assert all(len(x.top) == 2 and x.top[0][0] == x.id for x in ours)
-
-
-def test_a_request_can_have_its_own_draft_length(llm):
-    assert llm.generate(PROMPTS[0], greedy(draft_tokens=0))[0].stats.proposed == 0
-    assert max(llm.generate(PROMPTS[0], greedy(draft_tokens=2))[0].stats.drafted_at) == 2
-
-
-@pytest.mark.parametrize("rule", ["greedy", "rejection", "block", "coupled"])
-def test_every_rule_by_name(tiny, plain, rule):
-    llm = LLM(tiny.target, tiny.draft, rule=rule, **EXACT, draft_tokens=4)
-    assert llm.generate(PROMPTS[0], greedy())[0].token_ids == plain.generate(PROMPTS[0], greedy())[0].token_ids
-
-
 def test_drafters_can_be_changed_between_requests(tiny, plain):
     llm = LLM(tiny.target, **EXACT, draft_tokens=4)
     expected = plain.generate(PROMPTS[0], greedy(60))[0].token_ids
@@ -192,12 +161,6 @@ def test_loaded_models_are_used_directly(tiny, llm):
         LLM(models[0], device="meta", draft_tokens=4)
 
 
-def test_any_target_object_works(tiny, llm):
-    target, draft = (Decoder.load(path, **EXACT) for path in (tiny.target, tiny.draft))
-    engine = LLM(target, draft, tokenizer=llm.tokenizer, draft_tokens=4)
-    assert engine.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
-
-
 def test_loading_reports_progress(tiny):
     seen: list[tuple[int, int]] = []
     LLM(tiny.target, tiny.draft, progress=lambda done, total: seen.append((done, total)), **EXACT, draft_tokens=4)
@@ -222,12 +185,6 @@ def test_chat_without_a_template_is_refused(tiny, plain):
 
     with pytest.raises(PromptError, match="no chat template"):
         LLM(tiny.target, tokenizer=Bare(), **EXACT, draft_tokens=4).chat("hi")
-
-
-def test_the_end_of_the_context_ends_the_text(llm):
-    room = 10
-    done = llm.generate([5] * (CONTEXT - room), greedy(100, ignore_eos=True))[0]
-    assert (len(done.token_ids), done.finish_reason) == (room, "length")
 
 
 def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog):

@@ -1,7 +1,5 @@
 """The planted faults of `tests/mutants` fit the code, and the script that plants them does so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

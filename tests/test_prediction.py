@@ -1,7 +1,5 @@
 """Predictions change no distribution, whatever they are made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

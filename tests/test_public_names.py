@@ -1,7 +1,5 @@
 """The package in an interactive session: `dir(slipstream)` and `repr(LLM(...))`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

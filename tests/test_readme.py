@@ -1,8 +1,6 @@
 """The examples of README and docs/commands.md run (with the embedded models for `path/to/...`), and every command in a
 console block of README or docs/ prints what is shown, except for measured times."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex
@@ -40,9 +38,7 @@ def test_the_readme_has_snippets_and_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.split()[1] for command in COMMANDS])
-def test_the_commands_of_console_blocks_print_what_is_shown(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_of_console_blocks_print_what_is_shown(command, monkeypatch, capsys):
     words, rest = taken(command)
     typed = [line[4:] for line in rest if line.startswith((">>>", "..."))]
     shown = [line for line in rest if line and not line.startswith((">>>", "..."))]

@@ -1,7 +1,5 @@
 """`SpeculativeDecoder` and `load_model_pair`: the small interface that tutorials teach."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -125,20 +123,15 @@ def test_the_lines_of_a_tutorial_for_transformers_run_unchanged(tiny, pair, expe
         input_len = inputs.input_ids.shape[1]
         start = time.time()
         outputs = target_model.generate(
-            **inputs,
-            assistant_model=draft_model,
-            max_new_tokens=max_new_tokens,
-            num_assistant_tokens=num_assistant_tokens,
-            do_sample=False,
-        )
+            **inputs, assistant_model=draft_model, max_new_tokens=max_new_tokens,
+            num_assistant_tokens=num_assistant_tokens, do_sample=False,
+        )  # fmt: skip
         elapsed = time.time() - start
         new_tokens = outputs.shape[1] - input_len
         return {
-            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True),
-            "tokens": new_tokens,
-            "time": elapsed,
-            "tokens_per_sec": new_tokens / elapsed,
-        }
+            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True), "tokens": new_tokens,
+            "time": elapsed, "tokens_per_sec": new_tokens / elapsed,
+        }  # fmt: skip
 
     def generate_standard(target_model, tokenizer, prompt: str, max_new_tokens: int = 200) -> dict:
         inputs = tokenizer(prompt, return_tensors="pt").to(device)
@@ -148,11 +141,9 @@ def test_the_lines_of_a_tutorial_for_transformers_run_unchanged(tiny, pair, expe
         elapsed = time.time() - start
         new_tokens = outputs.shape[1] - input_len
         return {
-            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True),
-            "tokens": new_tokens,
-            "time": elapsed,
-            "tokens_per_sec": new_tokens / elapsed,
-        }
+            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True), "tokens": new_tokens,
+            "time": elapsed, "tokens_per_sec": new_tokens / elapsed,
+        }  # fmt: skip
 
     target, draft, tokenizer = pair
     prompt = "def add(first, second):"

@@ -1,7 +1,5 @@
 """docs/tutorial.md: its snippets print what it shows, its commands exist, its numbers come from the script."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import xml.etree.ElementTree as ET
@@ -48,9 +46,7 @@ def test_the_step_of_the_tutorial_has_twenty_lines() -> None:
 
 
 @pytest.mark.parametrize("command", OURS)
-def test_a_command_is_accepted_up_to_loading(
-    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_accepted_up_to_loading(command, monkeypatch, tmp_path, capsys):
     """All options are parsed and checked by the commands themselves; those that load nothing run to their end."""
 
     def loaded(*_: object, **__: object) -> None:
@@ -98,23 +94,17 @@ def test_a_computed_block_is_up_to_date(name: str, tmp_path: Path) -> None:
 TIMED = {"tok/s", "speed-up (95%)", "predicted"}
 """Columns of tables whose cells are measured times or follow from them."""
 SAME = (
-    r"^slipstream .*$",
-    r"^ (?:target|draft) \(.*\d",
-    r"^The models .*$",
-    r"^- (?:a draft token|at \d|assumptions).*$",
-    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
-    r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
+    r"^slipstream .*$", r"^ (?:target|draft) \(.*\d", r"^The models .*$", r"^- (?:a draft token|at \d|assumptions).*$",
+    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)", r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
     r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
-)
+)  # fmt: skip
 """Lines of what is printed, or parts of them, that hold no time: of the commands, `info` and `tune`."""
 REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
 """Blocks of which everything but times is measured again here: draft lengths, acceptance, texts, what is compared."""
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_measured_block_shows_what_its_command_prints_except_for_times(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, monkeypatch, tmp_path, capsys):
     """With one timed pass: nothing that is compared depends on their number."""
 
     def run(kit: Kit, command: str, fails: bool = False) -> str:
@@ -190,9 +180,7 @@ def test_only_the_block_is_replaced() -> None:
     assert tutorial.with_figure(made, "one", "old") == made
 
 
-def test_a_block_whose_extra_is_not_there_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_block_whose_extra_is_not_there_is_left_as_it_is(monkeypatch, capsys, tmp_path):
     """And is named."""
     page = tmp_path / "tutorial.md"
     page.write_text(TEXT, encoding="utf-8")

@@ -1,8 +1,6 @@
 """The wheel holds the package, the embedded models and the licences, and nothing else. `make wheel-check` installs it
 into an empty environment and runs it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import subprocess

@@ -1,7 +1,5 @@
 """`quantise_blocks`: small errors, and weights that it holds exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

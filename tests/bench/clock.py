@@ -1,7 +1,5 @@
 """A clock for tests of what is made of measured times: the same on a busy machine, and nothing has to wait."""
 
-from __future__ import annotations
-
 import pytest
 
 READERS = ("slipstream.core.step_clock", "slipstream.bench.measure", "slipstream.targets.target_costs")

@@ -1,8 +1,6 @@
 """A stand-in of vLLM's server as a program: `python fake_vllm.py MODE ARGUMENTS`. It answers /v1/models; MODE "dies"
 ends before, "ends" a moment after the first answer, "hangs" never answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Small results of every kind, measured once on the tiny pair."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 `metrics/vllm.txt` and `slipstream.txt` were recorded, `sglang.txt` and `llamacpp.txt` written as their sources do.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,7 +16,6 @@ TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).
 
 def known(server: str) -> dict:
     found = read_counters(TEXTS[server])
-    assert found is not None
     assert found.server == server
     return {name: value for name, value in found.as_dict().items() if value is not None}
 
@@ -62,7 +59,6 @@ def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server() -> No
 
 def test_slipstream_with_vllms_prefix_is_still_slipstream() -> None:
     found = read_counters(ServerMetrics("m", "vllm").text().decode())
-    assert found is not None
     assert found.server == "slipstream"
     assert found.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}
 
@@ -96,7 +92,6 @@ def test_a_page_without_known_counters_reports_nothing(text: str) -> None:
 def test_a_server_without_speculation_reports_no_drafts() -> None:
     text = "".join(line for line in TEXTS["vllm"].splitlines(keepends=True) if "spec_decode" not in line)
     found = read_counters(text)
-    assert found is not None
     shown = found.as_dict()
     assert shown["output_tokens"] > 0
     assert [shown[name] for name in ("drafts", "accepted_at", "acceptance_rate", "mean_acceptance_length")] == [

@@ -1,7 +1,5 @@
 """Tie or bug."""
 
-from __future__ import annotations
-
 import torch
 
 from slipstream.bench.identity import Divergence, divergence

@@ -3,8 +3,6 @@
 The races are simulated as `slipstream.bench.measure.race` runs them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -101,9 +99,7 @@ def test_so_it_is_if_a_whole_pass_has_its_disturbance_in_common(prompts: int, pa
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("spread", [0.08, 0.25, 0.5])
 @pytest.mark.parametrize("noise", [REALISTIC, ONLY_TURNS, Noise(stalls=0.05), Noise(cell=0.12)], ids=str)
-def test_where_prompts_differ_the_truth_is_held_in_93_percent_of_the_runs_or_more(
-    spread: float, noise: Noise, weighted: bool
-) -> None:
+def test_where_prompts_differ_the_truth_is_held_in_93_percent_of_the_runs_or_more(spread, noise, weighted):
     """The truth: what the ratio of the total times tends to with more prompts, E[1] / E[1 / gain]."""
     truth, hits = 1.5 * math.exp(-(spread**2) / 2), []
     for prompts, passes in ((4, 3), (6, 4), (8, 5), (12, 3), (24, 7)):

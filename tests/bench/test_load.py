@@ -1,7 +1,5 @@
 """Load on servers whose latencies are known exactly, in virtual time: the figures are those latencies."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loops are found at the end of a text, and only there."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.bench.loops import looping, periodic_tail, share

@@ -1,7 +1,5 @@
 """Interleaving, pairing and the figures computed from the cells."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

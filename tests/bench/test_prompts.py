@@ -1,7 +1,5 @@
 """Prompt files: every format, and one clear error for each way they can be wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

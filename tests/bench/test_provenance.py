@@ -22,7 +22,6 @@ def test_processes_that_this_one_started_are_not_other_work() -> None:
         "print(below.pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         below = int(child.stdout.readline())
         try:
             assert not {child.pid, below} & set(_others())

@@ -1,7 +1,5 @@
 """Pages of verify and tune, also of runs that were interrupted."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.bench.benchmark import Contender

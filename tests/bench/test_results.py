@@ -1,7 +1,5 @@
 """Result files: written completely or not at all, refused if of another version, kept after an interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """vLLM's server as a process: how it is started, and what is said where it does not start."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -82,9 +80,7 @@ def test_a_server_that_never_answers_is_ended(python: Callable[..., Path]) -> No
 
 
 @pytest.mark.parametrize("version", ["0.31.1", "0.34.0", "1.0.0"])
-def test_a_version_that_is_too_old_or_too_new_is_refused_with_the_range(
-    python: Callable[..., Path], version: str
-) -> None:
+def test_a_version_that_is_too_old_or_too_new_is_refused_with_the_range(python, version):
     with pytest.raises(LoadError, match=version) as raised:
         interpreter(python(version=version))
     assert "0.32 up to, but not including, 0.34" in str(raised.value)

@@ -1,7 +1,5 @@
 """A stand-in of vLLM's environment."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

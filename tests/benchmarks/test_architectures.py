@@ -1,7 +1,5 @@
 """`python -m benchmarks.architectures`: the table in docs/support.md is that of the installed transformers."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 

@@ -146,8 +146,6 @@ def test_random_checkpoints_load_and_are_written_once(tmp_path, kind):
     narrow_weights, wide_weights = (
         Decoder.load(each, executor="torch", dtype=torch.float32).weights for each in (path, wide)
     )
-    assert narrow_weights is not None
-    assert wide_weights is not None
     assert narrow_weights.keys() == wide_weights.keys()
     assert all(torch.equal(narrow_weights[name], wide_weights[name]) for name in narrow_weights)
     with safe_open(wide / "model.safetensors", "pt") as file:

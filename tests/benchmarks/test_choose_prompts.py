@@ -28,11 +28,8 @@ def decode(prompt: Prompt) -> list[int]:
 def test_looping_and_overlong_candidates_are_dropped_and_counted(tmp_path):
     file = tmp_path / "outside.jsonl"
     lines = [
-        {"prompt": "Loop"},
-        {"prompt": "Good", "canonical_solution": "x"},
-        {"prompt": "x" * 1000},
-        {"prompt": "End"},
-    ]
+        {"prompt": "Loop"}, {"prompt": "Good", "canonical_solution": "x"}, {"prompt": "x" * 1000}, {"prompt": "End"},
+    ]  # fmt: skip
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = examine(file, "code", 64, TOKENIZER, decode)
     assert [(e["prompt"], e["line"]) for e in found.kept] == [("Good", 2), ("End", 4)]
@@ -97,7 +94,6 @@ def test_the_command_writes_prompts_and_how_they_were_chosen(chosen):
 
 def test_prompts_that_were_changed_later_are_refused(chosen, tmp_path):
     found = choice(chosen)
-    assert found is not None
     assert set(found["digests"]) == set(SETS)
     assert len(found["sha256"]) == 16
     assert choice(tmp_path) is None

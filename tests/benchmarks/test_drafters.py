@@ -1,7 +1,5 @@
 """The figures of the drafters' benchmark, from made-up measurements."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +10,8 @@ def arm(label: str, temperature: float, code: float, edit: float) -> dict[str, A
     parts = {kind: {"speedup": {"value": value}} for kind, value in (("code", code), ("edit", edit))}
     overall = {"speedup": {"value": (code + edit) / 2}}
     return {
-        "label": label,
-        "temperature": temperature,
-        "plain": label == "plain",
-        "categories": parts,
-        "overall": overall,
-    }
+        "label": label, "temperature": temperature, "plain": label == "plain", "categories": parts, "overall": overall,
+    }  # fmt: skip
 
 
 MIX = SimpleNamespace(data={"arms": [

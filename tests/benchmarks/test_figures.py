@@ -1,7 +1,5 @@
 """Figures of benchmarks."""
 
-from __future__ import annotations
-
 from benchmarks.figures import agreement, spread
 
 

@@ -1,7 +1,5 @@
 """`benchmarks.gguf.precision`: formats of a GGUF file beside each other."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

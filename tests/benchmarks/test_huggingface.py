@@ -1,7 +1,5 @@
 """The comparison with transformers' own loop: contenders, figures, and what its workers answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.huggingface import slipstream_worker

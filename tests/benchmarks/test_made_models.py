@@ -1,7 +1,5 @@
 """Checkpoints made out of the embedded ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

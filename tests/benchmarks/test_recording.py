@@ -1,7 +1,5 @@
 """The picture at the top of README: it shows what was measured, and needs only a browser."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The EAGLE-3 head for SmolLM2, which is kept beside the benchmarks. SmolLM2 itself is a package of its own."""
 
-from __future__ import annotations
-
 from benchmarks.protocol import ROOT
 from slipstream.heads.eagle_format import load_eagle
 

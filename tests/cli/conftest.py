@@ -1,7 +1,5 @@
 """`cli` runs a command in this process and returns its output; models and prompts to run it on."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

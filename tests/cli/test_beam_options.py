@@ -1,7 +1,5 @@
 """`slipstream generate --beams`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

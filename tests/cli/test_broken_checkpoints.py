@@ -1,7 +1,5 @@
 """Broken checkpoints on the command line: one message that names the file and what to do, code 2, no traceback."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`slipstream convert`, and the other commands on what it wrote."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,13 +80,9 @@ def test_pairs_and_measurements_take_the_file(cli, tiny, file: Path) -> None:
     pair = cli("info", tiny.target, file)
     assert pair.code == 0
     bench = cli(
-        "bench",
-        "-m",
-        file,
-        "--drafter",
-        "suffix",
+        "bench", "-m", file, "--drafter", "suffix",
         *["--threads", "1", "--prompts", "1", "--rounds", "1", "-n", "8", "--json"],
-    )
+    )  # fmt: skip
     assert bench.code == 0, bench.said
 
 

@@ -1,7 +1,5 @@
 """`slipstream demo`."""
 
-from __future__ import annotations
-
 import json
 
 from slipstream.llm import LLM

@@ -1,7 +1,5 @@
 """`--device-map`: where transformers puts the layers of the target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`slipstream drafters`: the table that is read from the code."""
 
-from __future__ import annotations
-
 import json
 import re
 

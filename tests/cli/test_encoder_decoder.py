@@ -1,7 +1,5 @@
 """Commands on the folder of an encoder-decoder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`slipstream generate`: text on standard output, everything else on standard error."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`slipstream info`: positions of models whose kinds of layers rotate differently."""
 
-from __future__ import annotations
-
 from slipstream.cli.info import positions
 
 

@@ -1,7 +1,5 @@
 """Options that the commands which measure share."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

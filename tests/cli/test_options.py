@@ -1,7 +1,5 @@
 """Options: names, aliases, what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
@@ -20,20 +18,13 @@ def test_defaults_are_those_of_the_library():
 
 
 SAMPLING = {
-    "temperature": (["--temperature"], 0.0),
-    "top_k": (["--top-k"], 0),
-    "top_p": (["--top-p"], 1.0),
-    "min_p": (["--min-p"], 0.0),
-    "repetition_penalty": (["--repetition-penalty"], None),
-    "frequency_penalty": (["--frequency-penalty"], 0.0),
-    "presence_penalty": (["--presence-penalty"], 0.0),
-    "min_tokens": (["--min-new-tokens"], 0),
-    "max_tokens": (["--max-new-tokens", "-n"], 128),
-    "stop": (["--stop"], None),
-    "ignore_eos": (["--ignore-eos"], False),
-    "seed": (["--seed"], None),
+    "temperature": (["--temperature"], 0.0), "top_k": (["--top-k"], 0), "top_p": (["--top-p"], 1.0),
+    "min_p": (["--min-p"], 0.0), "repetition_penalty": (["--repetition-penalty"], None),
+    "frequency_penalty": (["--frequency-penalty"], 0.0), "presence_penalty": (["--presence-penalty"], 0.0),
+    "min_tokens": (["--min-new-tokens"], 0), "max_tokens": (["--max-new-tokens", "-n"], 128),
+    "stop": (["--stop"], None), "ignore_eos": (["--ignore-eos"], False), "seed": (["--seed"], None),
     "logprobs": (["--logprobs"], None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "verify", "trace", "tune"])
@@ -75,17 +66,9 @@ def test_the_draft_length_is_chosen_in_each_step_unless_a_number_is_given():
 
 def test_options_of_other_programs_are_understood():
     given = [
-        "generate",
-        "--model-draft",
-        "d",
-        "--num-speculative-tokens=3",
-        "--max-tokens",
-        "5",
-        "-md",
-        "x",
-        "--",
+        "generate", "--model-draft", "d", "--num-speculative-tokens=3", "--max-tokens", "5", "-md", "x", "--",
         "--model",
-    ]
+    ]  # fmt: skip
     assert canonical(given) == [
         "generate",
         "--draft",

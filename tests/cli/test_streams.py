@@ -1,7 +1,5 @@
 """Standard streams that are closed, full, cut off, or in another encoding."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

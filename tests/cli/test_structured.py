@@ -1,7 +1,5 @@
 """`slipstream generate --json-schema`, `--json-object`, `--regex`, `--grammar`, `--choice`, `--after`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables on narrow terminals: nothing that carries meaning is squeezed out."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.bench.tables import Column, Table, words
@@ -11,19 +9,12 @@ COLUMNS = [words("method"), words("setting"), Column("speed-up (95%)", "x"), Col
            Column("tau", digits=2), words("text"), Column("memory", "B"), Column("host", "%")]  # fmt: skip
 ROWS = [
     [
-        method,
-        setting,
-        {"value": 1.2 + i, "low": 1.1, "high": 1.3 + i},
-        1234 + i,
-        0.71,
-        2.0 + i / 10,
-        "identical",
-        4e8,
-        0.11,
+        method, setting, {"value": 1.2 + i, "low": 1.1, "high": 1.3 + i}, 1234 + i, 0.71, 2.0 + i / 10, "identical",
+        4e8, 0.11,
     ]
     for setting in ("greedy\nbatch 4\ncontext 1024", "T=0.8\nbatch 4\ncontext 1024")
     for i, method in enumerate(("plain", "model, K=3", "suffix branches=3, K=10"))
-]
+]  # fmt: skip
 TABLE = Table("Speed", COLUMNS, ROWS, "A note.")
 
 

@@ -1,7 +1,5 @@
 """`slipstream train` may be stopped in any phase: an exit code, whole files and a hint how to go on."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable
@@ -73,9 +71,7 @@ def logged(out: Path) -> list[Any]:
         (Loop, "evaluate"),
     ],
 )
-def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_again(
-    owner: Any, name: str, number: int, train: Any, tmp_path: Path
-) -> None:
+def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_again(owner, name, number, train, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         raising(patch, owner, name, number)
         stopped = train()
@@ -118,9 +114,7 @@ def test_a_second_signal_stops_at_once_with_the_last_checkpoint(train: Any, tmp_
 
 
 @pytest.mark.parametrize(("owner", "name"), [(resume_state, "save_file"), (MedusaObjective, "export")])
-def test_a_file_that_is_being_written_is_left_whole_or_not_at_all(
-    owner: Any, name: str, train: Any, tmp_path: Path
-) -> None:
+def test_a_file_that_is_being_written_is_left_whole_or_not_at_all(owner, name, train, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         raising(patch, owner, name, signal.SIGINT)
         stopped = train()
@@ -131,9 +125,7 @@ def test_a_file_that_is_being_written_is_left_whole_or_not_at_all(
     assert (tmp_path / "out" / "final" / "config.json").is_file()
 
 
-def test_a_resumed_run_that_is_stopped_before_a_step_keeps_its_checkpoint_and_exports_nothing(
-    train: Any, tmp_path: Path
-) -> None:
+def test_a_resumed_run_that_is_stopped_before_a_step_keeps_its_checkpoint_and_exports_nothing(train, tmp_path):
     assert train("--max-steps", 1).code == 0
     before = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
     card = (tmp_path / "out" / "final" / "README.md").read_text()

@@ -1,7 +1,5 @@
 """Simulated speculative decoding: texts drawn draft token by draft token, to check the closed forms against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ sibling drawn without replacement, at most n^4. If the argument fails for a futu
 not sum to 1 exactly, or a final distribution that is not p exactly, show it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, replace

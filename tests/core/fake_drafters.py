@@ -1,7 +1,5 @@
 """Drafters whose draft tokens are known beforehand, and plain decoding written out a second time, as oracle."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq
 

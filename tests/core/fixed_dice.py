@@ -1,7 +1,5 @@
 """Dice that are not random."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from slipstream.core.dice import Dice

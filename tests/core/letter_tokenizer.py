@@ -1,7 +1,5 @@
 """A fast tokenizer with one letter per token, for toy targets."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from tokenizers import Tokenizer, decoders, models

@@ -1,7 +1,5 @@
 """Beam search apart from any model: what it keeps, and when it ends."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

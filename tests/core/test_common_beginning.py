@@ -1,7 +1,5 @@
 """`common_beginning`: how far two texts are the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.core.common_beginning import common_beginning

@@ -1,8 +1,6 @@
 """`Dice`, `invert` and `sample_draft_tokens`: random choices in production have the distributions that the proofs
 assume."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

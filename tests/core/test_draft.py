@@ -1,7 +1,5 @@
 """`Draft` and `Verdict`: the worked example; invalid drafts are refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -82,21 +80,15 @@ def test_a_good_draft_passes() -> None:
 
 
 BAD: dict[str, dict] = {
-    "parents that come later": {"parents": (-1, 1, -1)},
-    "a parent that is the node itself": {"parents": (0, 0, -1)},
-    "a parent below the root": {"parents": (-2, 0, -1)},
-    "a parent in another sequence": {"parents": (-1, 0, 0)},
-    "splits that do not start at 0": {"splits": (1, 2, 3)},
-    "splits that do not end at N": {"splits": (0, 2, 2)},
-    "splits that fall": {"splits": (0, 4, 3)},
-    "splits for another batch": {"splits": (0, 1, 2, 3)},
+    "parents that come later": {"parents": (-1, 1, -1)}, "a parent that is the node itself": {"parents": (0, 0, -1)},
+    "a parent below the root": {"parents": (-2, 0, -1)}, "a parent in another sequence": {"parents": (-1, 0, 0)},
+    "splits that do not start at 0": {"splits": (1, 2, 3)}, "splits that do not end at N": {"splits": (0, 2, 2)},
+    "splits that fall": {"splits": (0, 4, 3)}, "splits for another batch": {"splits": (0, 1, 2, 3)},
     "an id outside the vocabulary": {"tokens": torch.tensor([0, 1, 4])},
-    "a negative id": {"tokens": torch.tensor([0, -1, 2])},
-    "too few tokens": {"tokens": torch.tensor([0, 1])},
+    "a negative id": {"tokens": torch.tensor([0, -1, 2])}, "too few tokens": {"tokens": torch.tensor([0, 1])},
     "tokens of two dimensions": {"tokens": torch.tensor([[0, 1, 2]])},
     "tokens that are not int64": {"tokens": torch.tensor([0, 1, 2], dtype=torch.int32)},
-    "q of another length": {"q": q_rows(2)},
-    "q of another vocabulary": {"q": q_rows(3, 5)},
+    "q of another length": {"q": q_rows(2)}, "q of another vocabulary": {"q": q_rows(3, 5)},
     "q of integers": {"q": torch.tensor([[1, 0, 0, 0]] * 3)},
     "q in another precision than distributions have": {"q": q_rows(3).float()},
     "q that holds NaN": {"q": q_rows(3).index_fill(0, torch.tensor([1]), math.nan)},
@@ -146,9 +138,7 @@ def test_the_drafters_of_nodes_go_with_them() -> None:
         (EXAMPLE, [0], RAN, True, ["in use", "in use"]),
     ],
 )
-def test_each_token_gained_has_the_name_of_who_proposed_it(
-    draft: Draft, path: list[int], following: int, cut: bool, names: list[str | None]
-) -> None:
+def test_each_token_gained_has_the_name_of_who_proposed_it(draft, path, following, cut, names):
     verdict = Verdict([path], [following], [None], [cut])
     assert verdict.proposers(draft, 0, "in use") == names
     assert len(names) == len(verdict.run(draft, 0))

@@ -1,7 +1,5 @@
 """`SamplingParams`: every field is applied or refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, fields
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 
 
@@ -24,25 +21,16 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name(name: str, near: 
 
 
 REFUSED: dict[str, list[Any]] = {
-    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e308],
-    "top_k": [-1, 1.0, True, np.float64(1.0), np.True_],
-    "top_p": [0.0, 1.01, -1, math.nan, np.float32(1.5), np.True_, np.array(0.5)],
-    "min_p": [-0.1, 1.1, None],
-    "repetition_penalty": [0.0, -1, math.inf],
-    "frequency_penalty": [2.1, -2.1, math.nan],
+    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e308], "top_k": [-1, 1.0, True, np.float64(1.0), np.True_],
+    "top_p": [0.0, 1.01, -1, math.nan, np.float32(1.5), np.True_, np.array(0.5)], "min_p": [-0.1, 1.1, None],
+    "repetition_penalty": [0.0, -1, math.inf], "frequency_penalty": [2.1, -2.1, math.nan],
     "presence_penalty": [2.1, -2.1],
     "logit_bias": [{-1: 0.0}, {0: 101.0}, {0: math.nan}, {"0": 1.0}, {True: 1.0}, {0: True}, [(0, 1.0)], 5],
     "bad_words": [((),), ((-1,),), ("",), "", (1, 2), 5, ((True,),), None],
-    "structured": [{"regex": "a"}, "a", True, 5],
-    "min_tokens": [-1, 1.5],
-    "max_tokens": [0, -1, 2.0],
-    "stop": ["", ("a", ""), (1,), 5],
-    "stop_token_ids": [(-1,), ("a",), 5, (True,), (np.True_,), None],
-    "ignore_eos": ["no", "yes", "", 0, 1, None, np.True_],
-    "seed": [1.5, "a"],
-    "logprobs": [-1],
-    "draft_tokens": [-1],
-}
+    "structured": [{"regex": "a"}, "a", True, 5], "min_tokens": [-1, 1.5], "max_tokens": [0, -1, 2.0],
+    "stop": ["", ("a", ""), (1,), 5], "stop_token_ids": [(-1,), ("a",), 5, (True,), (np.True_,), None],
+    "ignore_eos": ["no", "yes", "", 0, 1, None, np.True_], "seed": [1.5, "a"], "logprobs": [-1], "draft_tokens": [-1],
+}  # fmt: skip
 
 
 def test_every_field_has_values_that_are_refused() -> None:
@@ -74,23 +62,14 @@ def test_a_single_bad_word_is_not_split_into_letters() -> None:
 
 def test_numpy_numbers_are_stored_as_the_python_numbers_they_equal() -> None:
     params = SamplingParams(
-        temperature=np.float32(0.5),
-        top_k=np.int64(3),
-        top_p=np.float64(0.75),
-        logit_bias={np.int32(2): np.float16(1.5)},
-        bad_words=np.array([[1, 2], [3, 4]]),
+        temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.75), seed=np.uint64(2**63 + 1),
+        logit_bias={np.int32(2): np.float16(1.5)}, bad_words=np.array([[1, 2], [3, 4]]),
         stop_token_ids=np.array([5, 6], dtype=np.uint8),
-        seed=np.uint64(2**63 + 1),
-    )
+    )  # fmt: skip
     assert params == SamplingParams(
-        temperature=0.5,
-        top_k=3,
-        top_p=0.75,
-        logit_bias={2: 1.5},
-        bad_words=((1, 2), (3, 4)),
+        temperature=0.5, top_k=3, top_p=0.75, seed=2**63 + 1, logit_bias={2: 1.5}, bad_words=((1, 2), (3, 4)),
         stop_token_ids=(5, 6),
-        seed=2**63 + 1,
-    )
+    )  # fmt: skip
     assert json.loads(json.dumps(asdict(params)))["seed"] == 2**63 + 1  # json refuses numbers of NumPy
 
 
@@ -100,12 +79,3 @@ def test_lists_are_stored_as_tuples_so_that_later_changes_do_not_reach_a_request
     words[0][0], biases[3] = 7, 9.0
     assert (params.bad_words, params.logit_bias) == (((1, 2),), {3: 1.0})
     assert SamplingParams(bad_words=[], logit_bias={}, stop=[]) == SamplingParams()
-
-
-@pytest.mark.parametrize("field", [
-    {"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": -0.1}, {"bad_words": ((1,),)},
-    {"min_tokens": 1}, {"structured": Structured(regex="a")},
-], ids=str)  # fmt: skip
-def test_parameters_that_need_the_history_are_declared(field: dict) -> None:
-    assert SamplingParams(**field).needs_history
-    assert not SamplingParams(temperature=1.0, top_k=3, top_p=0.9, min_p=0.1, logit_bias={1: 1.0}).needs_history

@@ -1,7 +1,5 @@
 """Several steps of plain decoding in one call: text, counters, stream and KV are those of one step at a time."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq
@@ -199,20 +197,12 @@ class Noting(NoDrafter):
         self.seen.append((seqs[0].id, len(seqs[0].tokens), list(verdict.next), len(draft)))
 
 
-def test_a_drafter_that_may_propose_is_asked_before_every_token(engine, calls):
-    engine.use(Noting())
+@pytest.mark.parametrize("taps", [(), (1,)])
+def test_a_drafter_that_may_propose_or_reads_hidden_states_is_asked_before_every_token(engine, calls, taps):
+    engine.use(Noting(taps))
     try:
         engine.generate(PROMPTS[:1], greedy(12))
         assert engine.drafter.asked == 10  # neither for the first token nor for the last
-    finally:
-        engine.use(None)
-    assert not calls
-
-
-def test_a_drafter_that_reads_hidden_states_gets_them(engine, calls):
-    engine.use(Noting(taps=(1,)))
-    try:
-        engine.generate(PROMPTS[:1], greedy(12))
     finally:
         engine.use(None)
     assert not calls
@@ -301,14 +291,6 @@ def test_drafters_can_change_within_one_text(engine, one_by_one):
     assert seq.output == wanted
     assert several > 3
     assert seq.stats.proposed > 0
-
-
-def test_drafters_change_between_requests(engine, one_by_one, pair):
-    wanted = one_by_one(PROMPTS[:2], greedy(40))
-    for draft in (None, "ngram", None, str(pair.draft), None):
-        engine.use(draft)
-        found = engine.generate(PROMPTS[:2], greedy(40))
-        assert [c.token_ids for c in found] == [c.token_ids for c in wanted]
 
 
 # --- streams and counters ---------------------------------------------------------------------------------------------

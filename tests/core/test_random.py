@@ -1,7 +1,5 @@
 """Streams: addressed by (seed, purpose, position, index), uniform, independent, without global state."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations

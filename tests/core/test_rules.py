@@ -3,8 +3,6 @@
 Figures are those of the papers or computed by hand with fractions; the enumeration must reproduce them exactly.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 
@@ -32,6 +30,7 @@ from tests.core.worlds import Distribution, Shape, WeightedDraft, every_draft, p
 from tests.theory.block_lengths import block_expected_accepted
 
 REJECTION, BLOCK, COUPLED = RULES["rejection"], RULES["block"], RULES["coupled"]
+LOSSY = [rule for rule in RULES.values() if not rule.lossless]
 P, Q = probs(7, 2, 1), probs(5, 3, 2)
 ONE = Shape.chain("s")
 
@@ -139,13 +138,14 @@ def test_rule_a_is_wrong_for_a_deterministic_drafter_and_g_is_right() -> None:
     assert first_token(outcomes_of(REJECTION, half, Shape.chain("p")), 2) == probs(1, 1)
 
 
-@pytest.mark.parametrize("rule", [wrong.A, wrong.B, wrong.C, wrong.D], ids=lambda rule: rule.name[0])
-def test_wrong_rules_are_caught_on_random_languages(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", [wrong.A, wrong.B, wrong.C, wrong.D, *LOSSY], ids=lambda rule: rule.name)
+def test_wrong_and_lossy_rules_are_caught_on_random_languages(rule: Rule) -> None:
     caught = 0
     for seed in range(12):
         world = random_world(seed, 3)
         caught += emitted_distribution(rule, world, Shape.chain("ss"), at_once=1) != target_distribution(world, 3)
     assert caught >= 10  # p == q in some places, where most faults have no effect
+    assert not rule.lossless
 
 
 def test_q_must_be_filtered_as_the_draft_token_was() -> None:
@@ -330,11 +330,11 @@ def test_block_refuses_a_tree() -> None:
         verify(tree, rows([0.5, 0.5], [1, 0], [1, 0]), BLOCK, Fixed(0.5))
 
 
-def test_an_unknown_rule_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(RuleError, match="rejection"):
-        rule_named("rejections")
-
-
 def test_rules_say_whether_they_are_lossless() -> None:
     assert {"greedy", "rejection", "block", "coupled"} <= {rule.name for rule in RULES.values() if rule.lossless}
     assert all(name == rule.name for name, rule in RULES.items())
+
+
+def test_an_unknown_rule_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RuleError, match="rejection"):
+        rule_named("rejections")

@@ -4,8 +4,6 @@ Each test draws tiny random languages, enumerates every draft and every random c
 compares the distribution of the first gamma + 1 tokens with the target's own: `==` on fractions, no tolerance.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 
@@ -103,7 +101,7 @@ def test_other_sequences_of_a_ragged_batch_change_nothing(rule: str, at_once: in
         assert completed(world, outcomes, shape.height + 1) == target_distribution(world, shape.height + 1)
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("rule", [*LOSSLESS, "typical"])
 def test_with_production_dice_a_sequence_gets_the_same_result_alone_and_in_a_batch(rule: str) -> None:
     """Production random numbers are addressed by (seed, position) alone."""
     shapes = [Shape.chain("ss"), Shape.chain(""), Shape.chain("s"), Shape.chain("ssss")]
@@ -129,7 +127,7 @@ def test_with_production_dice_a_sequence_gets_the_same_result_alone_and_in_a_bat
 
 
 def test_an_empty_draft_is_plain_decoding() -> None:
-    for rule in SAMPLED:
+    for rule in (*SAMPLED, "typical"):
         world = random_world(3, 4)
         outcomes = outcomes_of(RULES[rule], world, Shape.chain(""))
         assert {o.tokens: o.weight for o in outcomes} == target_distribution(world, 1)

@@ -4,8 +4,6 @@ A batch is warped at once where the keys of its requests are equal. A parameter 
 taken from the first request of the batch, so everything here runs over the fields of `SamplingParams` themselves.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import re

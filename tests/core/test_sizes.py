@@ -1,7 +1,5 @@
 """Numbers of bytes as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.core.sizes import size

@@ -1,7 +1,5 @@
 """Counters and their invariants; each published definition holds."""
 
-from __future__ import annotations
-
 import json
 import random
 
@@ -69,26 +67,6 @@ def test_tau_is_one_plus_the_rates_by_position() -> None:
     assert seq.stats.acceptance_rate == 7 / 12
 
 
-@pytest.mark.parametrize(
-    ("rates", "length"),
-    [
-        ((0.7296, 0.5208, 0.3545), 2.60),  # Llama-3.1-8B with EAGLE-3
-        ((0.6541, 0.3993, 0.2020), 2.26),  # Qwen3-8B
-        ((0.7165, 0.5120, 0.3337), 2.56),  # gpt-oss-20b
-    ],
-)
-def test_published_lengths_follow_from_published_position_rates(rates: tuple[float, ...], length: float) -> None:
-    """10 000 steps with exactly these rates by position, counted by production, have the published length."""
-    n = 10_000
-    reached = [n, *(round(rate * n) for rate in rates), 0]
-    total = SpecStats()
-    for accepted in range(len(rates) + 1):
-        for _ in range(reached[accepted] - reached[accepted + 1]):
-            total.count([1, 2, 3], accepted, accepted + 1)
-    assert total.position_rates == pytest.approx(list(rates))
-    assert total.mean_acceptance_length == pytest.approx(length, abs=0.0051)
-
-
 def test_draft_tokens_after_a_stop_are_not_counted() -> None:
     """[1, EOS, 2, 3], all accepted: tokens after EOS are not part of the text."""
     seq = Sequence([0], SamplingParams(), frozenset({9}))
@@ -116,14 +94,6 @@ def test_every_node_of_a_tree_is_proposed_and_depths_count_once() -> None:
     assert seq.drafted == [True, True, False]
 
 
-def test_plain_steps_are_undrafted() -> None:
-    stats = SpecStats()
-    stats.count([], 0, 1)
-    stats.count([1], 1, 2)
-    assert (stats.steps, stats.undrafted, stats.tokens, stats.proposed) == (2, 1, 3, 1)
-    assert stats.mean_acceptance_length == 1.5
-
-
 def test_steps_without_a_draft_are_counted_separately() -> None:
     """They lower tau; the acceptance rate and the rates by position count only the steps that drafted."""
     drafted, both = SpecStats(), SpecStats()
@@ -137,20 +107,6 @@ def test_steps_without_a_draft_are_counted_separately() -> None:
     assert both.mean_acceptance_length == 10 / 6
     assert drafted.mean_acceptance_length == 7 / 3
     assert both.histogram[0] == drafted.histogram[0] + 3
-
-
-@pytest.mark.parametrize("trees", [False, True])
-def test_the_invariants_hold_for_sums(trees: bool) -> None:
-    sequences = [random_sequence(random.Random(seed), trees, cap=20) for seed in range(50)]
-    total = sum((seq.stats for seq in sequences), SpecStats())
-    ended_on_a_draft_token = sum(bool(seq.finish and seq.drafted[-1]) for seq in sequences)
-    assert ended_on_a_draft_token
-    assert sum(total.histogram.values()) == total.steps
-    assert sum(i * n for i, n in total.histogram.items()) == total.accepted == sum(total.accepted_at.values())
-    assert total.tokens == total.accepted + total.steps - ended_on_a_draft_token
-    assert total.mean_acceptance_length == total.tokens / total.steps
-    assert total.undrafted <= total.histogram[0]
-    assert total.drafted_at[1] == total.steps - total.undrafted
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
@@ -178,18 +134,11 @@ def test_adding_up_equals_counting_together() -> None:
             for phase in PHASES:
                 stats.seconds[phase] += 0.25
             stats.drafter_faults += 1
-    total = a + b
+    total, before = a + b, (a.steps, b.steps)
     assert total == both
-    assert total.tokens_per_second == 6 / 3.0
-
-
-def test_adding_up_does_not_change_the_parts() -> None:
-    a, b = SpecStats(), SpecStats()
-    a.count([1], 1, 2)
-    b.count([1], 0, 1)
     (a + b).count([1, 2], 2, 3)
-    assert a.histogram == {1: 1}
-    assert b.histogram == {0: 1}
+    assert (a.steps, b.steps) == before, "the parts are not changed"
+    assert total.tokens_per_second == 6 / 3.0
 
 
 def test_as_dict_is_plain_json() -> None:

@@ -1,7 +1,5 @@
 """`stop` against its oracle: plain decoding, one token at a time."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 

@@ -1,7 +1,5 @@
 """`Structured`: one form, stored as text, or refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any
@@ -13,13 +11,9 @@ from slipstream.core.structured import KINDS
 from slipstream.errors import ParameterError
 
 GIVEN: dict[str, Any] = {
-    "json_schema": {"type": "object", "properties": {"b": {}, "a": {}}},
-    "json_object": True,
-    "regex": "[0-9]+",
-    "grammar": 'start: "a"',
-    "choice": ["yes", "no"],
-    "tokens": [3, 1, 2],
-}
+    "json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}, "json_object": True, "regex": "[0-9]+",
+    "grammar": 'start: "a"', "choice": ["yes", "no"], "tokens": [3, 1, 2],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,5 @@
 """`warp` against a slow reference, for each parameter and all together; histories of nodes; refusals."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Sequence as Seq
@@ -89,18 +87,13 @@ def agree(found: torch.Tensor, wanted: Seq[float]) -> None:
 
 
 CHOICES: dict[str, list[Any]] = {
-    "temperature": [0.0, 0.3, 1.0, 1.7],
-    "top_k": [0, 1, 3, 50],
-    "top_p": [1.0, 0.9, 0.45, 1e-9],
-    "min_p": [0.0, 0.05, 0.4, 1.0],
-    "repetition_penalty": [1.0, 1.3, 0.7],
-    "frequency_penalty": [0.0, 0.8, -1.1],
-    "presence_penalty": [0.0, 1.9, -0.4],
-    "logit_bias": [None, {2: 3.5, 5: -1.25}, {0: -100, 3: 100.0}],
+    "temperature": [0.0, 0.3, 1.0, 1.7], "top_k": [0, 1, 3, 50], "top_p": [1.0, 0.9, 0.45, 1e-9],
+    "min_p": [0.0, 0.05, 0.4, 1.0], "repetition_penalty": [1.0, 1.3, 0.7], "frequency_penalty": [0.0, 0.8, -1.1],
+    "presence_penalty": [0.0, 1.9, -0.4], "logit_bias": [None, {2: 3.5, 5: -1.25}, {0: -100, 3: 100.0}],
     "bad_words": [(), ((4,),), ((1, 2), (7, 7, 5), (3, 1, 2, 6))],
     "structured": [None, Structured(choice=[a + b for a in "bcdfh" for b in ("", "a", "c", "ee", "h")])],
     "min_tokens": [0, 2, 9],
-}
+}  # fmt: skip
 
 
 def test_the_reference_covers_every_parameter_of_the_distribution() -> None:
@@ -287,11 +280,3 @@ def test_a_batch_is_warped_sequence_by_sequence() -> None:
         assert torch.equal(distributions(logits[own], [seq], alone), together[own])
         for row, x, output in zip(together[own], logits[own].tolist(), histories(seq, alone, 0), strict=True):
             agree(row, reference(x, seq.params, seq.tokens[: seq.prompt], output, sorted(seq.stop_ids)))
-
-
-def test_equal_parameters_of_a_batch_give_what_each_gets_alone() -> None:
-    seqs = [Sequence([1], SamplingParams(temperature=0.9, top_p=0.8)) for _ in range(3)]
-    draft = Draft.chains([[1], [], [2, 3]])
-    logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    found = distributions(logits, seqs, draft)
-    assert torch.equal(found, torch.cat([warp(logits[i : i + 1], seqs[0].params) for i in range(6)]))

@@ -1,55 +1,92 @@
-"""Rules that look right and are not: the negative controls of the proofs. For one chain (B = 1) each.
+"""Rules that look right and are not: the negative controls of the proofs and of `verify`. Each must be found wrong.
 
-The enumeration must find all of them wrong. Letters as in the table of `test_rules.py`.
+Letters as in the table of `test_rules.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.rules import Decision, Rule
 
-Decide = Callable[[Tensor, Tensor, int], tuple[float | Tensor, Tensor]]
-"""p [V], q [V], draft token -> probability of accepting it, and the mass [V] to draw from if it is rejected."""
-
-
-def chain_rule(name: str, decide: Decide) -> Rule:
-    def walk(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
-        assert draft.batch == 1
-        assert draft.is_chain
-        assert draft.q is not None
-        for i, x in enumerate(draft.ids):
-            accept, otherwise = decide(probs[i], draft.q[i], x)
-            if dice.accept([float(accept)]) == [False]:
-                mass = otherwise if otherwise.sum() > 0 else probs[i]
-                return [list(range(i))], dice.choose((mass / mass.sum())[None]).tolist()
-        return [list(range(len(draft)))], dice.choose(probs[len(draft)][None]).tolist()
-
-    return Rule(name, False, walk)
+Accept = Callable[[Tensor, Tensor, int], Tensor]
+"""p [B] and q [B] of the draft tokens at a depth (from 1 on) -> probability of accepting each."""
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    return (p - q).clamp(min=0)
+    """[B, V]"""
+    mass = (p - q).clamp(min=0)
+    return torch.where(mass.sum(-1, keepdim=True) > 0, mass, p)
 
 
-A = chain_rule("A: accept with p(x), else sample p", lambda p, q, x: (p[x], p))
-B = chain_rule("B: accept with p(x), else the residual", lambda p, q, x: (p[x], residual(p, q)))
-C = chain_rule("C: accept with p/q, else sample p", lambda p, q, x: (p[x] / q[x], p))
-D = chain_rule("D: accept if p >= q, else the residual", lambda p, q, x: (float(p[x] >= q[x]), residual(p, q)))
+def ratio(p: Tensor, q: Tensor, depth: int) -> Tensor:
+    """With `residual` the right rule."""
+    return p / q
+
+
+def chain_rule(
+    name: str,
+    accept: Accept = ratio,
+    otherwise: Callable[[Tensor, Tensor], Tensor] = residual,
+    bonus: int = 1,
+    neighbour: int = 0,
+    **how: Any,
+) -> Rule:
+    """The rejection rule for chains, with something changed.
+
+    otherwise  p, q [B, V] -> the mass to draw from after a rejection.
+    bonus      how many rows after the last draft token the bonus token is drawn from.
+    neighbour  a rejected draft token gets the residual of the sequence that comes so much later in the batch.
+    how        of the `Rule`: lossless, if it claims to be, and tokenwise.
+    """
+
+    def decide(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
+        start = torch.tensor(draft.splits[:-1])  # [B]
+        length, row = torch.tensor(draft.splits[1:]) - start, start + torch.arange(draft.batch)
+        accepted, mass, running = torch.zeros_like(start), probs[row], length >= 0
+        for i in range(int(length.max())):
+            live = (running & (i < length)).nonzero()[:, 0]
+            if not len(live):
+                break
+            x, p = draft.tokens[start[live] + i][:, None], probs[row[live] + i]
+            q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q[start[live] + i]
+            chance = torch.zeros(draft.batch, dtype=p.dtype)
+            chance[live] = accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0], i + 1)
+            running = torch.tensor(dice.accept(chance.tolist())) & running & (i < length)
+            after = probs[row[live] + i + torch.where(length[live] == i + 1, bonus, 1)]
+            mass[live] = torch.where(running[live, None], after, otherwise(p, q).roll(-neighbour, 0))
+            accepted += running
+        chosen = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
+        return [list(range(n)) for n in accepted.tolist()], chosen
+
+    return Rule(name, how.pop("lossless", False), decide, **how)
+
+
+def keep(p: Tensor, q: Tensor) -> Tensor:
+    return p
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "A: accept with p(x), else sample p": {"accept": lambda p, q, depth: p, "otherwise": keep},
+    "B: accept with p(x), else the residual": {"accept": lambda p, q, depth: p},
+    "C: accept with p/q, else sample p": {"otherwise": keep},
+    "D: accept if p >= q, else the residual": {"accept": lambda p, q, depth: 2 * (p >= q).double()},
+}
+"""What is wrong -> arguments of `chain_rule`."""
+A, B, C, D = (chain_rule(name, **fault) for name, fault in FAULTS.items())
 
 
 def frozen_p(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Siblings are tried one after another, but p is not updated after a rejection."""
-    assert draft.q is not None
     for i, x in enumerate(draft.ids):
         if dice.accept([float(probs[0, x] / draft.q[i, x])]) == [True]:
             return [[i]], dice.choose(probs[i + 1][None]).tolist()
-    mass = residual(probs[0], draft.q[-1])
-    return [[]], dice.choose((mass / mass.sum())[None]).tolist()
+    mass = residual(probs[:1], draft.q[-1:])
+    return [[]], dice.choose(mass / mass.sum()).tolist()
 
 
 FROZEN_P = Rule("siblings without updating p", False, frozen_p)

@@ -6,8 +6,6 @@ A drafter outside the registry can be put through the same tests: subclass `Conf
 `case`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass

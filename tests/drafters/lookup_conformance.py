@@ -4,8 +4,6 @@
 expects the same draft from the same text for every data structure.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields

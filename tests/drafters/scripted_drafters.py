@@ -6,8 +6,6 @@ their script says.
     replay(rate)    each draft token is correct with this probability, independently
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence as Seq
 
 import torch

@@ -1,7 +1,5 @@
 """Long token streams, and how much memory a store holds: for the tests that run stores over a million tokens."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Draft models whose tokenizer differs from the target's, with tokenizers of every kind."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -102,11 +100,8 @@ def test_greedy_text_is_the_targets(pair: tuple[str, str], method: str) -> None:
     of every length, and from prompts of ids."""
     ours, theirs = (FAITHFUL[kind]() for kind in pair)
     prompts = [
-        ours.encode("The first name"),
-        [7],
-        ours.encode("def add(first, second):\n    ☃"),
-        [40, 41, 300 % len(ours)],
-    ]
+        ours.encode("The first name"), [7], ours.encode("def add(first, second):\n    ☃"), [40, 41, 300 % len(ours)],
+    ]  # fmt: skip
     truth = [Oracle(toy(ours)).greedy(prompt, 24) for prompt in prompts]
     for kind, most in ((ToyTarget, 4), (MultiStepToy, 7)):
         target = toy(ours)

@@ -1,8 +1,6 @@
 """Every drafter of the registry as a member of a stack: the step verifies another drafter's draft, or a merged one. The
 drafter must update its state from the tokens of the text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 
@@ -71,11 +69,8 @@ class Replacing:
     def __init__(self, drafter: Drafter, other: Drafter, own: float):
         self.drafter, self.other, self.own = drafter, other, own
         self.name, self.traits, self.rng, self.used = (
-            drafter.name,
-            DrafterTraits(taps=drafter.traits.taps),
-            random.Random(1),
-            0,
-        )
+            drafter.name, DrafterTraits(taps=drafter.traits.taps), random.Random(1), 0,
+        )  # fmt: skip
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = None

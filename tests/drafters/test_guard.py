@@ -1,7 +1,5 @@
 """`Guard`: if a drafter fails, the text is that of plain decoding; faults are counted and logged once."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence as Seq
@@ -77,9 +75,7 @@ FAULTS: dict[str, Callable[[Draft], object]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_broken_draft_costs_speed_and_nothing_else(
-    fault: str, temperature: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_draft_costs_speed_and_nothing_else(fault, temperature, caplog):
     """Also sampled: a step without a draft draws the same random numbers as plain decoding, so the text is the same."""
     target = ToyTarget(vocab=7, order=2, seed=3)
 
@@ -114,9 +110,7 @@ def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog:
 
 
 @pytest.mark.parametrize("spoiled", [lambda draft: draft, fail], ids=["at the end", "after a fault"])
-def test_a_drafter_that_fails_in_release_does_no_harm(
-    spoiled: Callable[[Draft], Draft], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_drafter_that_fails_in_release_does_no_harm(spoiled, caplog):
     target = ToyTarget(vocab=7, order=2, seed=3)
     wanted = finish([sequence(target, PROMPT, max_tokens=12)], target)
 

@@ -1,7 +1,5 @@
 """Stacked drafters: which members are asked, what is used, and that the text does not depend on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -135,7 +133,6 @@ def test_lookup_tokens_are_appended_to_a_neural_chain_within_the_budget() -> Non
     assert lookup.heard == [4, 4]
     assert made.ids == [4, 4, 2, 3, 2]
     assert made.is_chain
-    assert made.q is not None
     assert made.q.amax(-1).tolist() == pytest.approx([0.6, 0.6, 1, 1, 1])
     for options, budget in (({"append_tokens": 0}, 5), ({"append_match": 4}, 5), ({}, 2)):
         assert hybrid(lookup, neural, neural=2, **options).propose([seq], [budget]).ids == [4, 4]

@@ -1,7 +1,5 @@
 """Joining drafts: structure by hand, and the output's distribution by enumeration with fractions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,7 +36,6 @@ def test_each_sequence_has_its_own_part() -> None:
     made = join_drafts([Part(two), Part(sampled)], 6)
     made.check([2, 2], 6, 8)
     assert [nodes(made, b) for b in range(2)] == [[(1, -1), (2, 0)], [(4, -1)]]
-    assert made.q is not None
     assert made.q.tolist() == [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0.5, 0.5, 0]]
 
 
@@ -48,7 +45,6 @@ def test_tokens_after_a_chain_are_point_masses_and_name_their_drafter() -> None:
     made.check([4], 6, 8)
     assert nodes(made) == [(1, -1), (2, 0), (3, 1), (2, 2)]
     assert made.by == ["model", "model", "lookup", "lookup"]
-    assert made.q is not None
     assert base.q is not None
     assert torch.equal(made.q[:2], base.q)
     assert made.q[2:].tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]

@@ -1,7 +1,5 @@
 """Lookahead: what each cell of the window sees, how the window moves, what enters the pool, when it pauses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Thousands of short requests through `LLM`, fast enough for statistical tests."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
@@ -140,17 +138,12 @@ def sample(
         shared = RememberedForm(form) if share_form and form is not None else None
         seqs = [
             Sequence(
-                one.tokens,
-                one.params,
-                one.stop_ids,
-                one.context,
-                one.decode,
-                shared or constraint_of(params, llm.target.vocab_size, one.stop_ids),
-                source=one.source,
+                one.tokens, one.params, one.stop_ids, one.context, one.decode,
+                shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=one.source,
                 stream=Stream(seed + i),
             )
             for i in range(n)
-        ]
+        ]  # fmt: skip
         for _ in llm.decode(seqs):
             pass
     return seqs

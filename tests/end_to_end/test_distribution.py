@@ -29,11 +29,12 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
+from tests.core import wrong
 from tests.core.letter_tokenizer import letter_tokenizer
 from tests.drafters.fakes import MaskedToy
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, wrong_at
 from tests.end_to_end.sampling import sample
-from tests.end_to_end.toys import RIGHT_TWIN, WRONG_RULES, ToyDrafter
+from tests.end_to_end.toys import ToyDrafter
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test, needed
 from tests.targets.toy import ToyTarget
@@ -141,8 +142,8 @@ def test_power_parameters(params: SamplingParams, name: str) -> None:
     default = 1.0 if name == "temperature" else getattr(SamplingParams(), name)
     without = replace(params, **{name: default})
     probs = joint_distribution(TARGET, PROMPT, params, frozenset({EOS}))
-    for wrong in ([params, without, without], [without] * 3):
-        assert needed(probs, joint_distribution(TARGET, PROMPT, wrong, frozenset({EOS}))) < N / 4
+    for other in ([params, without, without], [without] * 3):
+        assert needed(probs, joint_distribution(TARGET, PROMPT, other, frozenset({EOS}))) < N / 4
 
 
 def control(monkeypatch: pytest.MonkeyPatch, drafter: Drafter, rule: Rule) -> float:
@@ -150,13 +151,13 @@ def control(monkeypatch: pytest.MonkeyPatch, drafter: Drafter, rule: Rule) -> fl
     return cell(drafter, PLAIN, rule.name)[0]
 
 
-@pytest.mark.parametrize("rule", WRONG_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [wrong.A, wrong.C], ids=lambda rule: rule.name)
 def test_control_wrong_rule_fails(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
     assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), rule) < LEVEL
 
 
 def test_control_correct_version_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), RIGHT_TWIN) >= LEVEL
+    assert control(monkeypatch, ToyDrafter(DRAFT, (1, 1, 1)), wrong.chain_rule("right")) >= LEVEL
 
 
 def test_control_argmax_reported_as_sampled_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     return command
 
 
-def test_what_is_trained_for_ones_own_model_drafts_as_the_last_line_says(
-    kind: str, own: Path, run: Callable[..., tuple[str, str]], tmp_path: Path
-) -> None:
+def test_what_is_trained_for_ones_own_model_drafts_as_the_last_line_says(kind, own, run, tmp_path):
     from tests.server.hosting import hosted
 
     shown, noise = run(
@@ -70,7 +68,6 @@ def test_what_is_trained_for_ones_own_model_drafts_as_the_last_line_says(
     )  # fmt: skip
     assert "warning" not in re.sub("warning: compiling .*", "", noise).lower()
     found = re.search(r"slipstream generate (.*) 'PROMPT'", shown)
-    assert found is not None
     use = shlex.split(found[1])
     plain, _ = run("generate", "-m", use[1], "--drafter", "none", "-n", 12, PROMPT)
     drafted, statistics = run("generate", *use, "-k", 3, "-n", 12, PROMPT)

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
-from slipstream.core.rules import Decision, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions_after
@@ -110,37 +107,3 @@ class Siblings:
     ends: list[float]
     most_likely: int
     others: dict[int, Siblings] = field(default_factory=dict)
-
-
-def _chains(draft: Draft, probs: Tensor, dice: Dice, ratio: bool, residual: bool) -> Decision:
-    """Verifies chains. ratio: accept with p/q instead of p; residual: on rejection sample norm((p - q)+) instead of p.
-    Correct only if both are True."""
-    B = draft.batch
-    shift = torch.arange(B)
-    start = torch.tensor(draft.splits[:B])
-    length = torch.tensor(draft.splits[1:]) - start  # [B]
-    p, alive, accepted = probs[start + shift], torch.ones(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
-    for i in range(int(length.max())):
-        alive = alive & (i < length)
-        node = torch.where(alive, start + i, 0)
-        x = draft.tokens[node][:, None]
-        q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q[node]  # [B, V]
-        p_x, q_x = p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]
-        accept = alive & torch.tensor(dice.accept((p_x / q_x if ratio else p_x).tolist()))
-        left = (p - q).clamp(min=0)
-        left = torch.where(left.sum(-1, keepdim=True) > 0, left / left.sum(-1, keepdim=True), p)
-        after_rejection = left if residual else p
-        p = torch.where(accept[:, None], probs[node + shift + 1], torch.where(alive[:, None], after_rejection, p))
-        accepted += accept
-        alive = accept
-    return [list(range(n)) for n in accepted.tolist()], dice.choose(p).tolist()
-
-
-WRONG_RULES = (
-    Rule("wrong-a", False, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=False, residual=False)),
-    Rule("wrong-c", False, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=True, residual=False)),
-)
-"""A: accept with p(x), on rejection draw from p. C: accept with min(1, p/q), on rejection draw from p."""
-
-RIGHT_TWIN = Rule("right-twin", True, lambda draft, probs, dice: _chains(draft, probs, dice, ratio=True, residual=True))
-"""The same code with both choices correct: the wrong rules fail because of their faults only."""

@@ -1,7 +1,5 @@
 """Draft lengths that change, and rest, at random: what `DraftLengths` may do, far more often."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 

@@ -1,8 +1,6 @@
 """`PagedToy`: the toy target with its KV in a pool of blocks. Each cell holds the token that it was written for, so a
 block that was taken over wrongly, or written while shared, is found at the next run."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence as Seq
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A machine and requests of known costs and survival, to judge draft lengths by the time they would take."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence as Seq

@@ -1,7 +1,5 @@
 """Beam search over targets: the texts and scores of transformers, and what is held meanwhile."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`DraftLengths` in a simulated world: never slower than plain decoding, and close to the best fixed length."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence as Seq

@@ -1,7 +1,5 @@
 """What `slipstream serve` understands of an example's arguments, without running it."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """examples/docker: the image, and the metrics that Prometheus and its alerts read."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """examples/kubernetes: the manifest is valid, and fits the server that it starts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """examples/ray: the applications can be built. `kill_a_replica.py` runs one (docs/log.md has its result)."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

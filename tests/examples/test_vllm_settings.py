@@ -2,8 +2,6 @@
 
 tests/vllm/test_examples.py gives them to vLLM itself."""
 
-from __future__ import annotations
-
 import ast
 import json
 from itertools import pairwise

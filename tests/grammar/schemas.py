@@ -1,16 +1,12 @@
 """JSON schemas in the manner of the JSON Schema Test Suite (draft 2020-12)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 WORD: dict[str, Any] = {"type": "string", "maxLength": 8}
 POINT = {
-    "type": "object",
-    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-    "required": ["x", "y"],
+    "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"],
     "additionalProperties": False,
-}
+}  # fmt: skip
 
 
 def record(required: bool = True, **properties: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Forms that cannot be compiled are refused, with the place of the fault; grammar bombs end within their limits."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A text that is given is emitted token for token, with the log-probabilities that the target has for it."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream import LLM, SamplingParams, Structured

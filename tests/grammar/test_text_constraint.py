@@ -1,8 +1,6 @@
 """`TextConstraint` against brute force over finite languages: masks at every node, in any order of asking; stop ids;
 complete texts; a free part before the form."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence as Seq
 from itertools import product

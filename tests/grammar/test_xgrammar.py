@@ -1,7 +1,5 @@
 """Another library, xgrammar, as oracle: at each token of random texts it allows what our masks allow."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

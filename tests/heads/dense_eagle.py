@@ -28,16 +28,14 @@ def variant(version: int, target: int = TARGET, decoder: dict[str, Any] | None =
 
 
 VARIANTS: dict[str, EagleConfig] = {
-    "3": variant(3),
-    "3, norm before residual": variant(3, norm_before_residual=True),
+    "3": variant(3), "3, norm before residual": variant(3, norm_before_residual=True),
     "3.1": variant(3, fc_norm=True, norm_output=True),
     "3, joined norm, own embedding": variant(3, norm_before_fc=True, own_embedding=True),
-    "3, biases": variant(3, decoder=BIASES),
+    "3, biases": variant(3, decoder=BIASES), "1": variant(1, 8),
     "3, two layers, norms of queries and keys": variant(3, decoder=TWO | {"qk_norm": True}),
     "parallel": variant(3, mask_token=7, depths=6, own_embedding=True, decoder=TWO),
-    "1": variant(1, 8),
     "1, two layers, bias": variant(1, 8, fc_bias=True, decoder=TWO),
-}
+}  # fmt: skip
 
 
 class Text:

@@ -1,7 +1,5 @@
 """EAGLE heads at run time: torch and the native backend against a dense recomputation without any cache."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from collections.abc import Callable
@@ -81,9 +79,7 @@ def drawn_from(distributions: Tensor | None, logits: Tensor, inv_temperature: Te
         torch.testing.assert_close(distributions[:, : logits.shape[1]], own, rtol=1e-12, atol=1e-15)
 
 
-def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(
-    made: EagleHead, run: tuple[EagleRuntime, float]
-) -> None:
+def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(made, run):
     """Ragged: one sequence is new, one has rows in the cache, and one has own rows of an earlier draft there."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((7, 12, 9))]
@@ -168,9 +164,7 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
         close(found[at : at + 1], made.logits(x[-1:]), tolerance)
 
 
-def test_the_cache_is_that_of_true_features_for_any_drafts_in_between(
-    made: EagleHead, run: tuple[EagleRuntime, float]
-) -> None:
+def test_the_cache_is_that_of_true_features_for_any_drafts_in_between(made, run):
     """R23: none of the head's own states remain."""
     runtime, tolerance = run
     text = Text(made, 30)
@@ -188,9 +182,7 @@ def test_the_cache_is_that_of_true_features_for_any_drafts_in_between(
     close(found, runtime.kv(0, at).double(), tolerance)
 
 
-def test_sequences_that_grow_together_across_blocks_stay_separate(
-    made: EagleHead, run: tuple[EagleRuntime, float]
-) -> None:
+def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
     """Their blocks are interleaved; one is released in between, one begins later."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((80, 90, 75))]
@@ -207,16 +199,6 @@ def test_sequences_that_grow_together_across_blocks_stay_separate(
         wanted = chain_by_hand(made, text, rows, 4, lambda x, j: int(x.argmax()))
         assert tokens[:, b].tolist() == [token for token, _ in wanted]
         close(logits[:, b], torch.stack([x for _, x in wanted]), 5 * tolerance)  # more rows, more rounding
-
-
-def test_a_released_sequence_starts_again(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
-    runtime, _ = run
-    text = Text(made, 8)
-    batch, features = true_batch([text], [0], [7])
-    first = runtime.decode_steps(batch, features, 3)[1].clone()
-    runtime.release(0)
-    runtime.release(99)
-    torch.testing.assert_close(runtime.decode_steps(batch, features, 3)[1], first)
 
 
 @pytest.mark.parametrize("kind", ["3", "3.1"])
@@ -341,17 +323,6 @@ def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
     batch, features = true_batch([text], [0], [3])
     with pytest.raises(TargetError, match="not finite"):
         runtime.decode_steps(batch, features * float("inf"), 2)
-
-
-@needs_numba
-def test_a_head_in_int8_is_close_to_float32_and_smaller(made: EagleHead) -> None:
-    """The first row of the logits differs by rounding of weights and activations to 8 bits only."""
-    text = Text(made, 9)
-    batch, features = true_batch([text], [0], [8])
-    runtimes = [NativeEagle(made, None, format_of(quantize)) for quantize in (None, "w8a8")]
-    exact, near = (runtime.decode_steps(batch, features, 3)[1][0].clone() for runtime in runtimes)
-    close(near, exact.double(), 0.1)
-    assert not torch.equal(near, exact)
 
 
 @needs_numba

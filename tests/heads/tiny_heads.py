@@ -24,19 +24,10 @@ from tests.targets.toy import ToyTarget
 def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> EagleConfig:
     """`changes` to `EagleConfig`; those of the decoder go in as `decoder={...}`."""
     decoder = DecoderConfig(
-        model_type="llama",
-        vocab_size=vocab,
-        hidden_size=width,
-        layers=1,
-        heads=4,
-        kv_heads=2,
-        head_dim=4,
-        intermediate_size=12,
-        context=256,
-        norm_eps=1e-5,
-        rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
-        windows=(None,),
-    )
+        model_type="llama", vocab_size=vocab, hidden_size=width, layers=1, heads=4, kv_heads=2, head_dim=4,
+        intermediate_size=12, context=256, norm_eps=1e-5,
+        rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}, windows=(None,),
+    )  # fmt: skip
     decoder = replace(decoder, **changes.pop("decoder", {}))
     taps = (-1,) if version == 1 else (0, 1, 2)
     made = EagleConfig(version, decoder, taps, target, vocab)
@@ -120,18 +111,10 @@ def head_host(
 ) -> HeadHost:
     """What a target with this untied output head [vocab, hidden] shares; its embedding is all zeros."""
     return HeadHost(
-        hidden_size=hidden,
-        layers=layers,
-        vocab_size=vocab,
-        context=256,
-        device=torch.device("cpu"),
-        dtype=dtype,
-        embedding=lambda: torch.zeros(vocab, hidden, dtype=dtype),
-        lm_head=lambda: lm_head,
-        tied=False,
-        runtime=Runtime(backend, dtype),
-        packed_embedding=packed_embedding,
-    )
+        hidden_size=hidden, layers=layers, vocab_size=vocab, context=256, device=torch.device("cpu"), dtype=dtype,
+        embedding=lambda: torch.zeros(vocab, hidden, dtype=dtype), lm_head=lambda: lm_head, tied=False,
+        runtime=Runtime(backend, dtype), packed_embedding=packed_embedding,
+    )  # fmt: skip
 
 
 # --- DFlash -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """What a container leaves to a process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Torch's threads while another runtime computes: fewer inside a step, all again for a model of torch's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """A batch engine that is not ours, for tests of `RowDrafts`: it decodes known texts, verifies drafts, reads prompts in
 chunks, moves rows, preempts, and drops draft tokens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field

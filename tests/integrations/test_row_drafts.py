@@ -1,7 +1,5 @@
 """`RowDrafts`: drafts for an engine that shows its batch as rows."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 

@@ -1,7 +1,5 @@
 """A model of the KV cache without blocks: a list of values for each sequence. The pool is compared with it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

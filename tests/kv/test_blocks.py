@@ -1,7 +1,5 @@
 """`BlockPool` against a cache without blocks (`World`), through random sessions, errors and interrupts."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -245,14 +243,11 @@ def _tables(world: World) -> dict[int, list[int]]:
 
 
 OPERATIONS: dict[str, Callable[[World], None]] = {
-    "grow": lambda w: w.pool.reserve(3, 13, 40),
-    "begin": lambda w: w.pool.reserve(7, 0, 6),
-    "copy on write, and grow": lambda w: w.pool.reserve(2, 2, 21),
-    "fork": lambda w: w.pool.fork(3, 7, 11),
-    "release what is shared": lambda w: w.pool.release(1),
-    "release": lambda w: w.pool.release(3),
+    "grow": lambda w: w.pool.reserve(3, 13, 40), "begin": lambda w: w.pool.reserve(7, 0, 6),
+    "copy on write, and grow": lambda w: w.pool.reserve(2, 2, 21), "fork": lambda w: w.pool.fork(3, 7, 11),
+    "release what is shared": lambda w: w.pool.release(1), "release": lambda w: w.pool.release(3),
     "move": lambda w: (w.pool.moves(1, [8, 9], [3, 4]), None)[1],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("capacity", [None, 40])

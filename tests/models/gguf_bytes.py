@@ -1,7 +1,5 @@
 """GGUF files made by hand, for tests that need no package."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -39,18 +37,11 @@ def gguf_bytes(
 def tiny_model(**changes: Any) -> bytes:
     """A Llama of one layer, without a tokenizer. changes: metadata, None to leave one out."""
     metadata: dict[str, Any] = {
-        "general.architecture": "llama",
-        "general.file_type": 0,
-        "llama.block_count": 1,
-        "llama.context_length": 64,
-        "llama.embedding_length": 32,
-        "llama.feed_forward_length": 32,
-        "llama.attention.head_count": 2,
-        "llama.attention.head_count_kv": 1,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.vocab_size": 8,
+        "general.architecture": "llama", "general.file_type": 0, "llama.block_count": 1, "llama.context_length": 64,
+        "llama.embedding_length": 32, "llama.feed_forward_length": 32, "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": 8,
         "tokenizer.ggml.model": "none",
-    }
+    }  # fmt: skip
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
     shapes = {
         "token_embd.weight": (8, 32), "output_norm.weight": (32,), "blk.0.attn_norm.weight": (32,),

@@ -1,12 +1,9 @@
 """Models of each family as GGUF files, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import names_in_file, rotated
@@ -22,11 +19,8 @@ SPREAD = {"Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}
 def family_config(family: str, tied: bool = False) -> DecoderConfig:
     """Two layers of width 256, which all kinds of blocks divide."""
     common: dict[str, Any] = {
-        "model_type": family,
-        "vocab_size": VOCAB,
-        "eos_token_id": [1],
-        "tie_word_embeddings": tied,
-    }
+        "model_type": family, "vocab_size": VOCAB, "eos_token_id": [1], "tie_word_embeddings": tied,
+    }  # fmt: skip
     if family == "gpt2":
         return DecoderConfig.from_dict(
             common | {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 128, "n_inner": 512}
@@ -37,15 +31,12 @@ def family_config(family: str, tied: bool = False) -> DecoderConfig:
     return DecoderConfig.from_dict(
         common
         | {
-            "hidden_size": 256,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "num_hidden_layers": 2,
+            "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
             "head_dim": 64,
         }
         | {"intermediate_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
         | {"sliding_window": None}
-    )
+    )  # fmt: skip
 
 
 def gguf_model(
@@ -55,16 +46,11 @@ def gguf_model(
     known = {theirs: ours for ours, theirs in FAMILIES.items()} | {"mixtral": "llama"}
     name = known[config.model_type]
     keys: dict[str, Any] = {
-        "block_count": config.layers,
-        "context_length": config.context,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "attention.layer_norm_epsilon": config.norm_eps,
-    }
+        "block_count": config.layers, "context_length": config.context, "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size, "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads, "attention.key_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_eps, "attention.layer_norm_epsilon": config.norm_eps,
+    }  # fmt: skip
     if config.experts:
         keys |= {"expert_count": config.experts.count, "expert_used_count": config.experts.per_token}
         keys["expert_feed_forward_length"] = config.experts.intermediate_size
@@ -87,7 +73,3 @@ def gguf_model(
     file = folder / "model.gguf"
     file.write_bytes(gguf_bytes(whole, tensors, kinds=stored))
     return file, floats
-
-
-def as_tensors(floats: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(values) for name, values in floats.items()}

@@ -1,7 +1,5 @@
 """Random blocks of GGUF files."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from slipstream.models.gguf_header import TYPES

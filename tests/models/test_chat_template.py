@@ -1,7 +1,5 @@
 """Chat templates render as in transformers, and in a sandbox."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -14,11 +12,9 @@ from slipstream.zoo import target_dir
 from tests.models.templates import TALK
 
 MESSAGES = [
-    {"role": "system", "content": 'Be <brief> & "kind", it\'s é.'},
-    {"role": "user", "content": "  Hello\n"},
-    {"role": "assistant", "content": "Hi 🎈", "name": "bot"},
-    {"role": "user", "content": ""},
-]
+    {"role": "system", "content": 'Be <brief> & "kind", it\'s é.'}, {"role": "user", "content": "  Hello\n"},
+    {"role": "assistant", "content": "Hi 🎈", "name": "bot"}, {"role": "user", "content": ""},
+]  # fmt: skip
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "special tokens": TALK,
@@ -63,18 +59,15 @@ def test_the_time_is_that_of_now():
 
 
 REFUSED = {
-    "raise_exception": "{{ raise_exception('no such role') }}",
-    "syntax": "{% if %}",
+    "raise_exception": "{{ raise_exception('no such role') }}", "syntax": "{% if %}",
     "attributes of classes": "{{ ''.__class__.__mro__ }}",
     "methods of the namespace": "{% set ns = namespace() %}{{ ns.__init__.__globals__ }}",
     "hidden attributes of the namespace": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
     "hidden attributes that are set": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
     "hidden attributes of a mapping": "{% set ns = namespace({'__class__': 1}) %}{{ ns }}",
-    "the class of mappings": "{{ dict.__subclasses__() }}",
-    "changes to what is given": "{{ messages.append(1) }}",
-    "functions of Python": "{{ strftime_now.__globals__.os }}",
-    "missing attributes": "{{ unheard_of.attribute }}",
-}
+    "the class of mappings": "{{ dict.__subclasses__() }}", "changes to what is given": "{{ messages.append(1) }}",
+    "functions of Python": "{{ strftime_now.__globals__.os }}", "missing attributes": "{{ unheard_of.attribute }}",
+}  # fmt: skip
 
 
 HARDENED = {name for name in REFUSED if name.startswith("hidden attributes")} | {"the class of mappings"}

@@ -1,7 +1,5 @@
 """`FolderTokenizer` does what transformers' own tokenizer of the same folder does, and only where it can."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -250,16 +248,13 @@ def test_template_files_come_before_the_configuration(tmp_path, default, named):
 
 BEYOND: dict[str, dict[str, Any]] = {
     "bos and eos": {"add_bos_token": False, "add_eos_token": True},
-    "a special token that is a word": {"eos_token": "return"},
-    "a new special token": {"pad_token": "<new>"},
+    "a special token that is a word": {"eos_token": "return"}, "a new special token": {"pad_token": "<new>"},
     "a new list of them": {"additional_special_tokens": ["<new>", "<|user|>"]},
     "a token with a name of its own": {"image_token": "<|user|>"},
-    "named extra tokens": {"extra_special_tokens": {"image_token": "<|user|>"}},
-    "unknown": {"some_setting": 1},
-    "split": {"split_special_tokens": True},
-    "another class": {"tokenizer_class": "GPT2Tokenizer"},
+    "named extra tokens": {"extra_special_tokens": {"image_token": "<|user|>"}}, "unknown": {"some_setting": 1},
+    "split": {"split_special_tokens": True}, "another class": {"tokenizer_class": "GPT2Tokenizer"},
     "no class": {"tokenizer_class": None},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BEYOND)

@@ -1,7 +1,5 @@
 """What a checkpoint's generation_config.json asks for holds where a request says nothing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -98,9 +96,7 @@ def test_settings_that_are_not_honoured_are_named(shipped: Callable[..., Path], 
         ({"suppress_tokens": [-2]}, "cannot be honoured"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(
-    settings: dict[str, Any], message: str, shipped: Callable[..., Path]
-) -> None:
+def test_a_setting_out_of_range_is_refused_by_name(settings, message, shipped):
     with pytest.raises(ParameterError, match=message):
         LLM(shipped(**settings))
 

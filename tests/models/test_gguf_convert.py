@@ -1,7 +1,5 @@
 """Checkpoints as GGUF files: their tokens, what is refused, and what is left of a conversion that failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +38,9 @@ def byte_level(split: str | None) -> Tokenizer:
         own = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), own])
     tokenizer.pre_tokenizer, tokenizer.decoder = own, decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=318,
-        special_tokens=["<|end|>", "<|user|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=318, special_tokens=["<|end|>", "<|user|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )
+    )  # fmt: skip
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     tokenizer.add_tokens(["<added>"])
     return tokenizer
@@ -139,9 +135,7 @@ def test_a_way_to_split_texts_that_llamacpp_does_not_know_is_said(tmp_path: Path
     assert words_of(folder(tmp_path / "m", byte_level(QWEN2)), 320).known  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp_path):
     made = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
     assert (made.tokens, made.differing) == (0, None)
     assert not read_header(made.file).has_tokenizer
@@ -164,9 +158,7 @@ def test_weights_are_stored_as_asked(kind: str, checkpoint: Callable[[str], Path
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "mistral-window", "qwen2-window"])
-def test_what_llamacpp_would_run_as_another_model_is_refused(
-    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_what_llamacpp_would_run_as_another_model_is_refused(family, checkpoint, tmp_path):
     with pytest.raises(UnsupportedModelError, match=r"cannot be converted to GGUF: .*(expert|window)"):
         convert_to_gguf(checkpoint(family), tmp_path / "a.gguf")
     assert not list(tmp_path.iterdir())

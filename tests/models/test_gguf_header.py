@@ -19,13 +19,10 @@ from tests.models.gguf_bytes import gguf_bytes, tiny_model
 
 TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
 WITH_TOKENS = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": [3, 1, 1, 6, 1, 4, 5, 5],
-    "tokenizer.ggml.eos_token_id": 0,
-    "tokenizer.ggml.add_bos_token": False,
-    "tokenizer.chat_template": "{{ messages }}",
-}
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 1, 1, 6, 1, 4, 5, 5], "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}",
+}  # fmt: skip
 
 
 def write(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
@@ -57,7 +54,6 @@ def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
     assert seen.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
     assert seen.stored == {"F32": 4 * seen.parameters}
     assert seen.chat_template
-    assert seen.tokenizer is not None
     assert seen.tokenizer.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
     assert (seen.tokenizer.special, seen.tokenizer.roles["eos"], seen.tokenizer.roles["bos"]) == ({0}, 0, None)
 

@@ -1,11 +1,9 @@
 """A LoRA adapter in PEFT's format gives the model whose weights were merged by hand, or is refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +78,7 @@ def assert_same_model(found: LLM, wanted: LLM, base: LLM) -> None:
 
 @pytest.mark.parametrize("executor", ["native", "torch", "transformers"])
 @pytest.mark.parametrize(("family", "modules"), [("llama", LLAMA), ("gpt2", GPT2)])
-def test_greedy_texts_and_logits_are_those_of_weights_merged_by_hand(
-    checkpoint: Callable[[str], Path], tmp_path: Path, executor: str, family: str, modules: tuple[str, ...]
-) -> None:
+def test_greedy_texts_and_logits_are_those_of_weights_merged_by_hand(checkpoint, tmp_path, executor, family, modules):
     base, transposed = checkpoint(family), family == "gpt2"
     weights = load_file(base / "model.safetensors")
     first, *others = modules
@@ -127,7 +123,6 @@ def test_a_merged_weight_keeps_the_dtype_that_it_is_stored_in(tmp_path: Path) ->
     adapter = write_adapter(tmp_path / "adapter", made)
     delta = 2 * (made[f"{LLAMA[0]}.lora_B.weight"] @ made[f"{LLAMA[0]}.lora_A.weight"])
     found = Decoder.load(base, lora=adapter).weights
-    assert found is not None
     wanted = (weights[f"{LLAMA[0]}.weight"].float() + delta).bfloat16()
     assert torch.equal(found[f"{LLAMA[0]}.weight".removeprefix("model.")], wanted.float())
 
@@ -155,9 +150,7 @@ def test_a_draft_stays_as_it_is_and_the_text_is_that_of_the_merged_target(tiny: 
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("executor", ["native", "transformers"])
-def test_what_is_not_plain_lora_is_refused_by_name(
-    tiny: Tiny, tmp_path: Path, field: str, value: Any, executor: str
-) -> None:
+def test_what_is_not_plain_lora_is_refused_by_name(tiny, tmp_path, field, value, executor):
     adapter = write_adapter(tmp_path / "adapter", {"x": torch.ones(1)}, **{field: value})
     with pytest.raises(UnsupportedModelError, match=rf"{field}={re.escape(repr(value))}.*merge_and_unload"):
         LLM(tiny.target, lora=adapter, executor=executor)
@@ -217,9 +210,7 @@ def test_matrices_that_contradict_the_configuration_are_refused(tiny: Tiny, good
 
 
 @pytest.mark.parametrize("executor", ["native", "transformers"])
-def test_a_tensor_that_is_embedding_and_output_head_is_refused(
-    checkpoint: Callable[[str], Path], tmp_path: Path, executor: str
-) -> None:
+def test_a_tensor_that_is_embedding_and_output_head_is_refused(checkpoint, tmp_path, executor):
     base = checkpoint("qwen3")
     name = "model.embed_tokens.weight"
     adapter = write_adapter(tmp_path / "adapter", {name: load_file(base / "model.safetensors")[name]})
@@ -245,18 +236,8 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
 
 def test_the_command_line_has_it(tiny: Tiny, good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
-        "generate",
-        "-m",
-        str(tiny.target),
-        "--drafter",
-        "none",
-        "-n",
-        "12",
-        "--json",
-        "--lora",
-        str(good),
-        "def",
-    ]
+        "generate", "-m", str(tiny.target), "--drafter", "none", "-n", "12", "--json", "--lora", str(good), "def",
+    ]  # fmt: skip
     with pytest.raises(SystemExit, match="0"):
         main(command)
     wanted = LLM(tiny.target, lora=good).generate("def", SamplingParams(max_tokens=12))[0].text

@@ -1,7 +1,5 @@
 """`ModuleShape`: what is no language model is refused by name, before any weight is looked for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

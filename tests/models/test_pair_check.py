@@ -1,7 +1,5 @@
 """Token maps decide whether two models are compatible, not sizes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which tokens two vocabularies have in common."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,8 +1,7 @@
 """`TextStream`: pieces add up to the whole text, whole characters only, and stop strings never show."""
 
-from __future__ import annotations
-
 import random
+from itertools import product
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -47,28 +46,16 @@ def streamed(decode: Decode, parts: list[list[int]], stop=(), cause=None) -> lis
     return shown
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_pieces_add_up_to_the_text_for_every_chunking(tokenizer, decode, seed):
-    rng = random.Random(seed)
-    ids = tokenizer.encode(TEXT)
-    assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids) == TEXT
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_pieces_of_random_tokens_add_up_too(decode, seed):
-    """Random tokens give broken UTF-8: the pieces equal decoding the whole."""
-    rng = random.Random(seed)
-    ids = [rng.randrange(320) for _ in range(80)]
+@pytest.mark.parametrize(("kind", "seed"), [*product(["text"], range(30)), *product(["ids"], range(60)),
+                                            *product(["bytes"], range(20))])  # fmt: skip
+def test_pieces_add_up_to_the_text_for_every_chunking(tokenizer, decode, kind, seed):
+    """Of a text, of random tokens, which give broken UTF-8, and of bytes that are no characters by themselves."""
+    rng, ids = random.Random(seed), tokenizer.encode(TEXT)
+    if kind != "text":
+        some = range(320) if kind == "ids" else [i for i in range(4, 260) if decode([i]) == REPLACEMENT]
+        ids = rng.choices(some, k=80 if kind == "ids" else 40)
     assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_broken_bytes_add_up(decode, tokenizer, seed):
-    """Only single bytes that are no characters by themselves."""
-    rng = random.Random(seed)
-    hard = [i for i in range(4, 260) if decode([i]) == REPLACEMENT]
-    ids = [rng.choice(hard) for _ in range(40)]
-    assert "".join(streamed(decode, chunks(rng, ids))) == decode(ids)
+    assert kind != "text" or decode(ids) == TEXT
 
 
 def test_a_character_is_shown_once_complete(tokenizer, decode):

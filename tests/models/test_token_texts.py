@@ -1,7 +1,5 @@
 """What tokens write, and how text in the middle of a text is split."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models

@@ -1,7 +1,5 @@
 """Blocks of GGUF files are read exactly as the package gguf reads them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Small tokenizers of every kind that causal models have, trained here on a few lines."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any
@@ -29,11 +27,9 @@ def byte_level(size: int = 330, other: bool = False) -> PreTrainedTokenizerFast:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["<|end|>", "<|user|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+        vocab_size=size, special_tokens=["<|end|>", "<|user|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
+    )  # fmt: skip
     made.train_from_iterator(OTHER_TEXTS if other else TEXTS, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
 
@@ -99,9 +95,7 @@ def letters(words: tuple[str, ...], merges: tuple[tuple[str, str], ...] = ()) ->
 
 
 FAITHFUL: dict[str, Any] = {
-    "byte-level": byte_level,
-    "byte-level, other merges": lambda: byte_level(290, other=True),
-    "sentencepiece": sentencepiece,
-    "unigram": unigram,
-}
+    "byte-level": byte_level, "byte-level, other merges": lambda: byte_level(290, other=True),
+    "sentencepiece": sentencepiece, "unigram": unigram,
+}  # fmt: skip
 """Tokenizers that give text back."""

@@ -1,7 +1,5 @@
 """See the package."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

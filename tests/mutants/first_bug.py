@@ -1,7 +1,5 @@
 """`slipstream verify` on the embedded models with its default settings, up to the first check that finds a bug."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@ Only for intended changes. Results that depend on rounding are refused: greedy t
 and anything that changes with the executor, the precision, the number of threads, or a little noise on the logits.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """Plans for many users follow from the costs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -12,12 +10,9 @@ from slipstream.plan.known_pairs import MODELS
 from slipstream.theory.forecast import Rates
 
 PLAN = Serving(
-    MODELS["Llama-3.1-70B"].size,
-    MODELS["Llama-3.1-8B"].size,
-    PRESETS["h100"].times(4),
-    Rates.constant(0.8, longest=8),
-    1024,
-)
+    MODELS["Llama-3.1-70B"].size, MODELS["Llama-3.1-8B"].size, PRESETS["h100"].times(4),
+    Rates.constant(0.8, longest=8), 1024,
+)  # fmt: skip
 
 
 def test_speculation_helps_few_users_and_is_switched_off_for_many():

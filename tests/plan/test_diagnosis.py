@@ -1,7 +1,5 @@
 """Every cause is created on purpose and found: by numbers, and by drafters and targets that have it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

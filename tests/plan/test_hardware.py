@@ -1,7 +1,5 @@
 """Presets are the vendors' figures; the roofline reproduces measured speeds."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.errors import ParameterError

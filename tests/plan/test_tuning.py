@@ -1,7 +1,5 @@
 """The tuner predicts, confirms, and never chooses what is slower than plain decoding."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -182,12 +180,9 @@ def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning._Tuning, "confirm", stop)
     with pytest.raises(KeyboardInterrupt):
         tune(
-            LLM(target, draft_tokens=4),
-            [Contender("x", scripted(target, wrong_at(3)), 4)],
-            PROMPTS,
-            QUICK,
+            LLM(target, draft_tokens=4), [Contender("x", scripted(target, wrong_at(3)), 4)], PROMPTS, QUICK,
             tmp_path / "r.json",
-        )
+        )  # fmt: skip
     kept = read(tmp_path / "r.json", "tune")
     assert not kept.complete
     assert kept.data["drafters"][0]["label"] == "x"

@@ -1,7 +1,5 @@
 """A tiny training set-up: a generated package, a two-layer model, a run of a few steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,15 +9,9 @@ from recipes.embedded.trainer import BaseConfig
 from slipstream.training.compact import ModelShape
 
 SHAPE = ModelShape(
-    vocab_size=400,
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    max_position_embeddings=128,
-)
+    vocab_size=400, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    intermediate_size=48, max_position_embeddings=128,
+)  # fmt: skip
 
 
 def function(i: int, j: int) -> str:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
@@ -23,9 +21,7 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
     assert not config.compile
 
 
-def test_a_run_without_a_budget_is_one_message_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_budget_is_one_message_and_exit_code_2(tmp_path, capsys):
     assert train.main(["--out", str(tmp_path)]) == 2
     assert "give budget_minutes or budget_tokens" in capsys.readouterr().err
 

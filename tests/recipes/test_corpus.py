@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from email.message import Message
 from pathlib import Path
 

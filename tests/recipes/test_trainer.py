@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -100,9 +98,7 @@ def test_impossible_settings_are_refused(tiny: BaseConfig, change: dict[str, obj
         Trainer(replace(tiny, **change))  # type: ignore[arg-type]
 
 
-def test_a_model_that_starts_from_another_keeps_its_layers_and_the_tokens_that_both_have(
-    tiny: BaseConfig, packages: list[Package], tmp_path: Path
-) -> None:
+def test_a_model_that_starts_from_another_keeps_its_layers_and_the_tokens_that_both_have(tiny, packages, tmp_path):
     """Each other token is the mean of those that wrote it."""
     train_base(replace(tiny, max_steps=1), packages)
     export(tiny.out, tmp_path / "model")

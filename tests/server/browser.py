@@ -31,14 +31,9 @@ SECONDS = 60.0
 """Longest wait; no machine needs it."""
 
 KEYS = {
-    "Enter": (13, "\r"),
-    "Tab": (9, ""),
-    "Escape": (27, ""),
-    "Space": (32, " "),
-    "ArrowLeft": (37, ""),
-    "ArrowRight": (39, ""),
-    "ArrowDown": (40, ""),
-}
+    "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "Space": (32, " "), "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""), "ArrowDown": (40, ""),
+}  # fmt: skip
 """Name -> (key code, text)."""
 
 

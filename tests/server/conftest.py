@@ -10,6 +10,7 @@ from slipstream import LLM
 from tests.server.browser import Browser, Page, browser
 from tests.server.hosting import Host, hosted
 from tests.server.page_actions import opened
+from tests.server.talking import talking_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,13 @@ def pair() -> LLM:
 @pytest.fixture(scope="session")
 def host(pair: LLM) -> Iterator[Host]:
     with hosted(pair) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A server whose chat template takes tools and reasoning."""
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
         yield made
 
 

@@ -86,7 +86,6 @@ def server(folder: str, kv_tokens: int = KV_TOKENS, draft: str | None = None) ->
     command = [sys.executable, "-m", "tests.server.soak_server", folder, str(kv_tokens), *([draft] if draft else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as made:
         try:
-            assert made.stdout is not None
             url = made.stdout.readline().strip()
             assert url.startswith("http"), "the server did not start"
             eventually(lambda: httpx.get(f"{url}/ready").status_code == 200)

@@ -75,9 +75,7 @@ NAN, INF = float("nan"), float("inf")
     + [("max_completion_tokens", {"max_tokens": 4, "max_completion_tokens": 5})]
     + [("tempurature", {"tempurature": 1})],
 )
-def test_a_value_that_cannot_be_honoured_is_refused_by_name(
-    host: Host, param: str | None, fields: dict[str, Any]
-) -> None:
+def test_a_value_that_cannot_be_honoured_is_refused_by_name(host, param, fields):
     sent = json.dumps({"prompt": "def f(", "max_tokens": 4} | fields)
     answered = host.http.post(PATH, content=sent, headers={"Content-Type": "application/json"})
     message = refused(answered, 400)

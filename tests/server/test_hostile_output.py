@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.server.browser import Browser, Page
+from tests.server.browser import Page
 from tests.server.hosting import Host
 from tests.server.page_actions import ask, needs_browser, opened
 
@@ -81,9 +81,7 @@ def test_a_hostile_answer_is_shown_as_text_and_nothing_of_it_runs_or_loads(page:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_answer_is_wider_than_the_screen_or_covers_what_follows_it(
-    chromium: Browser, host: Host, width: int
-) -> None:
+def test_no_answer_is_wider_than_the_screen_or_covers_what_follows_it(chromium, host, width):
     with opened(chromium, host, width) as page:
         for name, text in TEXTS.items():
             answered(page, text)

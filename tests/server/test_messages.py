@@ -56,9 +56,7 @@ def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: cli
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(
-    client: clients.anthropic.Anthropic, stream: bool
-) -> None:
+def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(client, stream):
     given: Any = {"messages": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
     if stream:
         with client.messages.stream(**given) as streamed:

@@ -11,11 +11,8 @@ from tests.server.hosting import Host
 
 V = 4096
 LETTERS = {
-    "type": "object",
-    "properties": {"a": {"enum": ["x", "y"]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False,
+}  # fmt: skip
 VALUES: dict[str, list[Any]] = {
     "temperature": [0, 1e-300, 1e-30, 0.7, 100, 100.0],
     "top_p": [1, 5e-324, 1e-9, 0.5],

@@ -18,13 +18,6 @@ def client(host: Host) -> clients.openai.OpenAI:
     return clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
 
 
-def test_completions_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
-    expected = pair.generate(["def add("], SamplingParams(max_tokens=16))[0].text
-    body = {"model": "embedded", "prompt": "def add(", "temperature": 0, "max_tokens": 16}
-    assert client.completions.create(**body).choices[0].text == expected
-    assert "".join(chunk.choices[0].text for chunk in client.completions.create(**body, stream=True)) == expected
-
-
 def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
     expected = pair.chat(USER, SamplingParams(max_tokens=24))
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_completion_tokens": 24}
@@ -44,11 +37,9 @@ def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> No
 
 def test_structured_output(client: clients.openai.OpenAI) -> None:
     schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
-        "required": ["ok", "size"],
-        "additionalProperties": False,
-    }
+        "type": "object", "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
+        "required": ["ok", "size"], "additionalProperties": False,
+    }  # fmt: skip
     form: dict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_tokens": 200, "frequency_penalty": 2}
     found = client.chat.completions.create(**body, response_format=form)

@@ -54,10 +54,7 @@ def test_a_prediction_in_another_form_is_refused(host: Host, value: object) -> N
 def test_the_official_client_can_predict(host: Host) -> None:
     client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
     found = client.chat.completions.create(
-        model="embedded",
-        messages=[{"role": "user", "content": "hi"}],
-        max_tokens=16,
-        temperature=0,
+        model="embedded", messages=[{"role": "user", "content": "hi"}], max_tokens=16, temperature=0,
         prediction={"type": "content", "content": "def hi():\n    pass\n"},
-    )
+    )  # fmt: skip
     assert found.usage.completion_tokens_details.accepted_prediction_tokens is not None

@@ -38,21 +38,10 @@ def alive(pid: int) -> bool:
 def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, int]]:
     """(the HTTP process, a client, the id of the engine's process)."""
     command = [
-        sys.executable,
-        "-m",
-        "slipstream",
-        "serve",
-        "-m",
-        "embedded",
-        "--port",
-        "0",
-        "--drafter",
-        "ngram",
-        *arguments,
-    ]
+        sys.executable, "-m", "slipstream", "serve", "-m", "embedded", "--port", "0", "--drafter", "ngram", *arguments,
+    ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
         try:
-            assert made.stderr is not None
             said = ""
             while not (url := re.search(r"http://[\d.:]+", said)):  # a table of the memory comes before it
                 line = made.stderr.readline()
@@ -88,7 +77,6 @@ class TestProcesses:
             (engine,) = (each for each in children(made.pid) if alive(each))
             os.kill(engine, signal.SIGKILL)
             assert made.wait(60) == 2
-            assert made.stderr is not None
             assert "the engine's process has ended (exit code -9)" in " ".join(made.stderr.read().split())
 
     def test_an_engine_that_does_not_answer_is_ended_and_started_again(self) -> None:

@@ -40,12 +40,9 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
     replies = ReplyFormat(FORMATS[0], ("<think>", ":"))
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path), replies=replies) as host:
         body = {
-            "messages": USER,
-            "max_tokens": 300,
-            "frequency_penalty": 2,
-            "seed": 3,
+            "messages": USER, "max_tokens": 300, "frequency_penalty": 2, "seed": 3,
             "chat_template_kwargs": {"enable_thinking": True},
-        }
+        }  # fmt: skip
         found = host.post(PATH, **body, guided_choice=["red", "blue"]).json()["choices"][0]
         assert found["finish_reason"] == "stop", found
         assert found["message"]["reasoning"]

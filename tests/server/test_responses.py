@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from slipstream import LLM
 from tests.server import clients
-from tests.server.hosting import Host, hosted, refused
-from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
+from tests.server.hosting import Host, refused
+from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER
 
 PATH = "/v1/responses"
 FUNCTIONS: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]
-
-
-@pytest.fixture(scope="module")
-def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
-        yield made
 
 
 @pytest.fixture

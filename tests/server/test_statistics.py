@@ -81,13 +81,9 @@ def test_statistics_tell_whether_other_choices_ran_at_the_same_time(host: Host) 
 def test_the_official_client_reads_a_stream_with_statistics(host: Host) -> None:
     client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
     asked = client.chat.completions.create(
-        model="embedded",
-        messages=[{"role": "user", "content": "hi"}],
-        max_tokens=16,
-        temperature=0,
-        stream=True,
+        model="embedded", messages=[{"role": "user", "content": "hi"}], max_tokens=16, temperature=0, stream=True,
         extra_body={"statistics": True},
-    )
+    )  # fmt: skip
     choices = [chunk.choices[0] for chunk in asked]
     tokens = [token for choice in choices for token in getattr(choice, "tokens", [])]
     assert "".join(token["text"] for token in tokens) == "".join(each.delta.content or "" for each in choices)

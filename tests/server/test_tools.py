@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -15,12 +14,6 @@ from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, PARAMETERS, TOOLS, USER, talking_tokenizer
 
 PATH = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
-        yield made
 
 
 def said(host: Host, text: str, **body: Any) -> dict[str, Any]:
@@ -170,11 +163,7 @@ def test_a_model_whose_way_of_calling_is_unknown_can_be_made_to_call(pair: LLM, 
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path, template)) as host:
         assert "--tool-format" in refused(host.post(PATH, messages=USER, tools=TOOLS), 400, "tools")
         body = {
-            "messages": USER,
-            "tools": TOOLS[1:],
-            "tool_choice": "required",
-            "max_tokens": 300,
-            "frequency_penalty": 2,
-        }
+            "messages": USER, "tools": TOOLS[1:], "tool_choice": "required", "max_tokens": 300, "frequency_penalty": 2,
+        }  # fmt: skip
         found = host.post(PATH, **body).json()["choices"][0]["message"]["tool_calls"]
         assert {call["function"]["name"] for call in found} == {"now"}

@@ -256,9 +256,7 @@ class TestInABrowser:
 
     @pytest.mark.parametrize("dark", [False, True])
     @pytest.mark.parametrize("width", [320, 390, 1280])
-    def test_nothing_is_wider_than_the_screen_and_contrast_is_sufficient(
-        self, chromium: Browser, host: Host, width: int, dark: bool
-    ) -> None:
+    def test_nothing_is_wider_than_the_screen_and_contrast_is_sufficient(self, chromium, host, width, dark):
         with opened(chromium, host, width, dark) as page:
             ready(page)
             put(page, "#form", "regex")
@@ -317,9 +315,7 @@ class TestErrors:
         ask(page, "def f(")
         assert "the context has room for" in page.text("#error")
 
-    def test_a_dead_engine_and_a_stream_that_fails_are_said(
-        self, chromium: Browser, pair: LLM, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_dead_engine_and_a_stream_that_fails_are_said(self, chromium, pair, monkeypatch):
         with hosted(pair) as host, opened(chromium, host) as page:
             ready(page)
             engine = host.llm._thread.engine

@@ -1,7 +1,5 @@
 """Toy targets whose forward passes take a given time on a simulated clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft

@@ -164,7 +164,6 @@ class Conformance:
     def test_a_fork_goes_on_by_itself(self, case: Case) -> None:
         """Parent and child are run together, each with its own draft; then the parent is gone."""
         fork = case.target.capabilities.fork
-        assert fork is not None
         for n in (3, 9):
             parent = case.prefilled(n)
             child = Sequence(parent.tokens[:n] + case.ids(1))

@@ -1,7 +1,5 @@
 """Decoders of tiny checkpoints, loaded once per session, and the executors that every decoder test uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

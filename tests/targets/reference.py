@@ -1,7 +1,5 @@
 """transformers as the oracle that tests of decoders compare with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,9 +1,7 @@
 """Rows that drafting has computed through the first layers: verification resumes from them and gets the result of a
 full pass, whether or not the draft is used."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from slipstream.models.executor import Batch, Output
 from slipstream.targets.decoder import Decoder
 from tests.targets.conformance import Case
 from tests.targets.conftest import EXECUTORS
-from tests.targets.reference import Reference
 
 EXIT = 2
 
@@ -27,12 +24,7 @@ def executor(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["llama", "gpt2", "qwen2-window"])
-def case(
-    request: pytest.FixtureRequest,
-    executor: str,
-    decoder: Callable[..., Decoder],
-    reference: Callable[..., Reference],
-) -> Iterator[Case]:
+def case(request, executor, decoder, reference):
     _, dtype, tolerance = EXECUTORS[executor]
     made = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
     yield made
@@ -72,7 +64,6 @@ def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) ->
 def unlike_a_prefill(case: Case, seqs: Seq[Sequence]) -> None:
     """Raise unless the KV of each sequence is that of a fresh prefill."""
     target = case.target
-    assert isinstance(target, Decoder)
     for seq in seqs:
         fresh = Sequence(seq.tokens[: seq.kv_len])
         target.run([fresh], Draft.empty(1))
@@ -82,7 +73,6 @@ def unlike_a_prefill(case: Case, seqs: Seq[Sequence]) -> None:
 
 def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
     target = case.target
-    assert isinstance(target, Decoder)
     seq = case.prefilled(6)
     seq.tokens += case.ids(2)
     early = target.run_first_layers([seq], [[5, 7]], EXIT).clone()
@@ -90,12 +80,9 @@ def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
     case.same(early, whole)
 
 
-def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(case, monkeypatch):
     """Ragged depths, one sequence without a draft, rollbacks of differing depth, one after another."""
     target = case.target
-    assert isinstance(target, Decoder)
     seqs = [case.prefilled(5), case.prefilled(9), case.prefilled(3)]
     spy = Spy(target, monkeypatch)
     layers = target.config.layers
@@ -117,11 +104,8 @@ def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(
         unlike_a_prefill(case, seqs)
 
 
-def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(case, monkeypatch):
     target = case.target
-    assert isinstance(target, Decoder)
     layers = target.config.layers
     a, b, c = case.ids(3)
     other = (b + 1) % target.vocab_size
@@ -147,11 +131,8 @@ def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(
         monkeypatch.undo()
 
 
-def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(case, monkeypatch):
     target = case.target
-    assert isinstance(target, Decoder)
     seq = case.prefilled(4)
     chain = case.ids(3)
     spy = Spy(target, monkeypatch)
@@ -173,7 +154,6 @@ def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
 
 def test_drafting_again_without_a_run_reuses_the_rows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     target = case.target
-    assert isinstance(target, Decoder)
     seq = case.prefilled(4)
     spy = Spy(target, monkeypatch)
     first, second = case.ids(3), case.ids(3)
@@ -188,7 +168,6 @@ def test_drafting_again_without_a_run_reuses_the_rows(case: Case, monkeypatch: p
 
 def test_taps_work_before_and_after_the_exit(case: Case) -> None:
     target = case.target
-    assert isinstance(target, Decoder)
     layers = target.config.layers
     for taps in ((EXIT, layers, -1), (0, 1, EXIT), (-1,)):
         seqs = [case.prefilled(5), case.prefilled(3)]
@@ -203,7 +182,6 @@ def test_taps_work_before_and_after_the_exit(case: Case) -> None:
 
 
 def test_a_long_prompt_in_the_same_batch_is_run_in_pieces(case: Case) -> None:
-    assert isinstance(case.target, Decoder)
     case.target = target = Decoder(case.target.executor, chunk=5)
     for _ in range(2):
         seq, prompt, chain = case.prefilled(4), case.sequence(13), case.ids(2)
@@ -214,11 +192,8 @@ def test_a_long_prompt_in_the_same_batch_is_run_in_pieces(case: Case) -> None:
         unlike_a_prefill(case, [seq, prompt])
 
 
-def test_after_an_unrolled_exit_only_the_later_layers_run(
-    case: Case, executor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_unrolled_exit_only_the_later_layers_run(case, executor, monkeypatch):
     target = case.target
-    assert isinstance(target, Decoder)
     assert (target.capabilities.multi_step is not None) == (executor == "native")
     if target.capabilities.multi_step is None:
         pytest.skip("torch drafts step by step")

@@ -1,8 +1,6 @@
 """What every executor promises about its KV cache: forks, growth, rollbacks, a fixed size. The oracle is
 transformers for logits, and a fresh prefill by the same executor for keys and values."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence as Seq
@@ -15,7 +13,6 @@ from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
-from slipstream.targets.decoder import Decoder
 from tests.checkpoints import FAMILY_VOCAB
 from tests.targets.conftest import EXECUTORS
 from tests.targets.reference import Reference
@@ -43,15 +40,11 @@ class Texts:
         splits = [0, *itertools.accumulate(rows.values())]
         out = self.executor.forward(
             Batch(
-                seq_ids=list(rows),
-                tokens=torch.tensor([t for s in rows for t in self.texts[s][starts[s] :]]),
-                positions=[p for s in rows for p in range(starts[s], len(self.texts[s]))],
-                splits=splits,
-                past=[starts[s] for s in rows],
-                trees=[None] * len(rows),
-                select=range(splits[-1]),
+                seq_ids=list(rows), tokens=torch.tensor([t for s in rows for t in self.texts[s][starts[s] :]]),
+                positions=[p for s in rows for p in range(starts[s], len(self.texts[s]))], splits=splits,
+                past=[starts[s] for s in rows], trees=[None] * len(rows), select=range(splits[-1]),
             )
-        )
+        )  # fmt: skip
         for b, seq_id in enumerate(rows):
             self.near(out.logits[splits[b] : splits[b + 1]], self.oracle(self.texts[seq_id])[starts[seq_id] :])
 
@@ -110,9 +103,7 @@ Make = Callable[..., Texts]
 
 
 @pytest.fixture
-def make(
-    decoder: Callable[[str, str], Decoder], reference: Callable[[str, torch.dtype], Reference], name: str, family: str
-) -> Make:
+def make(decoder, reference, name, family):
     """A new executor, with a cache of `kv_blocks` blocks."""
 
     def made(kv_blocks: int | None = None) -> Texts:

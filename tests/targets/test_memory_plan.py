@@ -1,7 +1,5 @@
 """`MemoryPlan`: bytes before loading are those after loading, and what cannot fit is refused early."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +64,6 @@ def test_a_size_that_holds_no_block_is_refused(tiny: Tiny, wrong: Any) -> None:
 def test_every_backend_has_the_size_that_was_asked_for(executor: str, tmp_path: Path) -> None:
     llm = LLM("embedded", "embedded", executor=executor, device="cpu", threads=1, kv_tokens=100)
     memory = llm.target.capabilities.memory
-    assert memory is not None
     assert (memory.block, memory.capacity) == (32, 4)
 
 

@@ -7,8 +7,6 @@ sequence. A commit that kept the wrong branch, or a length that was advanced too
 as a slightly wrong frequency.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence as Seq
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How many draft tokens block verification accepts on average, for distributions that do not depend on the text."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from typing import Any

@@ -1,7 +1,5 @@
 """The closed forms reproduce the published tables."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Forecasts are the closed forms; texts drawn at random agree within their standard errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.errors import ParameterError

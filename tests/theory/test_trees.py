@@ -1,7 +1,5 @@
 """Fixed trees: the published figures, the dynamic programme as an oracle, and what verification makes of them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """A tiny trained target, and texts of its kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `--data` accepts, and what it refuses before any work."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,10 +32,8 @@ def lines(*records: Any) -> str:
 
 
 BAD: dict[str, tuple[str, bytes | None, str]] = {
-    "empty": ("a.txt", b"", "is empty"),
-    "blank": ("a.txt", b" \n\n ", "holds no text"),
-    "missing": ("a.txt", None, "does not exist"),
-    "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
+    "empty": ("a.txt", b"", "is empty"), "blank": ("a.txt", b" \n\n ", "holds no text"),
+    "missing": ("a.txt", None, "does not exist"), "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
     "packed": ("a.parquet", b"PAR1", "unsupported format"),
     "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
@@ -48,7 +44,7 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "no role": ("a.jsonl", b'{"messages": [{"role": "robot", "content": "x"}]}\n', "turn 1: the role is 'robot'"),
     "no turns": ("a.jsonl", b'{"messages": []}\n', "conversation is empty"),
     "one object": ("a.json", b'{"text": "x"}', "one JSON dict"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -207,7 +203,6 @@ def test_large_vocabularies_and_masks_are_stored_correctly(tmp_path: Path) -> No
     stream = Stream.open(tmp_path / "s.bin", whole=False)
     assert stream.tokens.dtype == np.uint32
     assert stream.tokens.tolist() == [70000, 5, 6, 151_000, 7, 151_000, 8, 9, 151_000]
-    assert stream.mask is not None
     # The closing end of text belongs to an answer that reaches it.
     assert stream.mask.tolist() == [0, 1, 1, 1, 0, 0, 1, 0, 0]
     assert stream.masks([0], 4).tolist() == [[False, True, True, True, False]]

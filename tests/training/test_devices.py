@@ -1,7 +1,5 @@
 """Several processes share a batch. accelerate is replaced by a fake: the tests check the calls to it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -88,18 +86,14 @@ def test_without_accelerate_one_device_is_used(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("features", "has"), [(("avx2",), False), (("avx512bf16",), True), (("amx-bf16",), True), (("neon", "bf16"), True)]
 )
-def test_products_are_in_bfloat16_where_the_processor_has_them_and_as_the_user_says(
-    features: tuple[str, ...], has: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_are_in_bfloat16_where_the_processor_has_them_and_as_the_user_says(features, has, monkeypatch):
     monkeypatch.setattr(processor, "has", lambda feature: feature in features)
     assert [Devices("cpu", bf16).bf16 for bf16 in (None, True, False)] == [has, True, False]
     assert Devices("cpu").autocast().__class__ is (torch.autocast if has else nullcontext)
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_a_gpu_that_only_emulates_bfloat16_products_computes_in_float32(
-    has: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_only_emulates_bfloat16_products_computes_in_float32(has, monkeypatch):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or has)

@@ -1,7 +1,5 @@
 """The time that is left is shown from the first line on, and a slow run is not silent."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.training import display
@@ -16,9 +14,7 @@ from slipstream.training.schedule import Progress, Schedule
         ({"budget_tokens": 12000, "budget_minutes": None}, 10.0, "ETA 20 min", "ETA 5 min"),  # faster than estimated
     ],
 )
-def test_the_time_left_comes_from_the_budget(
-    budget: dict[str, float | None], rate: float | None, first: str, later: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_left_comes_from_the_budget(budget, rate, first, later, capsys):
     progress = Progress()
     schedule = Schedule(progress, **budget, decay_share=0.2, warmup_steps=1)  # type: ignore[arg-type]
     with Display(schedule, rate) as shown:
@@ -28,9 +24,7 @@ def test_the_time_left_comes_from_the_budget(
     assert later in capsys.readouterr().out
 
 
-def test_without_a_terminal_the_first_step_is_shown_and_then_one_every_ten_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_the_first_step_is_shown_and_then_one_every_ten_seconds(monkeypatch, capsys):
     now = 1000.0
     monkeypatch.setattr(display.time, "monotonic", lambda: now)
     progress = Progress()

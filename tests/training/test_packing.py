@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -36,9 +34,7 @@ def test_short_stream_is_refused(tmp_path: Path) -> None:
         stream(tmp_path, [3], whole=False).windows(8)
 
 
-def test_a_stream_on_a_full_disk_is_named_and_nothing_of_it_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_on_a_full_disk_is_named_and_nothing_of_it_is_left(tmp_path, monkeypatch):
     def full(*args: object) -> None:
         raise OSError("80 requested and 0 written")  # as numpy says it
 

@@ -88,9 +88,7 @@ def test_an_objective_learns(kind: str, options: Any, tiny_target: Path, tiny_da
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(
-    kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(kind, tiny_target, tiny_data, tmp_path):
     def trained(out: str, **loop: Any) -> dict[str, torch.Tensor]:
         run = prepare(small(kind, tiny_target, tiny_data, tmp_path / out, **loop), say=quiet)
         run.loop.run()
@@ -115,9 +113,7 @@ def test_both_optimisers_resume(optimiser: str, tiny_target: Path, tiny_data: Pa
     assert same(whole, trained("parts", resume=True, micro_rows=4))
 
 
-def test_a_signal_saves_and_stops(
-    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_saves_and_stops(tiny_target, tiny_data, tmp_path, monkeypatch):
     original = Loop.step
 
     def step(self: Loop) -> Any:
@@ -149,10 +145,7 @@ def test_what_is_logged_of_a_run_that_diverged_is_json(tiny_target: Path, tiny_d
     assert entry["heldout"] == {"loss": None, "tau@0": 1.5}
 
 
-def test_a_full_disk_keeps_the_log_whole_and_the_run_continues(
-    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_full_disk_keeps_the_log_whole_and_the_run_continues(tiny_target, tiny_data, tmp_path, monkeypatch, capsys):
     loop = prepare(small("medusa", tiny_target, tiny_data, tmp_path), say=quiet).loop
     loop.log({"step": 1})
     original = Path.open
@@ -237,16 +230,12 @@ def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Pat
         ({"device": "tpu9"}, "device is 'tpu9'"),
     ],
 )
-def test_impossible_settings_are_refused(
-    change: dict[str, Any], message: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_impossible_settings_are_refused(change, message, tiny_target, tiny_data, tmp_path):
     with pytest.raises(ParameterError, match=message):
         prepare(small("medusa", tiny_target, tiny_data, tmp_path, **change), say=quiet)
 
 
-def test_cached_states_give_the_same_training_and_are_computed_once(
-    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target, tiny_data, tmp_path, monkeypatch):
     streamed = prepare(small("eagle3", tiny_target, tiny_data, tmp_path / "streamed"), say=quiet)
     streamed.train(say=quiet)
     config = replace(small("eagle3", tiny_target, tiny_data, tmp_path / "cached"), cache_hidden=True)
@@ -268,9 +257,7 @@ def test_cached_states_give_the_same_training_and_are_computed_once(
     again.loop.step()
 
 
-def test_a_disk_without_room_is_refused_before_states_are_made(
-    tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_refused_before_states_are_made(tiny_target, tiny_data, tmp_path, monkeypatch):
     monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
     run = prepare(replace(small("medusa", tiny_target, tiny_data, tmp_path), cache_hidden=True), say=quiet)
     with pytest.raises(TrainingError, match=r"the hidden states take .* free"):
@@ -292,10 +279,7 @@ def test_the_estimate_changes_nothing(tiny_target: Path, tiny_data: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("rate", "seconds", "tokens"), [(10.0, 12.8, 64), (1e3, 0.64, 256)])
-def test_the_estimate_takes_at_most_its_limit(
-    rate: float, seconds: float, tokens: int, tiny_target: Path, tiny_data: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, tiny_target, tiny_data, tmp_path, monkeypatch):
     """On a slow machine a short pass is enough; on a fast one a whole batch is measured, when memory is allocated."""
     run = prepare(small("draft", tiny_target, tiny_data, tmp_path), say=quiet)
     clock, sizes, original = 0.0, [], run.loop.objective.forward
@@ -315,9 +299,7 @@ def test_the_estimate_takes_at_most_its_limit(
     assert clock <= estimate.LIMIT
 
 
-def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
-    tiny_target: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_the_targets_own_text_is_regenerated_in_shards_that_resume(tiny_target, tiny_data, tmp_path):
     from slipstream.training import regenerate as module
     from slipstream.training.packing import Stream
 
@@ -326,7 +308,6 @@ def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
     prompts = module.prefixes([source], (4, 12), 100)
     config = module.RegenerateConfig(tokens=200, new_tokens=10, shard=8, seed=3)
     whole = Stream.open(module.regenerate(llm, prompts, tmp_path / "a.bin", config), whole=True)
-    assert whole.mask is not None
     assert int(whole.mask.sum()) >= 200
 
     class Stopped(Exception):
@@ -349,9 +330,7 @@ def test_the_targets_own_text_is_regenerated_in_shards_that_resume(
     assert mask == sorted(mask), "a prompt, then its answer"
 
 
-def test_regenerated_text_becomes_a_source_of_its_own_weight(
-    tiny_target: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_regenerated_text_becomes_a_source_of_its_own_weight(tiny_target, tiny_data, tmp_path):
     config = small("medusa", tiny_target, tiny_data, tmp_path, answers_only=True)
     run = prepare(replace(config, regenerate=400, regenerate_tokens=12, regenerate_share=0.25), say=quiet)
     assert run.loop.orders.shares.tolist() == [0.75, 0.25]

@@ -1,7 +1,5 @@
 """Conversations that a chat model writes by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +36,6 @@ def test_the_stream_holds_prompts_and_the_answers_of_the_target(llm: LLM, tmp_pa
     config = RegenerateConfig(tokens=60, new_tokens=24, temperatures=(0.0,), shard=6)
     stream = Stream.open(regenerate(llm, self_prompts(llm), tmp_path / "self.bin", config), whole=True)
     for ids, mask in stream.documents():
-        assert mask is not None
         assert mask == sorted(mask)
         prompt = ids[: mask.index(True)]
         answer = llm.generate(prompt, SamplingParams(max_tokens=24))[0].token_ids

@@ -1,7 +1,5 @@
 """A tiny target, trained in seconds: every objective is tested on it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

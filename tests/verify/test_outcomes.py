@@ -1,7 +1,5 @@
 """The sums over positions that `verify` tests have the distributions that they are compared with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import binom, kstest

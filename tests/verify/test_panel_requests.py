@@ -1,7 +1,5 @@
 """The requests of `verify` reach ends of texts, edges of filters and penalties, and run side by side."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

@@ -3,8 +3,6 @@
 To be quick, the tests leave out the samples of first tokens, and all but one leave out the long text.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,6 @@ import torch
 
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.core import rules as core_rules, step as core_step, warp as core_warp
-from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
@@ -21,6 +18,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.llm import LLM
 from slipstream.verify.checks import VerifyConfig
 from slipstream.verify.verification import verify
+from tests.core.wrong import chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 
@@ -67,35 +65,8 @@ class SureDrafter(NearbyDrafter):
         return self.known[text]
 
 
-def planted(*, accept=lambda p, q, depth: p / q, bonus=1, neighbour=0) -> Rule:
-    """The rejection rule for chains, with one thing changed: the chance to accept a draft token, how many rows after
-    the last draft token the bonus token is drawn from, or the sequence of the batch whose residual is taken."""
-
-    def decide(draft: Draft, probs: torch.Tensor, dice: Dice):
-        batch = draft.batch
-        ends = [len(draft.nodes(b)) for b in range(batch)]
-        first = [draft.splits[b] + b for b in range(batch)]
-        accepted, running, mass = [0] * batch, [True] * batch, [probs[row] for row in first]
-        for i in range(max(ends, default=0)):
-            live = [b for b in range(batch) if running[b] and i < ends[b]]
-            chances, residual = [0.0] * batch, {}
-            for b in live:
-                node, p = draft.splits[b] + i, probs[first[b] + i]
-                x, q = draft.ids[node], draft.q[node]
-                chances[b] = float(accept(p[x], q[x], i + 1))
-                residual[b] = (p - q).clamp(min=0)
-            lucky = dice.accept(chances)
-            for n, b in enumerate(live):
-                if lucky[b]:
-                    accepted[b] += 1
-                    mass[b] = probs[first[b] + i + (bonus if i + 1 == ends[b] else 1)]
-                else:
-                    running[b] = False
-                    mass[b] = residual[live[(n + neighbour) % len(live)]]
-        chosen = dice.choose(torch.stack([each / each.sum() for each in mass]))
-        return [list(range(n)) for n in accepted], chosen.tolist()
-
-    return Rule("rejection", True, decide, tokenwise=True)
+def planted(**fault) -> Rule:
+    return chain_rule("rejection", **fault, lossless=True, tokenwise=True)
 
 
 DEFAULT = VerifyConfig(checks=("distribution",), samples=30, distribution_prompts=1, texts=20)
@@ -126,25 +97,23 @@ def test_the_right_rule_passes(seed):
     }  # fmt: skip
 
 
-def test_a_bonus_token_from_the_wrong_row_is_found():
-    assert faulty_places(found(planted(bonus=0))) == {"bonus token"}
+FAULTS = {
+    "a bonus token from the wrong row": ({"bonus": 0}, {"bonus token"}),
+    "always accepted from depth 3 on": (
+        {"accept": lambda p, q, depth: p / q if depth < 3 else torch.ones_like(p)}, {"draft token 3 or deeper"},
+    ),
+    "accepted a fifth too often": ({"accept": lambda p, q, depth: 1.2 * p / q}, None),
+    "accepted a tenth too often": ({"accept": lambda p, q, depth: p / q + 0.1}, None),
+    "the residual of a neighbouring row": ({"neighbour": 1}, None),
+}  # fmt: skip
+"""What is wrong -> arguments of `chain_rule`, and all places where it shows; None: the first draft token is one."""
 
 
-def test_draft_tokens_that_are_always_accepted_from_depth_3_on_are_found():
-    data = found(planted(accept=lambda p, q, depth: p / q if depth < 3 else 1.0))
-    assert faulty_places(data) == {"draft token 3 or deeper"}
-
-
-def test_an_acceptance_probability_raised_by_a_fifth_is_found():
-    assert "draft token 1" in faulty_places(found(planted(accept=lambda p, q, depth: 1.2 * p / q)))
-
-
-def test_an_acceptance_probability_raised_by_a_tenth_is_found():
-    assert "draft token 1" in faulty_places(found(planted(accept=lambda p, q, depth: p / q + 0.1)))
-
-
-def test_the_residual_of_a_neighbouring_row_is_found():
-    assert "draft token 1" in faulty_places(found(planted(neighbour=1)))
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_rule_is_found_where_it_is_wrong(name):
+    fault, places = FAULTS[name]
+    shown = faulty_places(found(planted(**fault)))
+    assert shown == places if places else "draft token 1" in shown
 
 
 def test_a_temperature_that_is_wrong_for_plain_and_speculative_decoding_alike_is_found(monkeypatch):

@@ -1,7 +1,5 @@
 """The reference of `verify` and `warp`, two separate implementations, agree on every sampling parameter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`verify` of a server against another: equal servers pass, planted differences are found."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`verify` passes correct programs and finds planted faults."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -18,7 +16,7 @@ from slipstream.core import step as core_step
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
-from slipstream.core.rules import Rule, follow
+from slipstream.core.rules import follow
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.targets.huggingface.huggingface_target import of_module
@@ -28,6 +26,7 @@ from slipstream.verify.distribution import Cells, cells, distribution_test, nonc
 from slipstream.verify.panel_requests import Request
 from slipstream.verify.texts import Control, control, wrong_token
 from slipstream.verify.verification import steps, verify
+from tests.core.wrong import FAULTS, chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 from tests.targets.toy import ToyTarget
@@ -56,12 +55,18 @@ def test_lossless_rules_pass(rule):
     assert not result.warnings
 
 
+@pytest.fixture(scope="module")
+def encoder_decoder() -> LLM:
+    target, draft = (of_module(random_encoder_decoder("bart", noise=noise)) for noise in (0.0, 0.1))
+    return LLM(target, draft, draft_tokens=3)
+
+
 @pytest.mark.parametrize("planted", [False, True])
-def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted, monkeypatch):
+def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted, encoder_decoder, monkeypatch):
     """BART ends each text at its limit by force. The fault: with drafts, every text answers the first source."""
-    target = of_module(random_encoder_decoder("bart"))
+    target = encoder_decoder.target
     prompts = PromptSet("made up", [Prompt([5, 9, 33], "a", "one"), Prompt([10, 20, 30, 40], "b", "two")], "0")
-    config = replace(FEW, checks=("greedy", "coupled"))
+    config = replace(FEW, checks=("greedy", "coupled"), params=SamplingParams(max_tokens=12), texts=2)
     if planted:
         run = target.run
 
@@ -71,8 +76,7 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
             return run(seqs, draft, taps)
 
         monkeypatch.setattr(target, "run", confused)
-    draft = of_module(random_encoder_decoder("bart", noise=0.1))
-    data = verify(LLM(target, draft, draft_tokens=3), prompts, config).data
+    data = verify(encoder_decoder, prompts, config).data
     assert data["control"]["verdict"] in ("identical", "rounding")
     assert data["verdict"] == ("BUG" if planted else "ok")
 
@@ -117,45 +121,10 @@ def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
     assert row["largest"][0]["expected"] != pytest.approx(row["largest"][0]["counted"], rel=0.1)
 
 
-def wrong_rule(accept, otherwise) -> Rule:
-    """A chain rule that claims to be lossless: accept(p_x, q_x) is a draft token's probability of acceptance [B],
-    otherwise(p, q) the mass to sample from after a rejection [B, V]."""
-
-    def decide(draft, probs, dice):
-        start = torch.tensor(draft.splits[:-1])  # [B]
-        length, row = torch.tensor(draft.splits[1:]) - start, start + torch.arange(draft.batch)
-        alive, accepted, mass = length >= 0, torch.zeros_like(start), probs[row]
-        for i in range(int(length.max())):
-            live = alive & (i < length)
-            node = torch.where(live, start + i, 0)
-            p, q, x = probs[torch.where(live, row + i, 0)], draft.q[node], draft.tokens[node][:, None]
-            alive = live & torch.tensor(dice.accept(accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]).tolist()))
-            accepted += alive
-            after = torch.where(alive[:, None], probs[torch.where(live, row + i + 1, 0)], otherwise(p, q))
-            mass = torch.where(live[:, None], after, mass)
-        following = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
-        return [list(range(n)) for n in accepted.tolist()], following
-
-    return Rule("planted", True, decide)
-
-
-def residual(p, q):
-    mass = (p - q).clamp(min=0)
-    return torch.where(mass.sum(-1, keepdim=True) > 0, mass, p)
-
-
-WRONG = {
-    "A: accept with p, else sample p": wrong_rule(lambda p, q: p, lambda p, q: p),
-    "B: accept with p, else the residual": wrong_rule(lambda p, q: p, residual),
-    "C: accept with p / q, else sample p": wrong_rule(lambda p, q: p / q, lambda p, q: p),
-    "D: accept if p >= q, else the residual": wrong_rule(lambda p, q: (p >= q).double() * 2, residual),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", FAULTS)
 def test_wrong_rules_are_bugs(name):
     llm = toy(SkewedDrafter(5))
-    llm._rule = WRONG[name]
+    llm._rule = chain_rule("planted", **FAULTS[name], lossless=True)
     found = verify(llm, PROMPTS, replace(JOINT, samples=2000, batch=2000))
     assert found.data["verdict"] == "BUG"
     assert llm.rule.name == "planted"
@@ -163,7 +132,7 @@ def test_wrong_rules_are_bugs(name):
 
 def test_the_same_code_with_the_correct_rule_has_no_bug():
     llm = toy(SkewedDrafter(5))
-    llm._rule = wrong_rule(lambda p, q: p / q, residual)
+    llm._rule = chain_rule("planted", lossless=True)
     found = verify(llm, PROMPTS, replace(JOINT, samples=2000, batch=2000))
     assert found.data["verdict"] == "ok"
 

@@ -3,8 +3,6 @@
 PYTHONPATH=. .venv-vllm/bin/python -m tests.vllm.record tests/integrations/data/vllm_calls.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -12,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
-}
+}  # fmt: skip
 
 from slipstream.integrations.vllm import Proposer
 

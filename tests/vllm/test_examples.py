@@ -1,7 +1,5 @@
 """vLLM's own configuration classes take the settings of `examples/`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

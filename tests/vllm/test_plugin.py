@@ -1,7 +1,5 @@
 """The plug-in in the real vLLM, started by our launcher: `make test-vllm`."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,8 +1,6 @@
 """The heads that ship with the embedded target still draft as well as on the day they were added (R23): a
 changed norm, shift or tap does not crash, it halves the acceptance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures of the native backend's tests; without Numba there is nothing to test."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

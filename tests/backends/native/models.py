@@ -1,7 +1,5 @@
 """Random decoders for the native backend, from memory, and batches to run them on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,19 +39,10 @@ EVERY_FORMAT = [pytest.param(name, marks=needs_bfloat16 if "products" in name el
 def config(layers: int = 2, **changes: Any) -> DecoderConfig:
     """Wide enough that several threads share a product."""
     given: dict[str, Any] = {
-        "model_type": "llama",
-        "vocab_size": VOCAB,
-        "hidden_size": 96,
-        "layers": layers,
-        "heads": 6,
-        "kv_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 144,
-        "context": 4096,
-        "norm_eps": 1e-5,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "windows": (None,) * layers,
-    }
+        "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 96, "layers": layers, "heads": 6, "kv_heads": 2,
+        "head_dim": 16, "intermediate_size": 144, "context": 4096, "norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "windows": (None,) * layers,
+    }  # fmt: skip
     return DecoderConfig(**given | changes)
 
 

@@ -1,7 +1,5 @@
 """Products of one matrix by the native backend, and simple models of each format's arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numba import njit

@@ -1,7 +1,5 @@
 """Rows of a batch against the same rows alone, bit by bit."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """Operations on rows, and how tokens are picked, against float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

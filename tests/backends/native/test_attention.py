@@ -1,7 +1,5 @@
 """Attention over a paged cache against float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import njit

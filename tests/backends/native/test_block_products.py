@@ -1,7 +1,5 @@
 """Products with weights in blocks, against a simple model of their arithmetic, bit for bit."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Machine code is stored for other processes, in a folder that only this user can write, and never under another
 function's name. Compiling is logged."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat
@@ -21,7 +19,6 @@ from numba import types
 
 from slipstream.backends.native.kernels import compiled
 from tests.backends.native.models import executor
-from tests.checkpoints import Tiny
 
 POSIX = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights of POSIX")
 
@@ -126,9 +123,7 @@ def test_nothing_is_written_while_another_process_writes(twice: Callable[[], Any
     assert list(tmp_path.glob("*.nbc"))
 
 
-def test_functions_of_the_same_name_in_two_files_are_not_confused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_of_the_same_name_in_two_files_are_not_confused(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def one() -> Any:
@@ -154,24 +149,19 @@ def test_machine_code_is_stored_next_to_the_source_if_writable(places: dict[str,
     assert compiled.folder() == places["package"] / "__pycache__"
 
 
-def test_otherwise_in_the_users_cache_or_the_temporary_folder(
-    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_otherwise_in_the_users_cache_or_the_temporary_folder(places, monkeypatch):
     refuse(monkeypatch, places["package"])
     assert compiled.folder() == places["home"] / "slipstream" / "kernels"
     compiled.folder.cache_clear()
     refuse(monkeypatch, places["home"])
     found = compiled.folder()
-    assert found is not None
     assert found.parent == places["temporary"]
     if hasattr(os, "getuid"):
         assert str(os.getuid()) in found.name
         assert stat.S_IMODE(found.stat().st_mode) == 0o700
 
 
-def test_without_a_writable_folder_kernels_are_compiled_for_the_process_and_it_is_logged(
-    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_writable_folder_kernels_are_compiled_for_the_process_and_it_is_logged(places, monkeypatch, caplog):
     refuse(monkeypatch, *places.values())
     assert compiled.folder() is None
     assert compiled.entry(lambda x: x + 1)(1) == 2
@@ -181,9 +171,7 @@ def test_without_a_writable_folder_kernels_are_compiled_for_the_process_and_it_i
     assert "are not kept" in caplog.text
 
 
-def test_a_folder_that_the_user_has_chosen_is_the_only_one(
-    places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_the_user_has_chosen_is_the_only_one(places, tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "chosen"))
     assert compiled.folder() == tmp_path / "chosen"
     compiled.folder.cache_clear()
@@ -270,9 +258,7 @@ def test_a_process_that_finds_every_kernel_logs_nothing() -> None:
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_generate_logs_that_it_compiles_unless_quiet(
-    quiet: bool, tiny: Tiny, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_logs_that_it_compiles_unless_quiet(quiet, tiny, capfd, monkeypatch):
     from slipstream.cli.main import main
 
     monkeypatch.setattr(compiled, "folder", lambda: None)  # kernels count as compiled in each process

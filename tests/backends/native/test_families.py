@@ -1,8 +1,6 @@
 """Every supported family, from checkpoints on disk, against transformers in float64; and mixtures of experts, of which
 only the chosen ones may be read."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,9 +65,7 @@ def test_logits_equal_those_of_transformers_in_float64(family: str, checkpoint: 
         pytest.param({"dtype": torch.bfloat16}, 0.2, marks=needs_bfloat16),
     ],
 )
-def test_other_settings_are_close(
-    family: str, options: dict[str, Any], allowed: float, checkpoint: Files, reference: Ref
-) -> None:
+def test_other_settings_are_close(family, options, allowed, checkpoint, reference):
     """The random weights have a large spread, which amplifies rounding; a router may even choose another expert."""
     text = ids(40)
     want = reference(family, torch.float64)(text)

@@ -23,7 +23,7 @@ from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_suppor
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, StepSampling, best_steps_per_call
+from slipstream.core.decode_steps import ARGMAX, StepSampling
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.config import Experts
 from slipstream.models.executor import Batch, Executor
@@ -129,22 +129,22 @@ def alone(draws: StepSampling, b: int) -> StepSampling:
 # --- logits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", EVERY_FORMAT)
-@pytest.mark.parametrize("shape", ["llama", "many heads", "window"])
-def test_logits_are_those_of_the_stored_weights_in_float64(shape: str, form: str) -> None:
-    text = ids(70)
-    batch = chain(3, 0, text)
-    near(native(shape, form).forward(batch).logits, oracle(shape, form).forward(batch).logits, tolerance(form))
+OTHERS = [shape for shape in SHAPES if shape not in ("llama", "many heads", "window")]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_kind_of_decoder_computes_what_the_torch_executor_computes(shape: str) -> None:
-    text, model, reference = ids(60, 2), native(shape), oracle(shape)
-    for executor_ in (model, reference):
-        executor_.forward(chain(3, 0, text[:50], []))
-    batch = chain(3, 50, text[50:])
-    near(model.forward(batch).logits, reference.forward(batch).logits)
-    near(model.kv(3, 60), reference.kv(3, 60))
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    [(shape, form) for shape in ("llama", "many heads", "window") for form in FORMATS]
+    + [(shape, "float32") for shape in OTHERS],
+)
+def test_logits_and_cache_are_those_of_the_stored_weights_in_float64(shape: str, form: str) -> None:
+    """A prompt, and the rest of it in another pass."""
+    if "products" in form and not processor.has_bfloat16_dots():
+        pytest.skip("no bfloat16 products here")
+    text, model, reference = ids(70), native(shape, form), oracle(shape, form)
+    for batch in (chain(3, 0, text[:60]), chain(3, 60, text[60:])):
+        near(model.forward(batch).logits, reference.forward(batch).logits, tolerance(form))
+    near(model.kv(3, 70), reference.kv(3, 70), tolerance(form))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -163,9 +163,7 @@ def test_sizes_need_not_be_multiples_of_a_products_step(form: str, tied: bool) -
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(1 << 40, 1), (0, 2)])
-def test_only_large_models_are_packed_by_several_threads_of_torch(
-    limit: int, wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_large_models_are_packed_by_several_threads_of_torch(limit, wanted, monkeypatch):
     seen: list[int] = []
 
     def packed(*given: Any) -> Any:
@@ -294,24 +292,11 @@ def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers(kind, VOCAB - 5), native(form="float16")
     made = model.decode_steps(prefilled(model, texts), 4, draws)
-    assert made.probs is not None
-    assert draws.inv_temperature is not None
     want = torch.softmax(made.logits[..., : VOCAB - 5].double() * draws.inv_temperature[None, :, None], -1)
     assert torch.allclose(made.probs[..., : VOCAB - 5], want, rtol=1e-12, atol=0)
     assert not made.probs[..., VOCAB - 5 :].any()
     assert bool((made.probs.gather(-1, made.tokens[..., None]) > 0).all())
     assert model.decode_steps(together(texts), 4).probs is None
-
-
-@pytest.mark.parametrize("form", ["float16", "w8a8"])
-def test_a_chain_is_the_same_bit_for_bit_for_any_batch(form: str) -> None:
-    texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
-    draws, model = numbers("uniforms"), native(form=form)
-    batch = model.decode_steps(prefilled(model, texts), 4, draws)
-    for b, text in enumerate(texts):
-        one = model.decode_steps(chain(b, len(text) - 2, text[-2:], [1]), 4, alone(draws, b))
-        assert torch.equal(one.tokens[:, 0], batch.tokens[:, b])
-        assert torch.equal(one.logits[:, 0], batch.logits[:, b])
 
 
 def test_the_cache_holds_every_token_but_the_last() -> None:
@@ -326,7 +311,6 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
     model, text = native(), ids(20)
     made = model.decode_steps(chain(8, 0, text), 3, exit=1)
     assert made.hidden is not None
-    assert made.later is not None
     whole = text + made.tokens[:, 0].tolist()
     out = model.forward(chain(9, 0, whole), (1,), (0, 1))
     assert out.hidden is not None
@@ -334,41 +318,6 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
     assert torch.equal(out.taps[1], out.hidden)
     assert torch.equal(made.logits[:, 0], out.logits[19:22])
     assert torch.equal(model.kv(8, 23)[0], model.kv(9, 23)[0])
-
-
-def test_a_greedy_sequence_among_sampled_ones_has_its_first_maximum() -> None:
-    """A uniform close to 1 picks a token, too."""
-    batch = forest([(0, 0, [3], []), (1, 0, [4], [])])
-    heat, u = (
-        torch.tensor([ARGMAX_INV_TEMPERATURE, 0.01], dtype=torch.float64),
-        torch.tensor([[0.0, 1 - 2.0**-53]] * 3).double(),
-    )
-    made = native(form="float16").decode_steps(batch, 3, StepSampling(heat, u))
-    assert made.tokens[:, 0].tolist() == made.logits[:, 0].argmax(-1).tolist()
-    assert made.tokens[:, 1].tolist() == [VOCAB - 1] * 3
-
-
-def test_each_sequence_has_its_own_temperature() -> None:
-    noise = torch.zeros(1, 1, VOCAB)
-    noise[:, :, 7] = 100.0
-    draws = StepSampling(torch.tensor([0.0, 1e9]), noise=noise)
-    made = native().decode_steps(forest([(0, 0, [3], []), (1, 0, [4], [])]), 1, draws)
-    assert made.tokens.tolist() == [[7, int(made.logits[0, 1].argmax())]]
-    assert int(made.logits[0, 1].argmax()) != 7
-
-
-def test_minus_infinity_forbids_a_token_and_of_equal_scores_the_first_wins() -> None:
-    model = native()
-    best, noise = int(model.decode_steps(chain(0, 0, [3, 4]), 1).tokens), torch.zeros(1, 1, VOCAB)
-    noise[:, :, best] = -torch.inf
-    made = model.decode_steps(chain(0, 0, [3, 4]), 1, StepSampling(noise=noise))
-    assert int(made.tokens) == int((made.logits + noise).argmax()) != best
-    noise = torch.full((2, 1, VOCAB), -1e9)
-    noise[:, :, [5, 40, 41]] = 0.0
-    drawn = model.decode_steps(
-        chain(0, 0, [3, 4]), 2, StepSampling(torch.zeros(1), noise=noise)
-    ).tokens  # only noise counts
-    assert drawn.flatten().tolist() == [5, 5]
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -491,12 +440,6 @@ def test_a_cache_in_float16_needs_half_the_memory() -> None:
         model.forward(chain(0, 0, ids(100), []))
         sizes.append(model.memory()["kv"])
     assert sizes[0] == 2 * sizes[1] > 0
-
-
-def test_small_models_run_more_steps_per_call_than_large_ones() -> None:
-    found = [best_steps_per_call(size) for size in (1 << 10, 30_000_000, 200_000_000, 1 << 33)]
-    assert found == sorted(found, reverse=True)
-    assert (found[0], found[-1]) == (12, 1)
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)

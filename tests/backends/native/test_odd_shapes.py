@@ -1,8 +1,6 @@
 """Decoders whose sizes are no multiples of anything, in every format, against the torch executor in float64: prompts,
 trees and chains in one batch, and each row bitwise as alone."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Worker threads, Python threads, forks and signals."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Draft tokens on which the model overflows, in PyTorch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -36,22 +34,17 @@ def own(**shape: Any) -> Target:
     """Our own decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
     made = Decoder.from_module(random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double())
     assert isinstance(made.executor, TorchExecutor)
-    assert made.executor._embed is not None
     made.executor._embed = made.executor._embed.clone()
     made.executor._embed[SPOILT] = math.inf
     return made
 
 
 TARGETS = {
-    "own": lambda: own(),
-    "own, many rows": lambda: own(num_key_value_heads=1),
-    "packed": lambda: spoilt_after("stablelm"),
-    "packed, capped scores": lambda: spoilt_after("gemma2"),
-    "packed, sinks": lambda: spoilt_after("gpt-oss"),
-    "packed, gathered": lambda: spoilt_after("deepseek-v3"),
-    "packed, dense": lambda: spoilt_after("gpt-j"),
-    "packed, dense, falcon": lambda: spoilt_after("falcon"),
-}
+    "own": lambda: own(), "own, many rows": lambda: own(num_key_value_heads=1),
+    "packed": lambda: spoilt_after("stablelm"), "packed, capped scores": lambda: spoilt_after("gemma2"),
+    "packed, sinks": lambda: spoilt_after("gpt-oss"), "packed, gathered": lambda: spoilt_after("deepseek-v3"),
+    "packed, dense": lambda: spoilt_after("gpt-j"), "packed, dense, falcon": lambda: spoilt_after("falcon"),
+}  # fmt: skip
 
 
 CHAINS = {"one each": lambda: spoilt_after("bloom"), "states": lambda: spoilt_after("lfm2")}

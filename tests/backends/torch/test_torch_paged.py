@@ -1,7 +1,5 @@
 """The KV cache of the torch backend: where it is read without a copy, and calls of several Python threads."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,9 +52,7 @@ def test_several_python_threads_run_one_executor_as_each_would_alone() -> None:
 
 
 @pytest.mark.parametrize("allocations", range(3))
-def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(
-    monkeypatch: pytest.MonkeyPatch, allocations: int
-) -> None:
+def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(monkeypatch, allocations):
     """Some layers then have a new tensor, others the old one."""
     model, text = executor(), ids(60)
     want = model.forward(chain(0, 0, text)).logits.clone()

@@ -1,7 +1,5 @@
 """Nothing that a prompt, a draft or a cache can hold makes the torch backend read what is not the model's."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The embedded target as a GGUF file, next to our own decoder of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny random models of many architectures of transformers, for the targets that run any model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,34 +8,17 @@ import torch
 VOCAB = 64
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.25,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.25, "pad_token_id": None,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 _MHA = _COMMON | {"num_key_value_heads": 4}
 _EXPERTS = _COMMON | {"num_experts_per_tok": 2}
 _MLA = _MHA | {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "kv_lora_rank": 8,
-    "q_lora_rank": 12,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 16,
-    "n_group": 2,
-    "topk_group": 1,
-}
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
+    "v_head_dim": 16, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 _GPT = {"vocab_size": VOCAB, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1}
 _GPT |= {"eos_token_id": 2, "initializer_range": 0.25}
 _ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
@@ -60,14 +41,8 @@ PACKED: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: _config("Gemma3Text", **_COMMON, head_dim=8, query_pre_attn_scalar=8, **_ALTERNATING),
     "gemma4": lambda: _config("Gemma4Text", **_GEMMA4),
     "gemma4-experts": lambda: _config(
-        "Gemma4Text",
-        **_GEMMA4,
-        attention_k_eq_v=True,
-        num_global_key_value_heads=1,
-        enable_moe_block=True,
-        num_experts=4,
-        top_k_experts=2,
-        moe_intermediate_size=16,
+        "Gemma4Text", **_GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True,
+        num_experts=4, top_k_experts=2, moe_intermediate_size=16,
     ),
     "phi": lambda: _config("Phi", **_MHA, partial_rotary_factor=0.5),
     "phi3": lambda: _config("Phi3", **_COMMON, sliding_window=7),
@@ -80,17 +55,8 @@ PACKED: dict[str, Callable[[], Any]] = {
     "deepseek-v2": lambda: _config("DeepseekV2", **_MLA),
     "deepseek-v3": lambda: _config("DeepseekV3", **_MLA),
     "opt": lambda: _config(
-        "OPT",
-        vocab_size=VOCAB,
-        hidden_size=32,
-        ffn_dim=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        word_embed_proj_dim=32,
-        init_std=0.25,
-        bos_token_id=1,
-        eos_token_id=2,
+        "OPT", vocab_size=VOCAB, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, word_embed_proj_dim=32, init_std=0.25, bos_token_id=1, eos_token_id=2,
         pad_token_id=None,
     ),
     "starcoder2": lambda: _config("Starcoder2", **_COMMON, sliding_window=9),
@@ -108,7 +74,7 @@ PACKED: dict[str, Callable[[], Any]] = {
     "falcon": lambda: _config("Falcon", **_MHA, alibi=False),
     "gpt-j": lambda: _config("GPTJ", **_GPT, rotary_dim=4),
     "codegen": lambda: _config("CodeGen", **_GPT, rotary_dim=4),
-}
+}  # fmt: skip
 """Rows of several sequences in one pass."""
 
 ONE_EACH: dict[str, Callable[[], Any]] = {
@@ -122,66 +88,34 @@ ONE_EACH: dict[str, Callable[[], Any]] = {
         num_kv_shared_layers=2,
     ),
     "gpt-neo": lambda: _config(
-        "GPTNeo",
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        max_position_embeddings=128,
-        attention_types=[[["global", "local"], 1]],
-        window_size=6,
-        initializer_range=0.25,
-        bos_token_id=1,
+        "GPTNeo", vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=128,
+        attention_types=[[["global", "local"], 1]], window_size=6, initializer_range=0.25, bos_token_id=1,
         eos_token_id=2,
     ),
-}
+}  # fmt: skip
 """A pass for each sequence: attention with biases, masks or caches of its own."""
 
 STATEFUL: dict[str, Callable[[], Any]] = {
     "qwen3-next": lambda: _config(
-        "Qwen3Next",
-        **_EXPERTS,
-        head_dim=8,
-        num_experts=4,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        layer_types=["linear_attention", "full_attention"],
-        **_LINEAR,
+        "Qwen3Next", **_EXPERTS, head_dim=8, num_experts=4, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, layer_types=["linear_attention", "full_attention"], **_LINEAR,
     ),
     "mamba": lambda: _config(
         "Mamba", vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.25
     ),
     "mamba2": lambda: _config(
-        "Mamba2",
-        vocab_size=VOCAB,
-        hidden_size=32,
-        state_size=8,
-        num_hidden_layers=2,
-        num_heads=8,
-        head_dim=8,
-        n_groups=2,
-        initializer_range=0.25,
+        "Mamba2", vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, num_heads=8, head_dim=8,
+        n_groups=2, initializer_range=0.25,
     ),
     "jamba": lambda: _config(
-        "Jamba",
-        **_EXPERTS,
-        num_experts=4,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        mamba_d_state=8,
+        "Jamba", **_EXPERTS, num_experts=4, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8,
         use_mamba_kernels=False,
     ),
     "lfm2": lambda: _config("Lfm2", **_COMMON, layer_types=["conv", "full_attention"]),
     "bamba": lambda: _config(
-        "Bamba",
-        **_COMMON,
-        attn_layer_indices=[1],
-        mamba_n_heads=8,
-        mamba_d_head=8,
-        mamba_n_groups=2,
-        mamba_d_state=8,
+        "Bamba", **_COMMON, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=8,
     ),
-}
+}  # fmt: skip
 """Recurrences and convolutions, whose states are copied."""
 
 ARCHITECTURES = PACKED | ONE_EACH | STATEFUL

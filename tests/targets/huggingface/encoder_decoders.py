@@ -1,7 +1,5 @@
 """Tiny random encoder-decoders of transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
@@ -18,16 +16,9 @@ TOKENS = 12
 _T5: dict[str, Any] = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
 _T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
 _BART: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 40,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def _config(kind: str, **shape: Any) -> Any:
@@ -39,9 +30,7 @@ def _config(kind: str, **shape: Any) -> Any:
 ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
     "t5": lambda: _config("T5", **_T5, decoder_start_token_id=0),
     "mt5": lambda: _config(
-        "MT5",
-        **_T5 | {"num_layers": 3, "num_decoder_layers": 2},
-        feed_forward_proj="gated-gelu",
+        "MT5", **_T5 | {"num_layers": 3, "num_decoder_layers": 2}, feed_forward_proj="gated-gelu",
         decoder_start_token_id=0,
     ),
     "bart": lambda: _config("Bart", **_BART | {"decoder_layers": 1}, scale_embedding=True),
@@ -49,7 +38,7 @@ ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
     "pegasus": lambda: _config("Pegasus", **_BART, decoder_start_token_id=0),
     "mbart": lambda: _config("MBart", **_BART, decoder_start_token_id=2),
     "m2m-100": lambda: _config("M2M100", **_BART),
-}
+}  # fmt: skip
 """Relative positions, learned ones and sinusoids; shared and scaled embeddings; decoders of another depth."""
 PACKED = tuple(ENCODER_DECODERS)
 ENCODER_DECODERS["mvp"] = lambda: _config("Mvp", **_BART)

@@ -1,7 +1,5 @@
 """Linear layers that round as those of quantisation libraries do, so that tests need no such library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

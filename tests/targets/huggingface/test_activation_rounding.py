@@ -1,7 +1,5 @@
 """Models that round their activations are taken, and faults of theirs are still found."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Sequence as Seq
@@ -46,9 +44,7 @@ def behind(module: Any, prompt: Seq[int], text: Seq[int]) -> float:
 
 @pytest.mark.parametrize("rounds", ["by row", "by tensor"])
 @pytest.mark.parametrize("name", ["stablelm", "bloom", "lfm2"])
-def test_a_model_that_rounds_its_activations_speculates_and_the_user_is_told_once(
-    name: str, rounds: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_rounds_its_activations_speculates_and_the_user_is_told_once(name, rounds, caplog):
     module = rounded(name, rounds)
     with caplog.at_level(logging.WARNING, "slipstream"):
         llm = LLM(module, "ngram", draft_tokens=4)
@@ -59,7 +55,6 @@ def test_a_model_that_rounds_its_activations_speculates_and_the_user_is_told_onc
     for prompt, one in zip(PROMPTS, done, strict=True):
         assert behind(module, prompt, one.token_ids) <= limit(module).largest
     runtime = llm.target.capabilities.runtime
-    assert runtime is not None
     assert (runtime.quantize, runtime.weights_only) == ("Int8Linear", False)
     assert rounding(llm.target, torch.float32) == QUANTISED
 

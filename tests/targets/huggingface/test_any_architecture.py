@@ -1,7 +1,5 @@
 """Every architecture against transformers' own model, in float64."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -72,7 +70,6 @@ def test_what_runs_it_is_what_the_tables_say(name: str) -> None:
     assert found.capabilities.trees == (name in PACKED)
     assert (found.capabilities.early_exit is not None) == (name in PACKED)
     runtime = found.capabilities.runtime
-    assert runtime is not None
     assert runtime.backend == "transformers"
 
 
@@ -134,7 +131,6 @@ def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill
 def test_taps_are_the_hidden_states_of_transformers(name: str) -> None:
     of = target(name)
     host = of.capabilities.head_host
-    assert host is not None
     taps = (0, 1, host.layers, -1)
     a, b = Sequence(PROMPTS[2]), Sequence(PROMPTS[0])
     with Wide(True):

@@ -3,8 +3,6 @@
 Tests have one device. accelerate's hooks and its offloading are tried for real; that nothing is put on the wrong device
 is tried with "meta", where tensors have a place but no values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +110,11 @@ def test_layers_that_are_offloaded_are_read_when_they_are_used(name: str, folder
         assert [c.token_ids for c in done] == [c.token_ids for c in wanted.generate(PROMPTS, SHORT)]
         assert sum(c.stats.proposed for c in done)
     lent, whole = llm.target.capabilities.head_host, wanted.target.capabilities.head_host
-    assert lent is not None
-    assert whole is not None
     assert torch.equal(lent.embedding(), whole.embedding())
     assert torch.equal(lent.lm_head(), whole.lm_head())
 
 
-def test_a_loaded_model_that_is_offloaded_is_run_by_transformers(
-    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loaded_model_that_is_offloaded_is_run_by_transformers(folders, caplog):
     """Also one of our own families, whose weights our own decoder would copy."""
     pytest.importorskip("accelerate")
     load = transformers.AutoModelForCausalLM.from_pretrained
@@ -158,18 +152,14 @@ def small() -> Any:
         ({"device": "cpu"}, "give one of them"),
     ],
 )
-def test_a_device_map_that_would_not_be_honoured_is_refused(
-    settings: dict[str, str], message: str, folders: dict[str, Path]
-) -> None:
+def test_a_device_map_that_would_not_be_honoured_is_refused(settings, message, folders):
     with pytest.raises(ParameterError, match=message):
         LLM(folders["llama"], device_map="auto", **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="it has an accelerator")
 @pytest.mark.parametrize("device_map", ["cuda:0", 0, {"model": "cpu", "lm_head": 1}, "auot", {"": "meta"}])
-def test_devices_that_are_not_there_are_refused_before_anything_is_loaded(
-    device_map: Any, folders: dict[str, Path]
-) -> None:
+def test_devices_that_are_not_there_are_refused_before_anything_is_loaded(device_map, folders):
     with pytest.raises(ParameterError, match=r"device_map is '(cuda:[01]|auot|meta)', "):
         LLM(folders["llama"], device_map=device_map)
 
@@ -194,12 +184,9 @@ def test_a_device_map_of_a_loaded_model_is_refused(small: Any) -> None:
         LLM(LLM(small).target, device_map="auto")
 
 
-def test_a_kv_cache_of_fixed_size_is_not_measured_against_one_device(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kv_cache_of_fixed_size_is_not_measured_against_one_device(folders, monkeypatch):
     """The memory of one device says nothing of a model that is spread over several."""
     pytest.importorskip("accelerate")
     monkeypatch.setattr("slipstream.targets.memory_plan.available_bytes", lambda device: 0)
     memory = LLM(folders["llama"], dtype="float64", device_map=MAPS["llama"], kv_tokens=320).target.capabilities.memory
-    assert memory is not None
     assert memory.capacity * memory.block == 320

@@ -1,7 +1,5 @@
 """Linear layers over few rows: what `F.linear` computes, in the passes of a target and nowhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
-from slipstream import LLM, SamplingParams
 from slipstream.backends.native import unpacked_product
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -58,9 +55,7 @@ def test_bfloat16_products_are_added_up_in_float32_and_rounded_once(out: int, wi
 
 @pytest.mark.parametrize("dtype", MOST_ROWS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_is_bitwise_the_same_alone_among_others_and_on_any_number_of_threads(
-    threads: int, dtype: torch.dtype
-) -> None:
+def test_a_row_is_bitwise_the_same_alone_among_others_and_on_any_number_of_threads(threads, dtype):
     most = MOST_ROWS[dtype]
     weight, bias, x = (torch.randn(shape).to(dtype) for shape in ((2060, 67), (2060,), (most, 67)))
     before = torch.get_num_threads()
@@ -162,14 +157,3 @@ def test_layers_that_somebody_has_changed_are_left_alone() -> None:
     moved.forward = lambda x: x  # type: ignore[method-assign]
     parts = nn.ModuleList([nn.Linear(64, 64), Adapted(64, 64), moved, nn.Linear(64, 64).half()])
     assert FewRows(parts, True).layers == [parts[0]]
-
-
-def test_texts_are_those_of_generate_with_and_without_drafts() -> None:
-    module = wide()
-    ids = torch.tensor([[5, 9, 33]])
-    wanted = module.generate(ids, do_sample=False, max_new_tokens=10, attention_mask=torch.ones_like(ids))[
-        0, 3:
-    ].tolist()
-    for draft in (None, "ngram"):
-        done = LLM(of_module(module), draft, draft_tokens=3).generate([[5, 9, 33]], SamplingParams(max_tokens=10))
-        assert done[0].token_ids == wanted

@@ -1,7 +1,5 @@
 """What a generation configuration forces and forbids: greedy texts are those of transformers, drafted or not."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, cast
 
@@ -26,8 +24,7 @@ def own() -> Any:
 
 
 RULES: dict[str, dict[str, Any]] = {
-    "forced beginning": {"forced_bos_token_id": 44},
-    "forced end": {"forced_eos_token_id": 2},
+    "forced beginning": {"forced_bos_token_id": 44}, "forced end": {"forced_eos_token_id": 2},
     "forced beginning and end": {"forced_bos_token_id": 44, "forced_eos_token_id": [2]},
     "suppressed": {"suppress_tokens": [1, 5, 12, 13, 30]},
     "suppressed at the beginning": {"begin_suppress_tokens": [1, 5, 12, 13, 30]},
@@ -35,11 +32,10 @@ RULES: dict[str, dict[str, Any]] = {
     "no repeated n-grams": {"no_repeat_ngram_size": 2},
     "no n-grams of the source": {"encoder_no_repeat_ngram_size": 1},
     "repetitions": {"repetition_penalty": 1.7, "encoder_repetition_penalty": 1.4},
-    "bad words": {"bad_words_ids": [[3], [17], [5, 6]]},
-    "an end": {"eos_token_id": "likely"},
+    "bad words": {"bad_words_ids": [[3], [17], [5, 6]]}, "an end": {"eos_token_id": "likely"},
     "a late end": {"eos_token_id": "likely", "min_length": 6},
     "a late end of the output": {"eos_token_id": "likely", "min_new_tokens": 7},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -72,7 +68,6 @@ def test_rules_hold_on_every_branch_of_a_tree(own: Any) -> None:
     own.generation_config.no_repeat_ngram_size, own.generation_config.repetition_penalty = 2, 1.3
     wanted, target = generated(own), of_module(own)
     encoder = target.capabilities.encoder
-    assert encoder is not None
     drafter = WrongSiblings([[*encoder.start, *text] for text in wanted], VOCAB)
     done = LLM(target, drafter, draft_tokens=4).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
     assert [c.token_ids for c in done] == wanted
@@ -139,7 +134,6 @@ def test_beams_are_refused_where_a_rule_would_change_how_they_compare(own: Any) 
 def test_log_probabilities_are_those_of_what_is_allowed(own: Any) -> None:
     own.generation_config.forced_bos_token_id = 44
     [done] = LLM(own).generate([SOURCES[0]], SamplingParams(max_tokens=2, logprobs=2))
-    assert done.logprobs is not None
     assert done.logprobs[0].id == 44
     assert done.logprobs[0].logprob == 0.0
     assert torch.isfinite(torch.tensor(done.logprobs[1].logprob))

@@ -1,7 +1,5 @@
 """Checkpoints that torchao or bitsandbytes quantised: transformers loads and runs them, our loop speculates."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -102,9 +100,7 @@ def test_every_quantisation_of_the_matrix_that_is_called_tested_is_tested_here()
 
 @pytest.mark.parametrize("quantisation", QUANTISATIONS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_quantised_model_and_its_checkpoint_speculate(
-    kind: str, quantisation: str, plain: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_quantised_model_and_its_checkpoint_speculate(kind, quantisation, plain, tmp_path):
     module = quantised(plain(kind), quantisation)
     module.save_pretrained(tmp_path)
     if quantisations(KINDS[kind])[quantisation] == support_matrix.FAILS:
@@ -114,7 +110,6 @@ def test_a_quantised_model_and_its_checkpoint_speculate(
     for model in (module, tmp_path):
         llm = LLM(model, "ngram", draft_tokens=4, dtype="float32")
         runtime = llm.target.capabilities.runtime
-        assert runtime is not None
         assert (runtime.backend, runtime.quantize) == ("transformers", quantisation.split()[0])
         done = llm.generate(PROMPTS, SHORT)
         assert sum(c.stats.proposed for c in done)
@@ -124,9 +119,7 @@ def test_a_quantised_model_and_its_checkpoint_speculate(
 
 
 @pytest.mark.parametrize("quantisation", QUANTISATIONS)
-def test_target_and_draft_model_are_quantised_independently(
-    quantisation: str, plain: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_target_and_draft_model_are_quantised_independently(quantisation, plain, tmp_path):
     """Greedy texts are the target's, whichever of the two is quantised, up to the rounding of its activations."""
     quantised(plain("packed"), quantisation).save_pretrained(tmp_path)
     for target, draft in ((plain("packed"), tmp_path), (tmp_path, plain("packed")), (tmp_path, tmp_path)):
@@ -142,9 +135,7 @@ def test_target_and_draft_model_are_quantised_independently(
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_a_checkpoint_whose_library_is_missing_is_refused(
-    method: str, plain: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_checkpoint_whose_library_is_missing_is_refused(method, plain, tmp_path):
     if transformers.utils.import_utils.is_gptqmodel_available():
         pytest.skip("gptqmodel is installed")
     config = transformers.AutoConfig.from_pretrained(plain("packed"))

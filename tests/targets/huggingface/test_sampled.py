@@ -2,8 +2,6 @@
 
 G-tests at a p-value of 1e-6 (`tests.significance.LEVEL`), on the first two tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A drafter of trees whose right branch is never the first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
