@@ -3,7 +3,6 @@
     alpha   acceptance rate: probability that a draft token is accepted, E[sum min(p, q)]
     gamma   draft length: draft tokens a step
     c       cost coefficient: time of one draft step over time of one target step
-    c_hat   arithmetic coefficient: operations of one draft step over operations of one target step
     tau     tokens a step, the bonus token included
 
 Functions of alpha assume that every draft token is accepted with the same probability, independently of the others.
@@ -63,11 +62,6 @@ def speedup(
     """Expected speed-up over plain decoding, tau / `step_cost`. Without `costs` and `host` it is L's
     tau / (gamma c + 1), where verifying gamma draft tokens costs what decoding one costs (L, theorem 3.8)."""
     return expected_tokens(alpha, gamma) / step_cost(gamma, c, costs, batch, host)
-
-
-def operations(alpha: float, gamma: int, c_hat: float) -> float:
-    """Factor by which the number of arithmetic operations grows: (gamma c_hat + gamma + 1) / tau (L, theorem 3.11)."""
-    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
 def best_gamma(
