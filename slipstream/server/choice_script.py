@@ -72,13 +72,13 @@ class ChoiceScript(Script):
 
     def whole(self) -> Object:
         choices = [self.choice(choice) | self._of_choice(choice) for choice in self.generation.choices]
-        return self._head | {"object": self.name, "choices": choices, "usage": self.generation.usage}
+        return self._head | {"object": self.name, "choices": choices, "usage": self.generation.usage} | self._metrics()
 
     def _chunk(self, choices: list[Object], last: bool = False) -> Event:
         body = self._head | {"object": self.chunk_name, "choices": choices}
         if self._usage:
             body["usage"] = self.generation.usage if last or self._continuous else None
-        return "", body
+        return "", body | (self._metrics() if last else {})
 
     def _of_choice(self, choice: Choice) -> Object:
         """The statistics of a choice that has ended, if they were asked for."""
@@ -91,3 +91,21 @@ class ChoiceScript(Script):
             "decode_seconds": choice.decode_seconds,
         }
         return {"statistics": choice.stats.as_dict() | more}
+
+    def _metrics(self) -> Object:
+        """What vLLM answers under --per-request-spec-decode-metrics summary, of a request that has one choice."""
+        first, *more = self.generation.choices
+        facts, stats = self.generation.service.facts, first.stats
+        if not self._statistics or more or stats is None or not facts.draft_tokens:
+            return {}
+        most, steps = max(facts.draft_tokens, *stats.histogram), stats.steps - stats.undrafted
+        found = {
+            "mean_acceptance_length": 1 + stats.accepted / max(1, steps),
+            "draft_acceptance_rate": stats.acceptance_rate or 0.0,
+            "acceptance_histogram": [stats.histogram[i] - (0 if i else stats.undrafted) for i in range(most + 1)],
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": stats.accepted,
+            "num_draft_tokens": stats.proposed,
+            "num_spec_tokens": most,
+        }
+        return {"metrics": {"speculative_decoding": found}}
