@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, number, parse_options
-from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT, usual
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
@@ -32,7 +32,7 @@ class LabModels(ModelOptions):
     drafter: list[str] | None = option(
         None,
         "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-        shown="suffix, and model if there is a draft",
+        shown="suffix, and model if there is a draft, or mtp if the target brings MTP layers",
     )  # type: ignore[assignment]
     drafters: str | None = option(None, "Several drafters, as in model,ngram.")
 
@@ -48,7 +48,7 @@ class LabModels(ModelOptions):
     def specs(self) -> list[str]:
         named = [*(self.drafter or ()), *(self.drafters.split(",") if self.drafters else ())]
         if not named:
-            named = [WITH_DRAFT, WITHOUT_DRAFT] if self.draft_model else [WITHOUT_DRAFT]
+            named = list(dict.fromkeys((usual(self.target, self.draft_model), WITHOUT_DRAFT)))
         chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
         if len(set(chosen)) < len(chosen):
             raise ParameterError(

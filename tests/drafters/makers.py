@@ -14,6 +14,7 @@ from tests.drafters.fakes import ExitToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
 from tests.heads.tiny_heads import eagle_drafter, medusa_drafter
+from tests.heads.tiny_mtp import random_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -44,6 +45,7 @@ MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "medusa": lambda target: medusa_drafter(V, nodes=8),
     "eagle": lambda target: eagle_drafter(V, 1),
     "eagle3": lambda target: eagle_drafter(V, 3),
+    "mtp": lambda target: random_drafter(V, V),
     "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
 }
 """Registered drafters that need more than a target."""
@@ -94,6 +96,8 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "eagle3, confident": lambda target: eagle_drafter(V, 3, confidence=0.2),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
     "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
+    "mtp, three layers": lambda target: random_drafter(V, V, 3),
+    "mtp, confident": lambda target: random_drafter(V, V, 2, confidence=0.2),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }
