@@ -1,5 +1,5 @@
-"""MTP: the multi-token prediction layers that a checkpoint brings (2412.19437, section 2.2) draft from the target's last
-hidden states, as EAGLE does.
+"""MTP: the multi-token prediction layers that a checkpoint brings (2412.19437, section 2.2) draft from the target's
+last hidden states, as EAGLE does.
 
 Layer 0 reads the target's state of token i after its final norm, and token i + 1, and predicts token i + 2; layer k
 reads the output of layer k - 1 and token i + 1 + k. Beyond the last layer, drafting begins again with the first one,

@@ -25,8 +25,8 @@ from slipstream.settings import RULES
 from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.kinds import GGUF
 from tests.checkpoints import random_llama
-from tests.heads.tiny_mtp import random_drafter
 from tests.heads.tiny_heads import config, head, tiny_heads
+from tests.heads.tiny_mtp import random_drafter
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 

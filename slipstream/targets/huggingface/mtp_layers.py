@@ -1,9 +1,9 @@
 """`MtpLayers`: the MTP layers of a checkpoint, built and loaded by transformers (`MtpModel`), as an `EagleRuntime`.
 
-They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a hidden
-state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; its slot is that of the row. So the
-last rows of all layers but the first read draft tokens, and are run again when the text goes on: they stay *open* until
-all layers have run them with tokens of the text.
+They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a
+hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; its slot is that of the row.
+So the last rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open*
+until all layers have run them with tokens of the text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class _Open:
         return len(self.features)
 
     def close(self, rows: int) -> None:
-        """The first rows are run by all layers."""
+        """All layers have run the first rows."""
+        if rows <= 0:
+            return
         self.first, self.position = self.first + rows, self.position + rows
         self.features, self.tokens = self.features[rows:].clone(), self.tokens[rows:]
 
@@ -66,7 +68,7 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
 
     name = "transformers"
 
-    def __init__(self, model: MtpModel, device: torch.device, context: int, kind: str = "blocks"):
+    def __init__(self, model: Any, device: torch.device, context: int, kind: str = "blocks"):
         self.model, self.device, self.kind = model, device, kind
         self.layers: int = model.num_mtp_layers
         self.place = next(model.layers.parameters()).device
@@ -147,6 +149,9 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
         for held, token in zip(each, batch.tokens.tolist(), strict=True):
             held.tokens = [*held.tokens[: held.rows + depth - 1], token]
         hidden = self._through(depth, batch.seq_ids, each)
+        if depth == self.layers - 1:
+            for held in each:
+                held.close(held.rows - depth)
         return hidden
 
     def _through(self, layer: int, seq_ids: Seq[int], each: Seq[_Open]) -> Tensor:
@@ -196,9 +201,9 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
 
 
 def load_mtp(module: Any, source: Path | None, device: torch.device, context: int) -> MtpLayers:
-    """The MTP layers of the checkpoint that a transformers model was loaded from. source: its folder; None: the one
-    that the model names. Raises ParameterError where there are none, ConfigError where the configuration promises more
-    than is stored, and UnsupportedModelError for layers that cannot be run."""
+    """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
+    gives what transformers' own pass gives. source: its folder; None: the one that the model names. Raises the family
+    of LoadError, and ParameterError for an unknown family."""
     config = module.config.get_text_config(decoder=True)
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -209,35 +214,33 @@ def load_mtp(module: Any, source: Path | None, device: torch.device, context: in
         )
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
-            "drafter 'mtp' was asked of a quantised checkpoint",
+            "drafter 'mtp' was asked of a quantised target",
             why="transformers loads MTP layers in floating point only",
             fix="use the checkpoint that it was quantised from, or another drafter",
         )
-    name = source or module.config.name_or_path
-    if not name:
-        raise ParameterError(
-            "drafter 'mtp' was asked of a model in memory that names no checkpoint",
-            why="its MTP layers are read from there",
-            fix="give the folder of the checkpoint as the target",
-        )
-    folder = resolve(name)
+    folder = resolve(source or module.config.name_or_path or "a model in memory")
     stored = family.stored(tensors(folder), config.num_hidden_layers)
-    declared = next((n for key in COUNTS if (n := getattr(config, key, None)) is not None), stored)
-    if not stored:
-        raise ParameterError(
-            f"drafter 'mtp' was asked of {folder}, which has no MTP layers",
-            why=f"its configuration promises {declared}, and no weights of them are stored" if declared else "",
+    declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
+    if stored < max(1, declared):
+        raise ConfigError(
+            f"drafter 'mtp' was asked of {folder}, which holds {stored} MTP layers and promises {declared}",
             fix="use another drafter, or a checkpoint that was saved with its MTP layers",
         )
-    if declared > stored:
-        raise ConfigError(
-            f"the configuration of {folder} promises {declared} MTP layers, its weights hold {stored}",
-            fix="download the missing files, or correct config.json",
-        )
-    return _tried(_loaded(module, folder, declared or stored), device, context)
+    model, why = _loaded(module, folder, declared), ""
+    for kind in KINDS:
+        layers = MtpLayers(model, device, context, kind)
+        fault = fault_of(_check, layers)
+        if fault is None:
+            return layers
+        why = why or fault
+    raise UnsupportedModelError(
+        f"the MTP layers of a {config.model_type!r} model cannot be run for several sequences",
+        why=why,
+        fix="use another drafter",
+    )
 
 
-def _loaded(module: Any, folder: Path, layers: int) -> MtpModel:
+def _loaded(module: Any, folder: Path, layers: int) -> Any:
     """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
     shared, and the target stays as it is."""
     text = module.config.get_text_config(decoder=True)
@@ -252,9 +255,8 @@ def _loaded(module: Any, folder: Path, layers: int) -> MtpModel:
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
     # Those of the class name the layers of released checkpoints.
     stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
-    if family.renamed:
-        renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
-        stand_in._weight_conversions = [*renamed, *(getattr(module, "_weight_conversions", None) or ())]
+    renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
+    stand_in._weight_conversions = [*renamed, *module._weight_conversions]
     place = next(module.get_decoder().layers[-1].parameters()).device
     try:
         model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
@@ -267,22 +269,6 @@ def _loaded(module: Any, folder: Path, layers: int) -> MtpModel:
     for name, parameter in model.layers.named_parameters():
         check_finite(f"{name} of the MTP layers in {folder}", parameter)
     return model
-
-
-def _tried(model: MtpModel, device: torch.device, context: int) -> MtpLayers:
-    """The layers in the first kind of packed pass that gives what transformers' own pass gives."""
-    faults: list[str] = []
-    for kind in KINDS:
-        layers = MtpLayers(model, device, context, kind)
-        why = fault_of(_check, layers)
-        if why is None:
-            return layers
-        faults.append(why)
-    raise UnsupportedModelError(
-        f"the MTP layers of a {model.config.model_type!r} model cannot be run for several sequences: {faults[0]}",
-        why="their attention must be one that transformers lets others replace",
-        fix="use another drafter",
-    )
 
 
 @torch.inference_mode()
