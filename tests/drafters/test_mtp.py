@@ -19,6 +19,8 @@ from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from slipstream import LLM, SamplingParams
+from slipstream.cli.contenders import LabModels
+from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
@@ -334,6 +336,13 @@ class TestTheDefault:
     @pytest.mark.parametrize(("family", "mtp"), BRINGS)
     def test_a_checkpoint_is_known_to_bring_mtp_layers_without_reading_weights(self, family: str, mtp: int) -> None:
         assert has_mtp_layers(str(checkpoint(family, mtp)))
+
+    def test_the_command_line_drafts_with_them_unless_another_drafter_or_a_draft_is_named(self) -> None:
+        folder = str(checkpoint("mellum", 1))
+        assert ModelOptions(target=folder).names == ("mtp",)
+        assert ModelOptions(target=folder, drafter="ngram").names == ("ngram",)
+        assert ModelOptions(target=folder, draft="other").names == ("model",)
+        assert LabModels(target=folder).specs() == ["mtp", "suffix"]
 
     def test_of_sharded_weights_the_index_is_enough(self, tmp_path: Path) -> None:
         folder = write("glm4_moe", tmp_path)
