@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from slipstream.errors import LoadError
 from slipstream.models.checkpoint import INDEX, read_json, resolve
 from slipstream.models.gguf_header import is_gguf
 from slipstream.zoo import EMBEDDED, checkpoint_of
+
+TRANSFORMERS = "5.23"
+"""The first version whose MTP layers are known to work here."""
 
 COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """What config.json may call the number of MTP layers."""
@@ -75,11 +79,17 @@ FAMILIES: dict[str, MtpFamily] = {
 """`model_type` of a target's (text) configuration -> its MTP layers."""
 
 
+def are_built() -> bool:
+    """Whether the installed transformers builds MTP layers."""
+    found, first = version("transformers").split("."), TRANSFORMERS.split(".")
+    return [int(n) for n in found[:2]] >= [int(n) for n in first]
+
+
 def has_mtp_layers(target: str) -> bool:
     """Whether a checkpoint brings MTP layers that can be run. Of one on the hub, the small files are downloaded. False
     where its files cannot be read: loading it says why."""
     source = checkpoint_of(target, "target")
-    if target == EMBEDDED or is_gguf(source):
+    if target == EMBEDDED or is_gguf(source) or not are_built():
         return False
     try:
         folder = resolve(source, weights=False)

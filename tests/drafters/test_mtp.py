@@ -30,6 +30,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.mtp import MtpDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError, UnsupportedModelError
+from slipstream.heads import mtp_names
 from slipstream.heads.eagle_rows import CHUNK
 from slipstream.heads.mtp_names import FAMILIES, has_mtp_layers
 from slipstream.models.checkpoint import INDEX
@@ -194,6 +195,17 @@ class TestDraftTokens:
         for n, own in found.items():
             assert own == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(own)), f"after {n} tokens"
 
+    def test_rows_that_all_layers_have_run_are_not_run_again(self) -> None:
+        of = target("glm4_moe", 3)
+        drafter = make_drafter("mtp", of)
+        assert isinstance(drafter, MtpDrafter)
+        seq = Sequence(list(PROMPTS[2]), SamplingParams(max_tokens=20))
+        while not seq.finish:
+            step([seq], of, drafter, RULES["rejection"], 3)
+            if 8 < len(seq.output) < 14:  # later, drafts are shorter than there are layers
+                assert drafter.layers._open[seq.id].rows == 2, "rows that read draft tokens"
+        of.release(seq.id)
+
     @pytest.mark.parametrize("mtp", [1, 3])
     def test_a_prompt_longer_than_a_chunk_gives_the_same(self, mtp: int, tmp_path: Path) -> None:
         folder = write("glm4_moe", tmp_path, mtp)
@@ -322,6 +334,14 @@ class TestRefusals:
         monkeypatch.setattr(host.module, "hf_quantizer", object(), raising=False)
         with pytest.raises(UnsupportedModelError, match="quantised"):
             make_drafter("mtp", target("mellum", 1))
+
+    def test_an_older_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        of = target("mellum", 1)
+        monkeypatch.setattr(mtp_names, "version", lambda _: "5.17.0")
+        with pytest.raises(ParameterError, match=r"before 5\.23") as refused:
+            make_drafter("mtp", of)
+        assert "transformers>=5.23" in refused.value.fix
+        assert not has_mtp_layers(str(checkpoint("mellum", 1)))
 
     def test_options_out_of_range_and_trees_of_several_layers(self) -> None:
         with pytest.raises(ParameterError, match="confidence"):

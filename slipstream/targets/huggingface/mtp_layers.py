@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import MtpCache
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 
@@ -256,7 +257,8 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
     # Those of the class name the layers of released checkpoints.
     stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
     renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
-    stand_in._weight_conversions = [*renamed, *module._weight_conversions]
+    known = getattr(module, "_weight_conversions", None)  # of models that were loaded
+    stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
     place = next(module.get_decoder().layers[-1].parameters()).device
     try:
         model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
