@@ -97,14 +97,16 @@ def vllm(choice: Choice) -> Settings:
         }
         return _arguments({"speculative_config": made, "additional_config": {"slipstream": own}},
                           "needs slipstream in vLLM's environment, and the V1 runner")  # fmt: skip
-    method = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash"}.get(choice.drafter)
+    methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
+    method = methods.get(choice.drafter)
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
     foreign = _own_tokenizer(choice)
     if foreign == STRING:
         return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
-    made = {"method": method, "model": _draft(choice), "num_speculative_tokens": choice.draft_tokens}
+    model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
+    made = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
     note = ""
     if foreign == INTERSECTION:
         made["use_heterogeneous_vocab"] = True
@@ -125,7 +127,9 @@ def sglang(choice: Choice) -> Settings:
     k = choice.draft_tokens
     if choice.drafter == "none":
         return _off("leave --speculative-algorithm out")
-    algorithm = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}.get(choice.drafter)
+    algorithm = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}.get(
+        choice.drafter
+    )
     if algorithm is None:
         return _none(choice, "SGLang 0.5.23")
     if _own_tokenizer(choice):
@@ -136,8 +140,8 @@ def sglang(choice: Choice) -> Settings:
         values["speculative-num-draft-tokens"] = k
         note = "its trie also drafts trees and learns from all requests: speeds will differ"
     else:
+        values |= {} if algorithm == "NEXTN" else {"speculative-draft-model-path": _draft(choice)}
         values |= {
-            "speculative-draft-model-path": _draft(choice),
             "speculative-num-steps": k,
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": k + 1,
@@ -156,6 +160,9 @@ def llama_server(choice: Choice) -> Settings:
         if name in ("model", "eagle3"):
             kinds.append("draft-simple" if name == "model" else "draft-eagle3")
             values |= {"spec-draft-model": _gguf(_draft(choice)), "spec-draft-n-max": choice.draft_tokens}
+        elif name == "mtp":
+            kinds.append("draft-mtp")
+            values |= {"spec-draft-n-max": choice.draft_tokens}
         elif name == "ngram":
             kinds.append("ngram-simple")
             values |= {
@@ -189,6 +196,8 @@ def transformers(choice: Choice) -> Settings:
     elif choice.drafter == "ngram":
         values = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": choice.options.get("max_ngram", 5)}
         note = ""
+    elif choice.drafter == "mtp":
+        values, note = {"use_mtp": True}, "it drafts one token for each MTP layer"
     elif choice.drafter == "layerskip" and isinstance(choice.options.get("exit"), int):
         values = {"assistant_early_exit": choice.options["exit"], "num_assistant_tokens": k}
         note = ""

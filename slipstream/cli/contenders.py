@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, number, parse_options
-from slipstream.drafters.draft_plan import WITH_DRAFT, WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT, usual
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
@@ -31,7 +31,7 @@ class LabModels(ModelOptions):
     drafter: list[str] | None = option(
         None,
         "Drafter to measure, options after a colon: eagle3:draft_tokens=5; repeatable.",
-        shown="suffix, and model if there is a draft",
+        shown="suffix, and model if there is a draft, or mtp if the target brings MTP layers",
     )  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class LabModels(ModelOptions):
         return [contender(self, spec, self.drafter_option or (), adaptive, **changes) for spec in self.specs()]
 
     def specs(self) -> list[str]:
-        named = self.drafter or ([WITH_DRAFT, WITHOUT_DRAFT] if self.draft_model else [WITHOUT_DRAFT])
+        named = self.drafter or list(dict.fromkeys((usual(self.target, self.draft_model), WITHOUT_DRAFT)))
         chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
         if len(set(chosen)) < len(chosen):
             raise ParameterError(

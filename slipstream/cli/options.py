@@ -16,11 +16,13 @@ from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
 from slipstream.drafters.draft_plan import (
     WITH_DRAFT,
+    WITH_MTP,
     WITHOUT_DRAFT,
     asked,
     draft_of,
     method_of,
     names_of,
+    usual,
 )
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
@@ -92,7 +94,8 @@ class ModelOptions(LoadSettings):
     drafter: str | None = option(
         None,
         f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft, else {WITHOUT_DRAFT}",
+        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft, {WITH_MTP} if the target brings MTP "
+        f"layers, else {WITHOUT_DRAFT}",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(
@@ -139,7 +142,7 @@ class ModelOptions(LoadSettings):
     def names(self) -> tuple[str, ...]:
         """Names of the drafters in use."""
         if self.drafter is None:
-            return (WITH_DRAFT if self.draft_model else WITHOUT_DRAFT,)
+            return (usual(self.target, self.draft_model),)
         return names_of(self.drafter)
 
     @property
@@ -155,7 +158,8 @@ class ModelOptions(LoadSettings):
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
         """The drafter in use and its options, as `LLM.use` takes them."""
-        return asked(self.names if self.drafter else (), self.draft_model)
+        named = self.names if self.drafter or self.draft_model is None else ()
+        return asked(named, self.draft_model)
 
     @property
     def draft_is_read(self) -> bool:

@@ -206,6 +206,7 @@ class HeadHost:
     dtype            of these weights.
     packed_embedding  the embedding in the format of the backend that runs the target, for heads of the same backend;
                      None where it keeps none.
+    module           the model of transformers that runs, whose checkpoint may bring MTP layers; None for another.
     """
 
     hidden_size: int
@@ -219,6 +220,7 @@ class HeadHost:
     tied: bool
     runtime: Runtime
     packed_embedding: Any = None
+    module: Any = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
+WITH_MTP = "mtp"
+"""In place of the latter where the target's checkpoint brings MTP layers."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
 
@@ -46,6 +49,17 @@ def names_of(text: str) -> tuple[str, ...]:
 def draft_of(draft: str | None, target: str) -> str | None:
     """The draft model or head that was named, or the draft model that ships if the target is the embedded one."""
     return draft or (EMBEDDED if target == EMBEDDED else None)
+
+
+@lru_cache
+def usual(target: str, draft_model: str | None) -> str:
+    """The drafter in use on the command line where none is named. Of a target on the hub, the small files are
+    downloaded."""
+    if draft_model is not None:
+        return WITH_DRAFT
+    from slipstream.heads.mtp_names import has_mtp_layers
+
+    return WITH_MTP if has_mtp_layers(target) else WITHOUT_DRAFT
 
 
 def method_of(names: Seq[str]) -> str:

@@ -34,6 +34,8 @@ class Needs(Enum):
     DRAFT_HEAD = "a trained head"
     """A folder, hub id or head: `make(target, head=...)`; without one, the head that ships for the target."""
     EARLY_EXIT = "a target with early exits"
+    MTP_LAYERS = "a target with MTP layers"
+    """They are read from the target's checkpoint."""
     MEMBERS = "its members"
     """Other drafters: `make(target, members=...)`, or `model=...` for the usual ones with this draft model."""
 
@@ -96,6 +98,7 @@ DRAFTERS: dict[str, DrafterSpec] = {
         DrafterSpec("eagle", Needs.DRAFT_HEAD, 5),
         DrafterSpec("eagle3", Needs.DRAFT_HEAD, 5, trained_by="eagle3", module="eagle", maker="make_eagle3"),
         DrafterSpec("dflash", Needs.DRAFT_HEAD, 7, trained_by="dflash"),
+        DrafterSpec("mtp", Needs.MTP_LAYERS, 3),
         DrafterSpec("hybrid", Needs.MEMBERS, 10),
     )
 }

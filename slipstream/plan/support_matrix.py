@@ -52,8 +52,10 @@ def cell(kind: Kind, spec: DrafterSpec) -> Cell:
     """Whether a target of this kind takes drafts of this drafter."""
     if spec.needs is Needs.EARLY_EXIT and not kind.early_exit:
         return Cell(False, "its layers cannot be run apart")
-    if spec.needs is Needs.DRAFT_HEAD and not kind.heads:
+    if spec.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
         return Cell(False, "it offers no hidden states")
+    if spec.needs is Needs.MTP_LAYERS and kind is OWN:
+        return Cell(False, "none of its architectures brings MTP layers")
     if spec.length and not kind.trees:
         return Cell(True, "of a tree, the first branch is verified")
     return Cell(True)

@@ -56,6 +56,17 @@ def test_a_lookup_everywhere():
     assert transformers(choice).text == "generate(prompt_lookup_num_tokens=8, max_matching_ngram_size=3)"
 
 
+def test_mtp_layers_need_no_draft_anywhere():
+    choice = Choice("mtp", 3, "org/target")
+    assert vllm(choice).values == {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
+    assert sglang(choice).values == {
+        "speculative-algorithm": "NEXTN", "speculative-num-steps": 3, "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": 4,
+    }  # fmt: skip
+    assert llama_server(choice).text == "--spec-type draft-mtp --spec-draft-n-max 3"
+    assert transformers(choice).text == "generate(use_mtp=True)"
+
+
 def test_what_a_shell_reads_is_the_json():
     text = vllm(Choice("eagle3", 5, "t", "it's/head")).text
     flag, value = shlex.split(text)

@@ -14,6 +14,7 @@ from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy
 from tests.drafters.foreign_models import intersection, string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
 from tests.heads.tiny_heads import PARALLEL, dflash_drafter, eagle_drafter, medusa_drafter
+from tests.heads.tiny_mtp import random_drafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
@@ -45,6 +46,7 @@ MAKERS: dict[str, Callable[[Target], Drafter]] = {
     "eagle": lambda target: eagle_drafter(V, 1),
     "eagle3": lambda target: eagle_drafter(V, 3),
     "dflash": lambda target: dflash_drafter(V),
+    "mtp": lambda target: random_drafter(V, V),
     "hybrid": lambda target: make_drafter("hybrid", target, model=other()),
 }
 """Registered drafters that need more than a target."""
@@ -99,6 +101,8 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "eagle tree, top-k": lambda target: eagle_drafter(V, 1, shape="tree", width=2, nodes=5, sampled=False),
     "dspark": lambda target: dflash_drafter(V, changes={"from_anchor": True, "markov_rank": 3}),
     "dflash, causal, confident": lambda target: dflash_drafter(V, changes={"causal": True}, confidence=0.2),
+    "mtp, three layers": lambda target: random_drafter(V, V, 3),
+    "mtp, confident": lambda target: random_drafter(V, V, 2, confidence=0.2),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
 }

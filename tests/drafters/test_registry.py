@@ -88,7 +88,7 @@ def test_the_drafters_that_users_know_by_name() -> None:
     """Names in the README; removing one breaks existing command lines and configurations."""
     assert list(DRAFTERS) == [
         "none", "model", "layerskip", "ngram", "suffix", "lookahead",
-        "medusa", "eagle", "eagle3", "dflash", "hybrid",
+        "medusa", "eagle", "eagle3", "dflash", "mtp", "hybrid",
     ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_default_lengths_are_those_of_the_command_line() -> None:
     """Changing a default changes the seeded texts of everybody who uses it."""
     assert {spec.name: spec.length for spec in SPECS} == {
         "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "lookahead": 8,
-        "medusa": 4, "eagle": 5, "eagle3": 5, "dflash": 7, "hybrid": 10,
+        "medusa": 4, "eagle": 5, "eagle3": 5, "dflash": 7, "mtp": 3, "hybrid": 10,
     }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.kinds import GGUF
 from tests.checkpoints import random_llama
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
+from tests.heads.tiny_mtp import random_drafter
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
@@ -83,6 +84,9 @@ def drafter(name: str, of: Target, kind: str) -> Any:
             return DFlashDrafter(TorchDFlash(own), VOCAB)
         made = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
         return EagleDrafter(TorchEagle(head(made, 3)), VOCAB, EagleDraftConfig())
+    if spec.needs is Needs.MTP_LAYERS and kind != "own":
+        needed(of.capabilities.head_host, of, "hidden states", name)
+        return random_drafter(VOCAB, 32)
     if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):
         return make_drafter(name, of, model=target("packed" if of.capabilities.encoder is None else kind))
     return make_drafter(name, of, **({"exit": 1} if name == "layerskip" else {}))

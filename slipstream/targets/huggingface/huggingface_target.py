@@ -131,4 +131,5 @@ def _lends(parts: ModuleParts, shape: ModuleShape, runtime: Runtime) -> HeadHost
         lm_head=parts.head_weight,
         tied=embedding.weight is head.weight,
         runtime=runtime,
+        module=parts.module,
     )

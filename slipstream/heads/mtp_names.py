@@ -1,0 +1,113 @@
+"""Multi-token prediction (MTP) layers in a checkpoint: which families bring them, and under which names.
+
+Each is a decoder layer behind a projection of the target's last hidden state and the next token's embedding
+(DeepSeek-V3, 2412.19437, section 2.2). transformers builds and loads them where a family's configuration says how many
+there are; for the others, what it has to be told is written here. Sources: `MtpModel` of transformers 5.23; for
+Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import LoadError
+from slipstream.models.checkpoint import INDEX, read_json, resolve
+from slipstream.models.gguf_header import is_gguf
+from slipstream.zoo import EMBEDDED, checkpoint_of
+
+TRANSFORMERS = "5.23"
+"""The first version whose MTP layers are known to work here."""
+
+COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""What config.json may call the number of MTP layers."""
+
+
+@dataclass(frozen=True)
+class MtpFamily:
+    """index     matches one tensor of each MTP layer; its group is the layer's number.
+    numbered  whether they are numbered on after the target's layers, else from 0.
+    types     lists in the configuration with one entry for each MTP layer, and what that is; of those that transformers
+              does not fill itself.
+    config    other values that an MTP layer is built with.
+    renamed   names in the checkpoint, after transformers' own renaming -> names in `MtpModel`; regular expressions.
+    """
+
+    index: str
+    numbered: bool = False
+    types: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def stored(self, names: Iterable[str], layers: int) -> int:
+        """How many MTP layers there are among the tensors of a target with this many layers."""
+        found = {int(match[1]) for name in names if (match := re.search(self.index, name))}
+        return sum(n >= layers for n in found) if self.numbered else len(found)
+
+
+_NUMBERED = MtpFamily(r"^model\.layers\.(\d+)\.eh_proj\.weight$", numbered=True)
+_BESIDE = r"^mtp\.layers\.(\d+)\.input_layernorm\.weight$"
+
+FAMILIES: dict[str, MtpFamily] = {
+    "deepseek_v3": _NUMBERED,
+    "glm4_moe": _NUMBERED,
+    "mellum": MtpFamily(_BESIDE),
+    "qwen3_next": MtpFamily(_BESIDE, types={"mtp_layer_types": "full_attention"}),
+    "ernie4_5_moe": MtpFamily(
+        r"^model\.mtp_linear_proj\.(\d+)\.weight$",
+        config={"chain_hidden_post_norm": False, "moe_layer_interval": 2},  # no norm after it; layer 0 is dense
+        renamed={
+            r"^mtp_block\.(\d+)\.": r"layers.\1.mtp_block.",
+            r"^mtp_emb_norm\.(\d+)\.": r"layers.\1.enorm.",
+            r"^mtp_hidden_norm\.(\d+)\.": r"layers.\1.hnorm.",
+            r"^mtp_linear_proj\.(\d+)\.": r"layers.\1.eh_proj.",
+        },
+    ),
+    "mimo_v2_flash": MtpFamily(
+        r"^model\.mtp\.layers\.(\d+)\.eh_proj\.weight$",
+        types={"mtp_layer_types": "sliding_attention", "mtp_mlp_layer_types": "dense"},
+        renamed={
+            r"\.mtp_block\.pre_mlp_layernorm\.": ".mtp_block.post_attention_layernorm.",
+            r"\.mtp_block\.final_layernorm\.": ".post_norm.",
+        },
+    ),
+}
+"""`model_type` of a target's (text) configuration -> its MTP layers."""
+
+
+def are_built() -> bool:
+    """Whether the installed transformers builds MTP layers."""
+    found, first = version("transformers").split("."), TRANSFORMERS.split(".")
+    return [int(n) for n in found[:2]] >= [int(n) for n in first]
+
+
+def has_mtp_layers(target: str) -> bool:
+    """Whether a checkpoint brings MTP layers that can be run. Of one on the hub, the small files are downloaded. False
+    where its files cannot be read: loading it says why."""
+    source = checkpoint_of(target, "target")
+    if target == EMBEDDED or is_gguf(source) or not are_built():
+        return False
+    try:
+        folder = resolve(source, weights=False)
+        config = read_json(folder / "config.json")
+        own = config.get("text_config") or config
+        family = FAMILIES.get(own.get("model_type", ""))
+        if family is None or config.get("quantization_config"):
+            return False
+        return family.stored(tensors(folder), int(own["num_hidden_layers"])) > 0
+    except (LoadError, KeyError, TypeError, ValueError):
+        return False
+
+
+def tensors(folder: Path) -> Iterable[str]:
+    """Names of the tensors of a checkpoint, of which shards may be missing. Raises LoadError."""
+    if (folder / INDEX).exists():
+        listed: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
+        return listed
+    from slipstream.heads.recognition import tensor_names
+
+    return tensor_names(folder)

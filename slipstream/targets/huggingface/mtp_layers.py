@@ -1,0 +1,292 @@
+"""`MtpLayers`: the MTP layers of a checkpoint, built and loaded by transformers (`MtpModel`), as an `EagleRuntime`.
+
+They run in packed passes over our own KV blocks (see `packed_pass`), one layer at a time. Row i of layer k reads a
+hidden state of token i (of the target, or the output of layer k - 1), and token i + 1 + k; its slot is that of the row.
+So the last rows of all layers but the first read draft tokens, and run again when the text goes on: rows stay *open*
+until all layers have run them with tokens of the text.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import MtpCache
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+from transformers.modeling_layers import MtpModel
+
+from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
+from slipstream.errors import ConfigError, ParameterError, UnsupportedModelError
+from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors
+from slipstream.host.torch_threads import all_threads
+from slipstream.models.checkpoint import resolve
+from slipstream.models.executor import Batch, check_ids, check_steps
+from slipstream.models.weights import check_finite
+from slipstream.targets.huggingface.few_rows import FewRows
+from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
+from slipstream.targets.huggingface.packed_pass import KINDS, NAME, PackedError, PackedPass, PackedRow, running
+from slipstream.targets.huggingface.trials import fault_of, limit_of, same
+
+MOST_OPEN = 64
+"""Most rows of a sequence that layers are run for in each draft; only drafts with fewer tokens than layers reach it."""
+
+
+@dataclass
+class _Open:
+    """The open rows of a sequence: slot and position of the first, what layer 0 reads at each [n, d], what the last
+    layer returned, and the tokens of the rows, with the draft tokens after them."""
+
+    first: int
+    position: int
+    features: Tensor
+    outputs: Tensor
+    tokens: list[int]
+
+    @property
+    def rows(self) -> int:
+        return len(self.features)
+
+    def close(self, rows: int) -> None:
+        """All layers have run the first rows."""
+        if rows <= 0:
+            return
+        self.first, self.position = self.first + rows, self.position + rows
+        self.features, self.tokens = self.features[rows:].clone(), self.tokens[rows:]
+
+
+class MtpLayers(TorchPaged[ModuleBlocks]):
+    """model: the layers, with the target's embedding and output head; device: of the embedding. context: most tokens
+    of a sequence. kind: how attention takes part, one of `packed_pass.KINDS`. place: device of the layers."""
+
+    name = "transformers"
+
+    def __init__(self, model: Any, device: torch.device, context: int, kind: str = "blocks"):
+        self.model, self.device, self.kind = model, device, kind
+        self.layers: int = model.num_mtp_layers
+        self.place = next(model.layers.parameters()).device
+        self.config: Any = SimpleNamespace(version=1, taps=(-1,), decoder=SimpleNamespace(context=context))
+        self.ids = torch.arange(model.shared_head.out_features, device=device)
+        self._few_rows, self._cache = FewRows(model), PackedCache(self.layers)
+        self._open: dict[int, _Open] = {}
+        super().__init__(ModuleBlocks(self.layers), spread=SPREAD, ahead=self.layers)
+
+    @all_threads()
+    @torch.inference_mode()
+    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+        """See `EagleRuntime`. Of several layers, the one of the depth runs: own rows must be chains."""
+        with self._calls, self._few_rows.fast():
+            batch = replace(batch, positions=[p + 1 for p in batch.positions])
+            if self.layers == 1:
+                hidden = self.run(0, batch, features)[list(batch.select)]
+            elif own:
+                hidden = self._drafted(batch, features)
+            else:
+                hidden = self._read(batch, features)
+            logits = self.model._project_to_logits(hidden).to(self.device)
+            return hidden, logits if logits.dtype == torch.float64 else logits.float()
+
+    @torch.inference_mode()
+    def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
+        check_steps(steps)
+        ends, each = batch.splits[1:], range(len(batch.seq_ids))
+        held = [past + end - start for past, start, end in zip(batch.past, batch.splits, ends, strict=False)]
+        hidden, logits = self.extend(replace(batch, select=[end - 1 for end in ends]), features)
+        tokens, scores = [sampling.pick(logits, 0)], [logits]
+        for j in range(1, steps):
+            positions, past = [batch.positions[end - 1] + j for end in ends], [n + j - 1 for n in held]
+            one = Batch(batch.seq_ids, tokens[-1], positions, [*each, len(held)], past, [None] * len(held), each)
+            hidden, logits = self.extend(one, hidden, own=True)
+            scores.append(logits)
+            tokens.append(sampling.pick(logits, j))
+        return DecodedSteps(torch.stack(tokens), torch.stack(scores))
+
+    def settle(self, seq_ids: Iterable[int]) -> None:
+        """Run all layers for the open rows that need no draft tokens."""
+        for seq_id in seq_ids:
+            held = self._open.get(seq_id)
+            if held is not None and (closed := held.rows - self.layers + 1) > 0:
+                part = replace(held, features=held.features[:closed], outputs=held.features[:closed])
+                for layer in range(self.layers):
+                    self._through(layer, [seq_id], [part])
+                held.close(closed)
+
+    def release(self, seq_id: int) -> None:
+        self._open.pop(seq_id, None)
+        super().release(seq_id)
+
+    # --- several layers --------------------------------------------------------------------------------------------
+
+    def _read(self, batch: Batch, features: Tensor) -> Tensor:
+        """Outputs [B, d] of layer 0 for the last of the open rows, which these true rows join."""
+        for b, seq_id in enumerate(batch.seq_ids):
+            rows, past = slice(batch.splits[b], batch.splits[b + 1]), batch.past[b]
+            held, new, ids = self._open.get(seq_id), features[rows], batch.tokens[rows].tolist()
+            if held is None or held.first + held.rows != past:
+                self._open[seq_id] = _Open(past, batch.positions[rows.start], new.clone(), new, ids)
+            else:
+                held.features, held.tokens = torch.cat((held.features, new)), held.tokens[: held.rows] + ids
+        self.settle(seq_id for seq_id in batch.seq_ids if self._open[seq_id].rows > MOST_OPEN)
+        held_rows = [self._open[seq_id] for seq_id in batch.seq_ids]
+        for held in held_rows:
+            held.outputs = held.features
+        return self._through(0, batch.seq_ids, held_rows)
+
+    def _drafted(self, batch: Batch, features: Tensor) -> Tensor:
+        """Outputs [B, d] for the last rows, with one more draft token of each sequence."""
+        each = [self._open[seq_id] for seq_id in batch.seq_ids]
+        depth = batch.past[0] + 1 - each[0].first - each[0].rows
+        if depth >= self.layers:  # each layer has run all rows: one more for each
+            past = [held.first + held.rows + depth // self.layers - 1 for held in each]
+            return self.run(depth % self.layers, replace(batch, past=past), features)
+        for held, token in zip(each, batch.tokens.tolist(), strict=True):
+            held.tokens = [*held.tokens[: held.rows + depth - 1], token]
+        hidden = self._through(depth, batch.seq_ids, each)
+        if depth == self.layers - 1:
+            for held in each:
+                held.close(held.rows - depth)
+        return hidden
+
+    def _through(self, layer: int, seq_ids: Seq[int], each: Seq[_Open]) -> Tensor:
+        """Run open rows through one layer; outputs [B, d] of the last ones."""
+        splits = [0, *accumulate(held.rows for held in each)]
+        tokens = [token for held in each for token in held.tokens[layer : layer + held.rows]]
+        positions = [held.position + layer + i for held in each for i in range(held.rows)]
+        ids = torch.tensor(tokens, device=self.device)
+        past = [held.first for held in each]
+        batch = Batch(seq_ids, ids, positions, splits, past, [None] * len(each), ())
+        out = self.run(layer, batch, torch.cat([held.outputs for held in each]))
+        for b, held in enumerate(each):
+            held.outputs = out[splits[b] : splits[b + 1]]
+        return out[[end - 1 for end in splits[1:]]]
+
+    # --- one layer -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, layer: int, batch: Batch, hidden: Tensor) -> Tensor:
+        """Outputs [M, d] of one layer for hidden states [M, d], with the tokens and positions that the rows read."""
+        check_ids(batch.tokens, self.model.embed_tokens.num_embeddings)
+        places = torch.tensor([place for own in self._reserve(batch) for place in own])
+        scattered: list[int] = []
+        rows: list[PackedRow] = []
+        for b, past in enumerate(batch.past):
+            start, stop = batch.splits[b], batch.splits[b + 1]
+            total, in_place, first = self._placed(batch, b, scattered)
+            at = torch.tensor(batch.positions[start:stop]) + past - batch.positions[start]  # masks compare slots
+            offset = rows[-1].offset + rows[-1].total if rows else 0
+            rows.append(PackedRow(start, stop, total, at, batch.trees[b], in_place, first, offset))
+        copied = torch.tensor(scattered) if scattered else None
+        one = PackedPass(self.kind, rows, self._blocks, batch.tokens, places, copied, self.device)
+        positions = torch.tensor([list(batch.positions)], device=self.place)
+        config, own = self.model.config, self.model.config._attn_implementation
+        config._attn_implementation = NAME
+        try:
+            with running(one):
+                given = hidden[None].to(self.place, self.model.dtype)
+                out: Tensor = self.model.forward_layer(
+                    layer, given, positions, self._cache, input_ids=batch.tokens[None]
+                )
+        finally:
+            config._attn_implementation = own
+        if (one.cached if self.kind == "dense" else one.attended) != 1:
+            raise PackedError("the layer did not use the attention and the cache that were given")
+        return out[0]
+
+
+def load_mtp(module: Any, source: Path | None, device: torch.device, context: int) -> MtpLayers:
+    """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
+    gives what transformers' own pass gives. source: its folder; None: the one that the model names. Raises the family
+    of LoadError, and ParameterError for an unknown family."""
+    config = module.config.get_text_config(decoder=True)
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise ParameterError(
+            f"drafter 'mtp' was asked of a {config.model_type!r} model, whose MTP layers are not known",
+            why="they are known of " + ", ".join(sorted(FAMILIES)),
+            fix="use another drafter, or a target of one of these families",
+        )
+    if getattr(module, "hf_quantizer", None) is not None:
+        raise UnsupportedModelError(
+            "drafter 'mtp' was asked of a quantised target",
+            why="transformers loads MTP layers in floating point only",
+            fix="use the checkpoint that it was quantised from, or another drafter",
+        )
+    folder = resolve(source or module.config.name_or_path or "a model in memory")
+    stored = family.stored(tensors(folder), config.num_hidden_layers)
+    declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
+    if stored < max(1, declared):
+        raise ConfigError(
+            f"drafter 'mtp' was asked of {folder}, which holds {stored} MTP layers and promises {declared}",
+            fix="use another drafter, or a checkpoint that was saved with its MTP layers",
+        )
+    model, why = _loaded(module, folder, declared), ""
+    for kind in KINDS:
+        layers = MtpLayers(model, device, context, kind)
+        fault = fault_of(_check, layers)
+        if fault is None:
+            return layers
+        why = why or fault
+    raise UnsupportedModelError(
+        f"the MTP layers of a {config.model_type!r} model cannot be run for several sequences",
+        why=why,
+        fix="use another drafter",
+    )
+
+
+def _loaded(module: Any, folder: Path, layers: int) -> Any:
+    """`MtpModel` reads what it is built from off the target; it gets one with another configuration. Modules are
+    shared, and the target stays as it is."""
+    text = module.config.get_text_config(decoder=True)
+    family, first = FAMILIES[text.model_type], text.num_hidden_layers
+    stand_in = copy.copy(module)
+    stand_in.config = copy.deepcopy(module.config)
+    stand_in.config.name_or_path, stand_in.config.dtype = str(folder), module.dtype
+    own = stand_in.config.get_text_config(decoder=True)
+    own.num_mtp_layers = layers
+    for key, value in (*((k, [v] * layers) for k, v in family.types.items()), *family.config.items()):
+        setattr(own, key, value)
+    ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
+    # Those of the class name the layers of released checkpoints.
+    stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
+    renamed = [WeightRenaming(source_patterns=a, target_patterns=b) for a, b in family.renamed.items()]
+    known = getattr(module, "_weight_conversions", None)  # of models that were loaded
+    stand_in._weight_conversions = [*renamed, *(get_model_conversion_mapping(module) if known is None else known)]
+    place = next(module.get_decoder().layers[-1].parameters()).device
+    try:
+        model = MtpModel.from_pretrained(stand_in, device_map={"": place}).eval()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as fault:  # tensors missing, mostly
+        raise ConfigError(
+            f"transformers cannot build the MTP layers of {folder}: {str(fault)[:400]}",
+            why="config.json and the weights must say the same",
+            fix="download the checkpoint again, or use another drafter",
+        ) from fault
+    for name, parameter in model.layers.named_parameters():
+        check_finite(f"{name} of the MTP layers in {folder}", parameter)
+    return model
+
+
+@torch.inference_mode()
+def _check(layers: MtpLayers) -> None:
+    """Raise unless two sequences in packed passes give what transformers' own pass over each gives."""
+    model, at = layers.model, [*range(7), *range(5)]
+    ids = ((torch.arange(12) * 37 + 11) % model.embed_tokens.num_embeddings).to(layers.device)
+    hidden = torch.randn(12, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(layers.place)
+    hidden, both = hidden.to(model.dtype), Batch((0, 1), ids, at, [0, 7, 12], (0, 0), (None, None), ())
+    for k in range(layers.layers):
+        alone = []
+        for own in (slice(0, 7), slice(7, 12)):
+            places, cache = torch.tensor([at[own]], device=layers.place), MtpCache(config=model.config)
+            alone.append(model.forward_layer(k, hidden[None, own], places, cache, input_ids=ids[None, own])[0, -1])
+        layers.run(k, both.cut([range(6), range(4)]), hidden[[*range(6), *range(7, 11)]])
+        found = layers.run(k, both.cut([range(6, 7), range(4, 5)]), hidden[[6, 11]])
+        same(found, torch.stack(alone), limit_of(model.dtype), "a packed pass of an MTP layer")
+    layers.release(0)
+    layers.release(1)

@@ -1,0 +1,397 @@
+"""MTP layers against transformers' own MTP decoding, and against a recomputation without our cache."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import tempfile
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.cache_utils import MtpCache
+from transformers.generation.candidate_generator import MTPCandidateGenerator
+
+from slipstream import LLM, SamplingParams
+from slipstream.cli.contenders import LabModels
+from slipstream.cli.options import ModelOptions
+from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import Drafter
+from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
+from slipstream.core.target import Target, TargetOut
+from slipstream.drafters.mtp import MtpDrafter
+from slipstream.drafters.registry import make_drafter
+from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError, UnsupportedModelError
+from slipstream.heads import mtp_names
+from slipstream.heads.eagle_rows import CHUNK
+from slipstream.heads.mtp_names import FAMILIES, has_mtp_layers
+from slipstream.models.checkpoint import INDEX
+from slipstream.targets.describe import as_target
+from tests.checkpoints import random_llama
+from tests.heads.tiny_mtp import BRINGS, LAYERS, write
+from tests.targets.huggingface.architectures import random_model
+from tests.targets.toy import ToyTarget
+
+PROMPTS = [[5, 1, 3, 2, 4, 7], [7, 2, 0, 4], [1, 2, 3, 0, 6, 6, 6, 2, 1, 0], [3]]
+TRIED = PROMPTS[:3]
+"""Those with more tokens than there are layers: transformers 5.23 fails on others."""
+GREEDY = SamplingParams(max_tokens=24)
+NATIVE = [each for each in BRINGS if each[0] in ("deepseek_v3", "glm4_moe", "mellum")]
+"""Families whose MTP layers transformers loads by itself."""
+
+Drafts = dict[int, list[int]]
+"""Tokens of a text before a draft -> draft tokens."""
+
+
+@functools.cache
+def checkpoint(family: str, mtp: int) -> Path:
+    return write(family, Path(tempfile.mkdtemp()), mtp)
+
+
+@functools.cache
+def target(family: str, mtp: int) -> Target:
+    return as_target(checkpoint(family, mtp), dtype="float64", device="cpu")
+
+
+@functools.cache
+def plain(family: str, mtp: int) -> list[list[int]]:
+    return [one.token_ids for one in LLM(target(family, mtp)).generate(PROMPTS, GREEDY)]
+
+
+class Recording:
+    """A drafter whose drafts are noted, by the prompt and the length of the text."""
+
+    def __init__(self, drafter: Drafter):
+        self.drafter, self.name, self.traits = drafter, drafter.name, drafter.traits
+        self.drafts: dict[tuple[int, ...], Drafts] = {}
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = self.drafter.propose(seqs, budget)
+        for b, seq in enumerate(seqs):
+            if own := draft.ids[draft.splits[b] : draft.splits[b + 1]]:
+                prompt = tuple(seq.tokens[: len(seq.tokens) - len(seq.output)])
+                self.drafts.setdefault(prompt, {})[len(seq.tokens)] = own
+        return draft
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self.drafter.observe(seqs, draft, out, verdict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+
+def drafted(of: Target, prompts: Seq[Seq[int]], k: int, params: SamplingParams = GREEDY) -> tuple[list[Any], Recording]:
+    recording = Recording(make_drafter("mtp", of))
+    done = LLM(of, recording, draft_tokens=k).generate(prompts, params)
+    assert all(one.stats.drafter_faults == 0 for one in done)
+    return done, recording
+
+
+@functools.cache
+def by_transformers(family: str, mtp: int) -> tuple[list[list[int]], list[Drafts]]:
+    """Texts of `generate(use_mtp=True)`, and its drafts."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(checkpoint(family, mtp), dtype=torch.float64)
+    module.config._experts_implementation = "eager"
+    if family != "mellum":  # the class names the layers of released checkpoints only
+        module._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS + k}\." for k in range(mtp)]
+    texts, drafts = [], []
+    own = MTPCandidateGenerator.get_candidates
+    for prompt in TRIED:
+        seen: Drafts = {}
+
+        def recorded(self: Any, input_ids: Tensor, *args: Any, _seen: Drafts = seen, **kwargs: Any) -> Any:
+            ids, logits = own(self, input_ids, *args, **kwargs)
+            if logits is not None:
+                _seen[input_ids.shape[1]] = ids[0, input_ids.shape[1] :].tolist()
+            return ids, logits
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MTPCandidateGenerator, "get_candidates", recorded)
+            ids = module.eval().generate(
+                torch.tensor([prompt]), use_mtp=True, do_sample=False, max_new_tokens=GREEDY.max_tokens
+            )
+        texts.append(ids[0, len(prompt) :].tolist())
+        drafts.append(seen)
+    return texts, drafts
+
+
+def recomputed(of: Target, layers: Any, text: list[int], k: int) -> list[int]:
+    """Draft tokens after a text, from the hidden states of a forward without a cache, by `MtpModel` alone."""
+    host = of.capabilities.head_host
+    assert host is not None
+    n, model, ids = len(text), layers.model, list(text)
+    cache = MtpCache(config=model.config)
+    with torch.inference_mode():
+        hidden = host.module.model(torch.tensor([text[:-1]]), use_cache=False).last_hidden_state  # [1, n - 1, d]
+        for j in range(k):
+            rows = range(n - 1) if j < layers.layers else range(n - 2, n - 1)
+            positions = [i + 1 + j for i in rows]
+            own = torch.tensor([[ids[p] for p in positions]])
+            hidden = model.forward_layer(
+                j % layers.layers, hidden[:, -len(rows) :], torch.tensor([positions]), cache, input_ids=own
+            )
+            ids.append(int(model._project_to_logits(hidden[0, -1]).argmax()))
+    return ids[n:]
+
+
+class TestDraftTokens:
+    @pytest.mark.parametrize(("family", "mtp"), NATIVE)
+    def test_are_those_of_transformers_own_mtp_decoding(self, family: str, mtp: int) -> None:
+        texts, wanted = by_transformers(family, mtp)
+        assert texts == plain(family, mtp)[:3]
+        for k in range(1, mtp + 1):
+            done, recording = drafted(target(family, mtp), TRIED, k)
+            assert [one.token_ids for one in done] == texts
+            for prompt, theirs in zip(TRIED, wanted, strict=True):
+                ours = recording.drafts[tuple(prompt)]
+                both = ours.keys() & theirs.keys()
+                assert len(both) >= (8 if k == mtp else 4)
+                for n in both:
+                    assert ours[n] == theirs[n][: len(ours[n])], f"after {n} tokens"
+
+    @pytest.mark.parametrize(("family", "mtp"), BRINGS)
+    @pytest.mark.parametrize("k", [1, 3, 5])
+    def test_are_what_a_recomputation_without_a_cache_gives_however_many_layers_there_are(
+        self, family: str, mtp: int, k: int
+    ) -> None:
+        of = target(family, mtp)
+        done, recording = drafted(of, PROMPTS, k)
+        assert [one.token_ids for one in done] == plain(family, mtp)
+        assert sum(one.stats.accepted for one in done) > 0
+        for prompt, text in zip(PROMPTS, plain(family, mtp), strict=True):
+            for n, own in recording.drafts[tuple(prompt)].items():
+                whole = [*prompt, *text][:n]
+                assert own == recomputed(of, recording.drafter.runtime, whole, len(own)), f"after {n} tokens"
+
+    @pytest.mark.parametrize(("family", "mtp"), [("deepseek_v3", 3), ("qwen3_next", 1)])
+    def test_do_not_depend_on_the_batch(self, family: str, mtp: int) -> None:
+        of = target(family, mtp)
+        for params in (GREEDY, SamplingParams(max_tokens=12, temperature=1.0, seed=3)):
+            together = drafted(of, PROMPTS, 4, params)
+            for b, prompt in enumerate(PROMPTS):
+                alone = drafted(of, [prompt], 4, params)
+                assert alone[0][0].token_ids == together[0][b].token_ids
+                assert alone[1].drafts[tuple(prompt)] == together[1].drafts[tuple(prompt)]
+
+    def test_drafts_shorter_than_there_are_layers_leave_later_ones_as_they_would_be(self) -> None:
+        """A draft of one token runs one layer of three; the others catch up."""
+        of = target("glm4_moe", 3)
+        recording = Recording(make_drafter("mtp", of))
+        seq = Sequence(list(PROMPTS[0]), SamplingParams(max_tokens=40))
+        lengths = itertools.cycle([0, 1, 1, 2, 1, 1, 1, 3, 4, 1, 4])
+        while not seq.finish:
+            step([seq], of, recording, RULES["rejection"], next(lengths))
+        of.release(seq.id)
+        found = recording.drafts[tuple(PROMPTS[0])]
+        assert {len(own) for own in found.values()} >= {1, 2, 3, 4}
+        for n, own in found.items():
+            assert own == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(own)), f"after {n} tokens"
+
+    def test_rows_that_all_layers_have_run_are_not_run_again(self) -> None:
+        of = target("glm4_moe", 3)
+        drafter = make_drafter("mtp", of)
+        assert isinstance(drafter, MtpDrafter)
+        seq = Sequence(list(PROMPTS[2]), SamplingParams(max_tokens=20))
+        while not seq.finish:
+            step([seq], of, drafter, RULES["rejection"], 3)
+            if 8 < len(seq.output) < 14:  # later, drafts are shorter than there are layers
+                assert drafter.layers._open[seq.id].rows == 2, "rows that read draft tokens"
+        of.release(seq.id)
+
+    @pytest.mark.parametrize("mtp", [1, 3])
+    def test_a_prompt_longer_than_a_chunk_gives_the_same(self, mtp: int, tmp_path: Path) -> None:
+        folder = write("glm4_moe", tmp_path, mtp)
+        config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 2048}
+        (folder / "config.json").write_text(json.dumps(config))
+        of = as_target(folder, dtype="float64", device="cpu")
+        prompt = [(i * i + i // 7) % 8 for i in range(2 * CHUNK + 100)]
+        _, recording = drafted(of, [prompt, PROMPTS[0]], 4, SamplingParams(max_tokens=5))
+        found = recording.drafts[tuple(prompt)]
+        text = [*prompt, *LLM(of).generate([prompt], SamplingParams(max_tokens=5))[0].token_ids]
+        assert found
+        for n, own in found.items():
+            assert own == recomputed(of, recording.drafter.runtime, text[:n], len(own)), f"after {n} tokens"
+
+    @pytest.mark.parametrize("mtp", [1, 2])
+    def test_are_the_same_after_a_beginning_that_was_kept(self, mtp: int) -> None:
+        """The second request begins in the blocks of the first one."""
+        of, prompt = target("glm4_moe", mtp), [(i * i + i // 5) % 8 for i in range(70)]
+        recording = Recording(make_drafter("mtp", of))
+        engine = LLM(of, recording, draft_tokens=4).engine()
+        for end in (3, 5):
+            seq = Sequence([*prompt, end], SamplingParams(max_tokens=8))
+            engine.add(seq)
+            while not seq.finish:
+                engine.step()
+            found = recording.drafts[(*prompt, end)]
+            assert found
+            for n, own in found.items():
+                assert own == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(own)), f"after {n} tokens"
+        assert recording.drafter.cached_prefix(seq) == 64
+
+
+class TestLoading:
+    @pytest.mark.parametrize("family", ["qwen3_next", "ernie4_5_moe", "mimo_v2_flash"])
+    def test_each_tensor_of_a_family_that_transformers_does_not_load_is_where_it_belongs(self, family: str) -> None:
+        stored = load_file(checkpoint(family, 1) / "model.safetensors")
+        layer = make_drafter("mtp", target(family, 1)).runtime.model.layers[0]  # type: ignore[attr-defined]
+        names = {
+            "qwen3_next": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm",
+                           "mtp.layers.0.post_attention_layernorm", "mtp.layers.0.self_attn.q_proj"),
+            "ernie4_5_moe": ("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", None,
+                             "model.mtp_block.0.post_attention_layernorm", "model.mtp_block.0.self_attn.q_proj"),
+            "mimo_v2_flash": tuple(f"model.mtp.layers.0.{part}" for part in (
+                             "enorm", "hnorm", "eh_proj", "final_layernorm", "pre_mlp_layernorm", "self_attn.q_proj")),
+        }[family]  # fmt: skip
+        block = layer.mtp_block
+        parts = (layer.enorm, layer.hnorm, layer.eh_proj, layer.post_norm, block.post_attention_layernorm,
+                 block.self_attn.q_proj)  # fmt: skip
+        for name, part in zip(names, parts, strict=True):
+            assert (part is None) == (name is None)
+            if name is not None:
+                torch.testing.assert_close(part.weight, stored[f"{name}.weight"].double(), rtol=0, atol=0)
+        if family != "qwen3_next":
+            assert "gate_proj" in dict(block.mlp.named_children()), "its MTP layers are dense"
+
+    def test_the_target_stays_as_it_was(self) -> None:
+        host = target("qwen3_next", 1).capabilities.head_host
+        assert host is not None
+        before, config = set(vars(host.module)), host.module.config.to_dict()
+        make_drafter("mtp", target("qwen3_next", 1))
+        assert set(vars(host.module)) == before
+        assert host.module.config.to_dict() == config
+
+    def test_a_model_in_memory_is_read_from_the_checkpoint_that_it_names(self) -> None:
+        folder = checkpoint("mellum", 1)
+        module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        done = LLM(module, "mtp", draft_tokens=2).generate(PROMPTS, GREEDY)
+        assert [one.token_ids for one in done] == plain("mellum", 1)
+        assert sum(one.stats.proposed for one in done) > 0
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_family_is_tested(self, family: str) -> None:
+        assert (family, 1) in BRINGS
+
+
+def changed(tmp_path: Path, drop: str = "", family: str = "glm4_moe", mtp: int = 1, **config: Any) -> Path:
+    """A checkpoint without the tensors whose names hold `drop`, and with other values in config.json."""
+    folder = write(family, tmp_path, mtp)
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not drop or drop not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    made = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(made))
+    return folder
+
+
+class TestRefusals:
+    """Each names what is wrong and what to do."""
+
+    def test_layers_that_the_configuration_promises_and_no_weights_hold(self, tmp_path: Path) -> None:
+        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS}."), device="cpu")
+        with pytest.raises(ConfigError, match="holds 0 MTP layers and promises 1") as refused:
+            make_drafter("mtp", of)
+        assert refused.value.fix
+
+    def test_fewer_layers_than_the_configuration_promises(self, tmp_path: Path) -> None:
+        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS + 1}.", mtp=2), device="cpu")
+        with pytest.raises(ConfigError, match="holds 1 MTP layers and promises 2") as refused:
+            make_drafter("mtp", of)
+        assert refused.value.fix
+
+    def test_a_layer_that_lacks_a_tensor(self, tmp_path: Path) -> None:
+        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS}.hnorm"), device="cpu")
+        with pytest.raises(ConfigError, match=r"missing.*hnorm") as refused:
+            make_drafter("mtp", of)
+        assert refused.value.fix
+
+    def test_a_family_that_is_not_known(self) -> None:
+        with pytest.raises(ParameterError, match="'gpt_neox' model, whose MTP layers are not known") as refused:
+            make_drafter("mtp", as_target(random_model("gpt-neox", torch.float32)))
+        assert "deepseek_v3" in str(refused.value)
+
+    def test_a_model_in_memory_that_names_no_checkpoint(self) -> None:
+        with pytest.raises(CheckpointError, match="'a model in memory' is not a folder"):
+            make_drafter("mtp", as_target(random_model("deepseek-v3", torch.float32)))
+
+    def test_a_target_that_our_own_decoder_runs_or_that_shows_no_hidden_states(self) -> None:
+        for of in (as_target(random_llama(), executor="torch"), ToyTarget(5)):
+            with pytest.raises(PairError, match="drafter 'mtp' needs") as refused:
+                make_drafter("mtp", of)
+            assert refused.value.fix
+
+    def test_a_quantised_target(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        host = target("mellum", 1).capabilities.head_host
+        assert host is not None
+        monkeypatch.setattr(host.module, "hf_quantizer", object(), raising=False)
+        with pytest.raises(UnsupportedModelError, match="quantised"):
+            make_drafter("mtp", target("mellum", 1))
+
+    def test_an_older_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        of = target("mellum", 1)
+        monkeypatch.setattr(mtp_names, "version", lambda _: "5.17.0")
+        with pytest.raises(ParameterError, match=r"before 5\.23") as refused:
+            make_drafter("mtp", of)
+        assert "transformers>=5.23" in refused.value.fix
+        assert not has_mtp_layers(str(checkpoint("mellum", 1)))
+
+    def test_options_out_of_range_and_trees_of_several_layers(self) -> None:
+        with pytest.raises(ParameterError, match="confidence"):
+            make_drafter("mtp", target("mellum", 1), confidence=1.0)
+        with pytest.raises(ParameterError, match="trees of 2 MTP layers"):
+            make_drafter("mtp", target("deepseek_v3", 2), shape="tree")
+
+
+class TestTheDefault:
+    """What the command line uses where no drafter is named."""
+
+    @pytest.mark.parametrize(("family", "mtp"), BRINGS)
+    def test_a_checkpoint_is_known_to_bring_mtp_layers_without_reading_weights(self, family: str, mtp: int) -> None:
+        assert has_mtp_layers(str(checkpoint(family, mtp)))
+
+    def test_the_command_line_drafts_with_them_unless_another_drafter_or_a_draft_is_named(self) -> None:
+        folder = str(checkpoint("mellum", 1))
+        assert ModelOptions(target=folder).names == ("mtp",)
+        assert ModelOptions(target=folder, drafter="ngram").names == ("ngram",)
+        assert ModelOptions(target=folder, draft="other").names == ("model",)
+        assert LabModels(target=folder).specs() == ["mtp", "suffix"]
+
+    def test_of_sharded_weights_the_index_is_enough(self, tmp_path: Path) -> None:
+        folder = write("glm4_moe", tmp_path)
+        names = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        table = dict.fromkeys(names, "model-00001-of-00001.safetensors")
+        (folder / INDEX).write_text(json.dumps({"weight_map": table}))
+        assert has_mtp_layers(str(folder))
+
+    def test_not_of_layers_that_are_not_stored_or_are_quantised(self, tmp_path: Path) -> None:
+        assert not has_mtp_layers(str(changed(tmp_path / "a", drop=f"layers.{LAYERS}.")))
+        assert not has_mtp_layers(str(changed(tmp_path / "b", quantization_config={"quant_method": "fp8"})))
+        assert not has_mtp_layers(str(tmp_path / "nothing"))
+        assert not has_mtp_layers("embedded")
+
+
+def test_a_sequence_that_is_released_leaves_nothing() -> None:
+    of = target("deepseek_v3", 2)
+    drafter = make_drafter("mtp", of)
+    assert isinstance(drafter, MtpDrafter)
+    LLM(of, drafter, draft_tokens=5).generate(PROMPTS, GREEDY)
+    assert not drafter.layers._open
+    assert not drafter.rows._rows
+    assert drafter.runtime.kv_memory.usage.used == 0
+
+
+def test_nothing_is_drafted_beyond_the_targets_context() -> None:
+    of, prompt = target("glm4_moe", 1), [i % 8 for i in range(120)]
+    params = SamplingParams(max_tokens=8)
+    done, recording = drafted(of, [prompt], 4, params)
+    assert done[0].token_ids == LLM(of).generate([prompt], params)[0].token_ids
+    assert max(n + len(own) for n, own in recording.drafts[tuple(prompt)].items()) <= of.context

@@ -1,0 +1,157 @@
+"""Tiny random checkpoints with MTP layers, in the names of released ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.drafters.eagle import EagleDraftConfig
+from slipstream.drafters.mtp import MtpDrafter
+from tests.targets.huggingface.architectures import _EXPERTS, _LINEAR, _MLA, _config
+
+LAYERS = 2
+"""Of each target."""
+
+_GLM = {
+    **_EXPERTS, "n_routed_experts": 4, "moe_intermediate_size": 16, "n_shared_experts": 1, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8,
+}  # fmt: skip
+CONFIGS: dict[str, Callable[[int], Any]] = {
+    "deepseek_v3": lambda n: _config("DeepseekV3", **_MLA | {"num_hidden_layers": n}),
+    "glm4_moe": lambda n: _config("Glm4Moe", **_GLM | {"num_hidden_layers": n}),
+    "mellum": lambda n: _config(
+        "Mellum",
+        **_EXPERTS | {"num_hidden_layers": n, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16},
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"][:n],
+        mlp_layer_types=["sparse"] * n,
+        sliding_window=6,
+    ),
+    "qwen3_next": lambda n: _config(
+        "Qwen3Next",
+        **_EXPERTS | {"num_hidden_layers": n},
+        head_dim=8,
+        num_experts=4,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention", "full_attention"][:n],
+        **_LINEAR,
+    ),
+    "ernie4_5_moe": lambda n: _config(
+        "Ernie4_5_Moe",
+        **_EXPERTS | {"num_hidden_layers": n, "moe_k": 2},
+        moe_num_experts=4,
+        moe_intermediate_size=16,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=1,
+        moe_layer_end_index=1,
+    ),
+    "mimo_v2_flash": lambda n: _config(
+        "MiMoV2Flash",
+        **_EXPERTS | {"num_hidden_layers": n, "head_dim": 12, "v_head_dim": 8, "sliding_window": 6},
+        n_routed_experts=4,
+        moe_intermediate_size=16,
+        layer_types=["full_attention", *["sliding_attention"] * 4][:n],
+        mlp_layer_types=["sparse", "sparse", *["dense"] * 4][:n],
+    ),
+}
+"""`model_type` -> the configuration of a target with n layers. The last ones are as MTP layers are built."""
+
+BRINGS = [(family, n) for family in CONFIGS for n in (1, 2, 3) if n == 1 or family in ("deepseek_v3", "glm4_moe")]
+BRINGS.append(("mimo_v2_flash", 2))
+"""Families, and how many MTP layers their checkpoints may bring."""
+
+
+def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0) -> Path:
+    """A random checkpoint with this many MTP layers. They are the last layers of a longer target, under the names that
+    the family's releases have. Few ids, so that some draft tokens are accepted."""
+    import transformers
+
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed + sorted(CONFIGS).index(family))
+    shape = CONFIGS[family](LAYERS + mtp)
+    shape.vocab_size = vocab
+    longer = transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    longer.generation_config.eos_token_id = None
+    with torch.no_grad():
+        for parameter in longer.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    longer.save_pretrained(folder)
+    d = longer.config.hidden_size
+    extra = [
+        {n: 1 + 0.2 * torch.randn(d) for n in ("enorm", "hnorm", "post_norm")} | {"eh_proj": torch.randn(d, 2 * d) / 8}
+        for _ in range(mtp)
+    ]
+    torch.random.set_rng_state(state)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        match = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+        k = int(match[1]) - LAYERS if match else -1
+        tensors[name if k < 0 or match is None else _block(family, k, match[2])] = tensor
+    for k, parts in enumerate(extra):
+        tensors |= {_beside(family, k, part): value for part, value in parts.items() if _beside(family, k, part)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config |= json.loads(CONFIGS[family](LAYERS).to_json_string())
+    config["vocab_size"] = vocab
+    config["architectures"] = [type(longer).__name__]
+    config.pop("num_mtp_layers", None)
+    if family != "mimo_v2_flash":  # whose releases do not say it
+        config["num_nextn_predict_layers"] = mtp
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _block(family: str, k: int, name: str) -> str:
+    """Name of a tensor of the decoder layer of MTP layer k."""
+    if family in ("mellum", "qwen3_next"):
+        return f"mtp.layers.{k}.{name}"
+    if family == "ernie4_5_moe":
+        return f"model.mtp_block.{k}.{name}"
+    if family == "mimo_v2_flash":
+        return f"model.mtp.layers.{k}." + name.replace("post_attention_layernorm", "pre_mlp_layernorm")
+    return f"model.layers.{LAYERS + k}.{name}"
+
+
+def _beside(family: str, k: int, part: str) -> str:
+    """Name of another tensor of MTP layer k; "" if the family has none."""
+    names = {
+        "mellum": {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "eh_proj": "mtp.fc",
+                   "post_norm": "mtp.norm"},
+        "ernie4_5_moe": {"enorm": f"model.mtp_emb_norm.{k}", "hnorm": f"model.mtp_hidden_norm.{k}",
+                         "eh_proj": f"model.mtp_linear_proj.{k}", "post_norm": ""},
+        "mimo_v2_flash": {p: f"model.mtp.layers.{k}.{p}" for p in ("enorm", "hnorm", "eh_proj")}
+        | {"post_norm": f"model.mtp.layers.{k}.final_layernorm"},
+    }  # fmt: skip
+    names["qwen3_next"] = names["mellum"]
+    numbered = f"model.layers.{LAYERS + k}." + ("shared_head.norm" if part == "post_norm" else part)
+    found = names[family][part] if family in names else numbered
+    return found and found + ".weight"
+
+
+def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **options: Any) -> MtpDrafter:
+    """A drafter with random MTP layers in float64 for a target of `vocab` ids with hidden states of this width."""
+    import transformers
+    from transformers.modeling_layers import MtpModel
+
+    from slipstream.targets.huggingface.mtp_layers import MtpLayers
+
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    config = CONFIGS["glm4_moe"](1)
+    config.update({"vocab_size": vocab, "hidden_size": hidden, "num_mtp_layers": layers, "first_k_dense_replace": 0})
+    config._experts_implementation = "eager"  # the grouped kernels do not support float64
+    module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).double().eval()
+    model = MtpModel(module, layers).double().eval()
+    with torch.no_grad():
+        for name, weight in (*model.layers.named_parameters(), *model.layers.named_buffers()):
+            weight.copy_(torch.randn_like(weight) / 2 + ("norm" in name))
+    torch.random.set_rng_state(state)
+    return MtpDrafter(MtpLayers(model, torch.device("cpu"), 256), vocab, EagleDraftConfig(**options))
