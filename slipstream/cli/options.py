@@ -94,8 +94,8 @@ class ModelOptions(LoadSettings):
     drafter: str | None = option(
         None,
         f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft, {WITH_MTP} if the target brings MTP "
-        f"layers, else {WITHOUT_DRAFT}",
+        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft, {WITH_MTP} if the target brings "
+        f"MTP layers, else {WITHOUT_DRAFT}",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(

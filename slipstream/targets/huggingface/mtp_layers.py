@@ -68,6 +68,7 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
     of a sequence. kind: how attention takes part, one of `packed_pass.KINDS`. place: device of the layers."""
 
     name = "transformers"
+    mask: Tensor | None = None
 
     def __init__(self, model: Any, device: torch.device, context: int, kind: str = "blocks"):
         self.model, self.device, self.kind = model, device, kind
