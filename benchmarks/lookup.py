@@ -33,12 +33,11 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import NgramDrafter
-from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
+from slipstream.drafters.suffix import SuffixDrafter
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
     "suffix": SuffixDrafter,
-    "suffix, tree": lambda: SuffixDrafter(SuffixConfig(branches=4)),
 }
 HISTORY = (1_000, 10_000, 100_000)
 VOCABULARY = 8192

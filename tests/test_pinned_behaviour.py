@@ -23,10 +23,6 @@ RECORDING = cases.recording_of(TEXTS["greedy"]["texts"])
 NO_FILES = cases.speculations(Path())
 DRAFTERS = tuple(NO_FILES)
 KINDS = {"greedy": GREEDY, "edited": EDITED}
-NATIVE_ONLY = (
-    "model, confidence", "model, topk tree", "suffix, branches",
-)  # fmt: skip
-"""Tested on the faster executor only."""
 THOROUGH = ("none", "model", "lookahead", "medusa", "eagle3", "eagle3, tree", "hybrid")
 """Tested on torch in every way."""
 
@@ -34,7 +30,7 @@ THOROUGH = ("none", "model", "lookahead", "medusa", "eagle3", "eagle3, tree", "h
 def asked(executor: str, drafter: str, way: str) -> bool:
     """Whether to test this: everything natively; on torch, which is slower, every drafter in the default way and some
     in all ways."""
-    usual = way in ("greedy", "rejection") and drafter not in NATIVE_ONLY
+    usual = way in ("greedy", "rejection")
     return executor == "native" or usual or drafter in THOROUGH
 
 

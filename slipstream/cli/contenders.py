@@ -1,6 +1,6 @@
 """The drafters that a benchmark command measures: turns command-line options into `Contender`s.
 
---drafter suffix --drafter eagle3:draft_tokens=5,branches=4      drafters with options after a colon
+--drafter suffix --drafter eagle3:draft_tokens=5,shape=tree      drafters with options after a colon
 --drafter suffix+model                                           combined, as in `generate --drafter suffix,model`
 """
 

@@ -61,7 +61,7 @@ def drafters(
         console.print(f"Train it with `slipstream train {spec.trained_by}`.")
     if spec.across is not None:
         console.print(f"It keeps what it learned across requests only with the option {spec.across!r}.")
-    if config is None:
+    if not defaults(config):
         console.print("It has no options.")
         return
     known = defaults(config)

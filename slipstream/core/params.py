@@ -306,11 +306,6 @@ class SamplingParams(Strict):
         return tuple(tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in each)
 
     @cached_property
-    def as_greedy(self) -> SamplingParams:
-        """The same at temperature 0."""
-        return replace(self, temperature=0.0)
-
-    @cached_property
     def unfiltered(self) -> SamplingParams:
         """The same with the softmax of the edited logits as distribution: temperature 1 and no filters."""
         filters = {

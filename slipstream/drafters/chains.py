@@ -32,7 +32,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions_after, warp
-from slipstream.errors import ParameterError, TargetError
+from slipstream.errors import TargetError
 
 log = logging.getLogger("slipstream")
 
@@ -56,7 +56,7 @@ class Source(Protocol):
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, draws: StepSampling) -> DecodedSteps:
         """`steps` tokens after each sequence in one call; see `MultiStep`. Called only if `multi_step`. The logits are
-        not read if `draws` take maxima and no chain ends by `confidence`."""
+        not read if `draws` take maxima."""
         ...
 
 
@@ -72,16 +72,10 @@ class Chain:
 
 
 class Chains:
-    """Drafts chains with `source`.
+    """Drafts chains with `source`. vocab_size: width V of the target's logits."""
 
-    vocab_size  width V of the target's logits.
-    confidence  a chain ends after the token with which its probability, by `source`, falls below this. The token is
-                kept: dropping a sampled token because its own probability was low would bias the output.
-    sampled     False: take the most likely token at any temperature.
-    """
-
-    def __init__(self, source: Source, vocab_size: int, confidence: float = 0.0, sampled: bool = True):
-        self.source, self.vocab_size, self.confidence, self.sampled = source, vocab_size, confidence, sampled
+    def __init__(self, source: Source, vocab_size: int):
+        self.source, self.vocab_size = source, vocab_size
         self._vocab = vocab_size if source.width > vocab_size else None  # ids from here on are padding
 
     def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
@@ -91,7 +85,7 @@ class Chains:
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if depth[b] > 0:
-                (multi_step if self.source.multi_step and self._params(seq).temperature_only else other).append(b)
+                (multi_step if self.source.multi_step and seq.params.temperature_only else other).append(b)
         for coupled in (False, True):  # they use different random numbers
             rows = [b for b in multi_step if seqs[b].coupled == coupled]
             try:
@@ -110,25 +104,20 @@ class Chains:
         for b in rows:
             chains[b].tokens, chains[b].probs = [], None
 
-    def _params(self, seq: Sequence) -> SamplingParams:
-        """The parameters that its draft tokens are sampled with."""
-        return seq.params if self.sampled or seq.params.greedy else seq.params.as_greedy
-
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: Seq[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
         steps = max(depth[b] for b in rows)
         left = [b for b in rows if self.source.room(seqs[b]) < steps]
         rows = [b for b in rows if b not in left]
         own = [seqs[b] for b in rows]
-        each = [self._params(seq) for seq in own]
+        each = [seq.params for seq in own]
         draws = self._draws(own, each, steps)
         drawn = self.source.decode_steps(own, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, probs = depth[b], tokens[r], None
-            if not each[r].greedy or self.confidence:
-                raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
             if not each[r].greedy:
+                raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
                 own_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
                 probs, most = widened(own_probs, self.vocab_size), len(own_probs)
                 if not most:
@@ -136,11 +125,6 @@ class Chains:
                 if drawn.probs is None:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
-            if self.confidence:
-                likely = torch.softmax(raw.double(), -1) if probs is None else probs
-                index = torch.tensor(chain[:most], device=likely.device)[:, None]
-                accepted = likely[:most].gather(1, index)[:, 0].cumprod(0).tolist()
-                most = next((n for n in range(1, most) if accepted[n - 1] < self.confidence), most)
             chains[b].tokens = chain[:most]
             chains[b].probs = None if probs is None else probs[:most]
         return left
@@ -182,11 +166,9 @@ class Chains:
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
         """One call of the model per draft token."""
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
-        likely = [1.0] * len(seqs)  # the model's probability of the chain so far
         first = rows
         while rows:
             own, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
-            each = [self._params(seq) for seq in own]
             try:
                 logits = self.source.extend(own, so_far)  # [R, V']
             except Exception as fault:
@@ -194,38 +176,21 @@ class Chains:
                     raise  # nothing was drawn yet: the step may go on without a draft
                 ended_early(own, len(so_far[0]), fault)
                 break
-            probs, dead = possible(logits, own, so_far, self.vocab_size, each)  # [R, V]
+            probs, dead = possible(logits, own, so_far, self.vocab_size)  # [R, V]
             if dead:
                 alive = [r for r in range(len(rows)) if r not in dead]
                 rows, own, so_far = [rows[r] for r in alive], [own[r] for r in alive], [so_far[r] for r in alive]
-                each, logits, probs = [each[r] for r in alive], logits[alive], probs[alive]
+                probs = probs[alive]
                 if not rows:
                     break
             tokens = sample_draft_tokens(probs, own, len(so_far[0])).tolist()
-            own_probs = own_probability(logits, probs, tokens) if self.confidence else [1.0] * len(tokens)
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
                 distributions[b].append(probs[r])
-                likely[b] *= own_probs[r]
-            rows = [b for b in rows if len(chains[b].tokens) < depth[b] and likely[b] >= self.confidence]
+            rows = [b for b in rows if len(chains[b].tokens) < depth[b]]
         for b in first:
             if chains[b].tokens:
-                chains[b].probs = None if self._params(seqs[b]).greedy else torch.stack(distributions[b])
-
-
-def check_confidence(value: float) -> None:
-    """Raise ParameterError unless a chain can end where its probability falls below this."""
-    if not 0 <= value < 1:
-        raise ParameterError(f"confidence is {value!r}, must be in [0, 1)")
-
-
-def own_probability(logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
-    """The drafter's probability of each drawn token: from `probs` [R, V], or from the plain softmax of `logits` [R, V']
-    if that is a point mass."""
-    x = torch.tensor(tokens, device=probs.device)[:, None]
-    drawn = probs.gather(1, x)[:, 0]  # [R]
-    plain = torch.softmax(logits.double(), -1).gather(1, x.clamp(max=logits.shape[1] - 1))[:, 0]
-    return torch.where(drawn < 1, drawn, plain).tolist()  # type: ignore[no-any-return]
+                chains[b].probs = None if seqs[b].params.greedy else torch.stack(distributions[b])
 
 
 def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:

@@ -25,7 +25,7 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
-from slipstream.drafters.chains import Chains, check_confidence
+from slipstream.drafters.chains import Chains
 from slipstream.drafters.eagle import HeadDrafter
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.heads.dflash_format import fit, load_dflash
@@ -35,15 +35,7 @@ from slipstream.heads.eagle_rows import EagleRows
 
 @dataclass(frozen=True)
 class DFlashDraftConfig(Strict):
-    """sampled    above temperature 0: sample draft tokens from the head's distribution (q), or take the most likely.
-    confidence  a chain ends where its probability falls below this, in [0, 1); 0: at the draft length.
-    """
-
-    sampled: bool = True
-    confidence: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_confidence(self.confidence)
+    """It has no options: any that is given is refused."""
 
 
 class DFlashDrafter(HeadDrafter):
@@ -51,14 +43,14 @@ class DFlashDrafter(HeadDrafter):
 
     name = "dflash"
 
-    def __init__(self, runtime: TorchDFlash, vocab_size: int, config: DFlashDraftConfig | None = None):
-        self.runtime, self.config, self.rows = runtime, config or DFlashDraftConfig(), EagleRows(runtime)
+    def __init__(self, runtime: TorchDFlash, vocab_size: int):
+        self.runtime, self.rows = runtime, EagleRows(runtime)
         self.device, self.width, self.multi_step = runtime.device, len(runtime.head.output_head), True
         depth, n = min(runtime.config.depth, MAX_NODES), runtime.config.block
         self.traits = DrafterTraits(
             runtime.config.taps, chains_only=True, reads_prompts=True, keeps_prefixes=True, longest=depth
         )
-        self._depth, self._chains = depth, Chains(self, vocab_size, self.config.confidence, self.config.sampled)
+        self._depth, self._chains = depth, Chains(self, vocab_size)
         self._ran: tuple[list[int], Tensor] | None = None  # ids, and logits [R, K, V] of the blocks that ran last
         self._sees = None if runtime.config.causal else torch.ones(n, n, dtype=torch.bool)
 
@@ -101,9 +93,9 @@ class DFlashDrafter(HeadDrafter):
 
 def make(target: Target, *, head: str | Path | DFlashHead | None = None, **options: Any) -> DFlashDrafter:
     """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the one that ships
-    for this target. options: as in `DFlashDraftConfig`. PyTorch runs the head, beside targets of any backend.
+    for this target. It has no options. PyTorch runs the head, beside targets of any backend.
     Raises ParameterError and the families of LoadError and PairError."""
-    config = DFlashDraftConfig(**options)
+    DFlashDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")
     if head is None:
         from slipstream.zoo import head_dir
@@ -111,4 +103,4 @@ def make(target: Target, *, head: str | Path | DFlashHead | None = None, **optio
         head = head_dir("dflash", host.runtime.source)
     # A copy: the original may still be in training.
     loaded = copy.deepcopy(head).eval().requires_grad_(False) if isinstance(head, DFlashHead) else load_dflash(head)
-    return DFlashDrafter(TorchDFlash(fit(loaded, host)), host.vocab_size, config)
+    return DFlashDrafter(TorchDFlash(fit(loaded, host)), host.vocab_size)

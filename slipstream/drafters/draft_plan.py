@@ -223,8 +223,6 @@ class DraftPlan:
         module, config = import_module(spec.path), options_of(self.name)
         arguments = inspect.signature(getattr(module, spec.maker)).parameters  # not options: head, model, members, ...
         given = {key: value for key, value in self.options.items() if key not in arguments}
-        if given.get("costs") == "measured":
-            del given["costs"]
         if config is not None and given:
             config(**given)
 

@@ -33,7 +33,7 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chains, check_confidence, ended_early, possible, uncut
+from slipstream.drafters.chains import Chains, ended_early, possible, uncut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.masked_pass import MaskedPass
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
@@ -43,7 +43,6 @@ from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRows
 from slipstream.heads.eagle_runtime import EagleRuntime
-from slipstream.theory.cost_curve import CostCurve
 
 log = logging.getLogger("slipstream")
 
@@ -55,18 +54,11 @@ class EagleDraftConfig(Strict):
     """shape      "chain": one token for each depth; "tree": grown along the most likely paths (EAGLE-2).
     width      most children of a node, and most nodes of a level that get children, in a tree.
     nodes      most draft tokens of a tree.
-    sampled    above temperature 0: sample draft tokens from the head's distribution (q), or take the most likely ones.
-    confidence  chains end where their probability falls below this, in [0, 1); 0: at the draft length.
-    costs      of the target by rows: a tree then has the number of nodes that gives the most tokens per second.
-               "measured": measured when the drafter is created. None: all `nodes`.
     """
 
     shape: str = "chain"
     width: int = 4
     nodes: int = 12
-    sampled: bool = True
-    confidence: float = 0.0
-    costs: CostCurve | None = None
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
@@ -75,9 +67,6 @@ class EagleDraftConfig(Strict):
         check_integer("nodes", self.nodes, 1)
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
-        if self.costs is not None and not isinstance(self.costs, CostCurve):
-            raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
-        check_confidence(self.confidence)
 
 
 class HeadDrafter:
@@ -123,10 +112,11 @@ class EagleDrafter(HeadDrafter):
         self.rows = EagleRows(runtime)
         self.device, self.width = runtime.device, vocab_size
         self.multi_step = True
-        self.traits = DrafterTraits(
-            taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True
-        )
         parallel = runtime.mask is not None
+        self.traits = DrafterTraits(
+            taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True,
+            longest=runtime.config.depths if parallel else None,
+        )  # fmt: skip
         if parallel and self.config.shape == "tree":
             raise ParameterError(
                 "shape is 'tree', the head is parallel (P-EAGLE)",
@@ -134,21 +124,15 @@ class EagleDrafter(HeadDrafter):
                 fix="leave it out",
             )
         self._pass = MaskedPass(self, self._masked) if parallel else None
-        self._chains = Chains(self._pass or self, vocab_size, self.config.confidence, self.config.sampled)
+        self._chains = Chains(self._pass or self, vocab_size)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         whole = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
         self._ids: Tensor | None = runtime.ids if reduced else None
-        self._warned = False
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
-        trained = self.runtime.config.depths
-        if self._pass is not None and trained is not None and trained < bound:
-            if max(budget, default=0) > trained and not self._warned:
-                self._warned = True
-                log.warning("the head was trained to draft %d tokens in one pass: longer drafts are cut", trained)
-            bound = trained
+        bound = min(bound, self.traits.longest or bound)
         depth = [self.rows.depth(seq, min(most, bound)) for seq, most in zip(seqs, budget, strict=True)]
         if self._pass is not None:
             self._pass.plan(seqs, depth)
@@ -196,8 +180,9 @@ class EagleDrafter(HeadDrafter):
         self.rows.ran(seqs)
         probs = None if drawn.probs is None else self._scattered(drawn.probs, 0.0)
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
-        unread = sampling.kind == "maximum" and not self.config.confidence
-        return DecodedSteps(tokens, drawn.logits if unread else self._scattered(drawn.logits), probs)
+        # Logits of maxima are not read.
+        logits = drawn.logits if sampling.kind == "maximum" else self._scattered(drawn.logits)
+        return DecodedSteps(tokens, logits, probs)
 
     def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
         """See `MaskedPass`."""
@@ -251,7 +236,7 @@ class EagleDrafter(HeadDrafter):
 
     def _tree(self, seq: Sequence, depth: int) -> Tree:
         c = self.config
-        return Tree(seq, depth, c.width, c.nodes, c.sampled and not seq.params.greedy, c.costs)
+        return Tree(seq, depth, c.width, c.nodes, not seq.params.greedy)
 
     def _scores(self, logits: Tensor, trees: Seq[Tree], frontiers: Seq[Seq[int]]) -> Tensor:
         """The distributions that a level is grown from, float64 [F, V]: at the request's temperature, or 1 if that is

@@ -34,7 +34,7 @@ S = TypeVar("S", bound=LookupState)
 class LookupDrafter(ABC, Generic[S]):
     """A lookup drafter without the lookup itself. device: where the target wants its draft tokens."""
 
-    traits = DrafterTraits(lookup=True, reads_predictions=True)
+    traits = DrafterTraits(lookup=True, chains_only=True, reads_predictions=True)
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = device
@@ -42,10 +42,10 @@ class LookupDrafter(ABC, Generic[S]):
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         """A state is created when it is first needed: a sequence for which speculation is off costs nothing."""
-        rows: list[tuple[Seq[int], Seq[int]]] = []
+        chains: list[Seq[int]] = []
         for seq, depth in zip(seqs, budget, strict=True):
-            rows.append(self._tree(self._state(seq), seq, depth) if depth > 0 else ((), ()))
-        draft = Draft.trees(rows, self.device)
+            chains.append(self._chain(self._state(seq), seq, depth) if depth > 0 else ())
+        draft = Draft.chains(chains, device=self.device)
         for b, seq in enumerate(seqs):
             if draft.nodes(b):
                 state = self._states[seq.id]
@@ -57,8 +57,8 @@ class LookupDrafter(ABC, Generic[S]):
         """The state of a sequence, up to date with its tokens."""
 
     @abstractmethod
-    def _tree(self, state: S, seq: Sequence, depth: int) -> tuple[Seq[int], Seq[int]]:
-        """(draft tokens, parents), at most `depth` deep; notes the length of the match in the state."""
+    def _chain(self, state: S, seq: Sequence, depth: int) -> Seq[int]:
+        """At most `depth` draft tokens; notes the length of the match in the state."""
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):

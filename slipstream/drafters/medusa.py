@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +25,32 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import check_confidence, own_probability, possible, sample_draft_tokens
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.errors import ParameterError
 from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, check_accuracies
 from slipstream.heads.medusa_runtime import MedusaRuntime
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import Tree, best_tree, optimal_tree, renumbered
-
-MODES = ("tree", "chain", "sampled")
+from slipstream.theory.trees import Tree, best_tree, optimal_tree
 
 _MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
 
 
 @dataclass(frozen=True)
 class MedusaDraftConfig(Strict):
-    """mode        "tree": a tree of the heads' most likely candidates; "chain": their first choices; "sampled": a chain
-                whose tokens are sampled from the heads' distributions with the request's parameters.
-    tree        None: the optimal tree for `accuracies`. Or a fixed one: "4,2,1" or (4, 2, 1), the number of children at
-                each depth; or a list of paths of ranks, [[0], [1], [0, 0]].
-    nodes       most draft tokens of an optimal tree; 0: the number with the most tokens per second at `costs`, at most
-                64.
+    """tree        None: the optimal tree for `accuracies`. Or a fixed one: "4,2,1" or (4, 2, 1), the number of children
+                at each depth ("1,1,1" is a chain), or a list of paths of ranks, [[0], [1], [0, 0]].
+    nodes       most draft tokens of an optimal tree; 0: the number with the most tokens per second, at most 64.
     accuracies  how often each head's candidate of each rank is right, [head][rank]; None: those in the checkpoint, or
                 else assumed ones.
-    costs       of verifying rows, for nodes=0: the cost of each further row as a share of a decode
-                step; or "measured" on this machine when the drafter is created. Draft tokens, and the
-                text of a seeded request under `rejection`, then depend on the machine.
-    confidence  a node gets children, and a chain goes on, while its probability by the heads is at least this, in
-                [0, 1).
+    row_cost    for nodes=0: the cost of verifying each further row, as a share of a decode step.
     """
 
-    mode: str = "tree"
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
     nodes: int = 0
     accuracies: Accuracies | None = None
-    costs: float | CostCurve = 0.05
-    confidence: float = 0.0
+    row_cost: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ParameterError(f"mode is {self.mode!r}", fix=did_you_mean(self.mode, MODES))
         check_integer("nodes", self.nodes, 0)
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} can be verified in one step")
@@ -74,13 +58,9 @@ class MedusaDraftConfig(Strict):
             raise ParameterError(
                 "a fixed tree was given together with nodes or accuracies", fix="give one or the other"
             )
-        if isinstance(self.costs, str):
-            raise ParameterError(f"costs is {self.costs!r}", fix="give a share of a step such as 0.05, or 'measured'")
-        if not isinstance(self.costs, CostCurve):
-            check_number("costs", self.costs, 0.0, float("inf"))
+        check_number("row_cost", self.row_cost, 0.0, float("inf"))
         for h, row in enumerate(self.accuracies or ()):
             check_accuracies(f"accuracies[{h}]", row)
-        check_confidence(self.confidence)
 
     def fixed_tree(self) -> Tree | None:
         """The tree given by the option `tree`. Raises ParameterError."""
@@ -109,11 +89,9 @@ def assumed(heads: int) -> Accuracies:
 
 @dataclass(frozen=True)
 class _Shape:
-    """tree: for drafts of one depth; places: index of each node's candidate among the [K * top] of a row; index: the
-    same as int64 [n] on the device."""
+    """tree: for drafts of one depth; index: of each node's candidate among the [K * top] of a row, int64 [n]."""
 
     tree: Tree
-    places: list[int]
     index: Tensor
 
 
@@ -132,9 +110,7 @@ class MedusaDrafter:
     ):
         self.heads, self.vocab_size, self.device = heads, vocab_size, torch.device(device)
         self.config = config or MedusaDraftConfig()
-        c = self.config
-        self.costs = c.costs if isinstance(c.costs, CostCurve) else CostCurve.flat(c.costs)
-        self._fixed = self._checked(c.fixed_tree() if c.mode == "tree" else Tree.full((1,) * heads.config.heads))
+        self._fixed = self._checked(self.config.fixed_tree())
         self._accuracies = self._measured()
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, _Shape] = {}  # by depth
@@ -152,76 +128,16 @@ class MedusaDrafter:
             return Draft.empty(len(seqs), self.device)
         hidden = torch.stack([self._states[seqs[b].id][1] for b in rows])  # [R, d]
         logits = self.heads(hidden.to(self.heads.dtype))  # [R, K, draft_vocab]
-        if self.config.mode != "sampled" or all(seqs[b].params.argmax_only for b in rows):
-            return self._trees(len(seqs), rows, depth, logits)
-        return self._sampled(seqs, rows, depth, logits)
-
-    def _trees(self, batch: int, rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
-        c, (values, ids) = self.config, logits.topk(self._top, -1)  # [R, K, top]
-        ids = self.heads.token_map[ids].flatten(1)  # [R, K * top]
-        node_probs = None
-        if c.confidence:
-            node_probs = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().flatten(1).tolist()
+        ids = self.heads.token_map[logits.topk(self._top, -1).indices].flatten(1)  # [R, K * top]
         parents: list[int] = []
         splits, tokens = [0], list[Tensor]()
-        for b in range(batch):
-            if depth[b]:
-                shape, r = self._shape(depth[b]), len(tokens)
-                kept = range(len(shape.tree)) if node_probs is None else self._nodes_to_verify(shape, node_probs[r])
-                whole = len(kept) == len(shape.tree)
-                tokens.append(ids[r, shape.index if whole else shape.index[kept]])
-                parents += shape.tree.parents if whole else renumbered(shape.tree.parents, kept)
+        for most in depth:
+            if most:
+                shape = self._shape(most)
+                tokens.append(ids[len(tokens), shape.index])
+                parents += shape.tree.parents
             splits.append(len(parents))
         return Draft(torch.cat(tokens), parents, splits)
-
-    def _nodes_to_verify(self, shape: _Shape, node_probs: Seq[float]) -> Seq[int]:
-        """Nodes to verify in this step. node_probs [K * top]: the heads' probability of each candidate.
-
-        Every node is a point mass, so it may be left out because of its own probability."""
-        accepted: list[float] = []  # estimated probability that a node and all its ancestors are accepted
-        for parent, place in zip(shape.tree.parents, shape.places, strict=True):
-            accepted.append(node_probs[place] * (1.0 if parent < 0 else accepted[parent]))
-        parents, least = shape.tree.parents, self.config.confidence
-        return [i for i, parent in enumerate(parents) if parent < 0 or accepted[parent] >= least]
-
-    def _sampled(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], logits: Tensor) -> Draft:
-        """Sample every draft token from its head's distribution, which becomes q. Distribution and length may depend on
-        the draft tokens before it (penalties, bad words)."""
-        if self.heads.config.draft_vocab is not None or logits.shape[-1] < self.vocab_size:
-            full = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
-            full[..., self.heads.token_map] = logits
-            logits = full  # [R, K, V]
-        own = [seqs[b] for b in rows]
-        most = [depth[b] for b in rows]
-        drawn: list[list[int]] = [[] for _ in rows]
-        own_probs: list[list[float]] = [[] for _ in rows]
-        distributions = []  # per depth [R, V]
-        for place in range(max(depth)):
-            probs, dead = possible(logits[:, place], own, drawn, self.vocab_size)
-            for r in dead:  # the chain ends before this place; what is drawn for it below is not used
-                most[r], probs[r] = min(most[r], place), 1 / self.vocab_size
-            tokens = sample_draft_tokens(probs, own, place).tolist()  # [R]
-            for r, (token, p) in enumerate(
-                zip(tokens, self._own_probability(logits[:, place], probs, tokens), strict=True)
-            ):
-                drawn[r].append(token)
-                own_probs[r].append(p)
-            distributions.append(probs)
-        chains: list[list[int]] = [[] for _ in seqs]
-        kept: list[Tensor] = []
-        for r, b in enumerate(rows):
-            chains[b] = drawn[r][: self._length(own_probs[r], most[r])]
-            kept += [distributions[place][r] for place in range(len(chains[b]))]
-        q = torch.stack(kept) if kept and not all(seq.params.greedy for seq in own) else None  # [N, V]
-        return Draft.chains(chains, q, self.device)
-
-    def _own_probability(self, logits: Tensor, probs: Tensor, tokens: Seq[int]) -> list[float]:
-        return own_probability(logits, probs, tokens) if self.config.confidence else [1.0] * len(tokens)
-
-    def _length(self, own_probs: Seq[float], depth: int) -> int:
-        """Length of a chain; whether a token is drafted depends on the probabilities of those before it."""
-        likely = accumulate(own_probs[:depth], mul)
-        return next((n for n, p in enumerate(likely, start=1) if p < self.config.confidence), len(own_probs[:depth]))
 
     # --- learning ----------------------------------------------------------------------------------------------
 
@@ -262,9 +178,9 @@ class MedusaDrafter:
             elif self.config.nodes:
                 tree = optimal_tree(self._accuracies, self.config.nodes, depth)
             else:
-                tree = best_tree(self._accuracies, self.costs, _MOST_NODES, depth)
+                tree = best_tree(self._accuracies, CostCurve.flat(self.config.row_cost), _MOST_NODES, depth)
             places = [(d - 1) * self._top + rank for d, rank in zip(tree.depths, tree.ranks, strict=True)]
-            self._shapes[depth] = _Shape(tree, places, torch.tensor(places, dtype=torch.int64, device=self.device))
+            self._shapes[depth] = _Shape(tree, torch.tensor(places, dtype=torch.int64, device=self.device))
         return self._shapes[depth]
 
     def _measured(self) -> Accuracies:

@@ -1,9 +1,9 @@
-"""Draft model: a smaller model with the same vocabulary drafts a chain or a tree; one of PARD (An et al. 2504.18583)
-drafts in one pass.
+"""Draft model: a smaller model with the same vocabulary drafts a chain. One of PARD (An et al. 2504.18583) drafts it in
+one pass.
 
-Chains are drafted by `chains`, trees by `model_tree`. A draft model with another tokenizer is asked for with
-`draft_tokenizer` (see `draft_tokenizers`). A model of PARD names a `pard_token` in its config.json; in the pass of a
-chain, it stands in the place of each draft token but the last.
+See `chains`. A draft model with another tokenizer is asked for with `draft_tokenizer` (see `draft_tokenizers`). A model
+of PARD names a `pard_token` in its config.json; in the pass of a chain, it stands in the place of each draft token but
+the last.
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
 rolled back to the accepted tokens.
@@ -26,55 +26,27 @@ from slipstream.core.encoder import Encoder
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
-from slipstream.drafters.chains import Chains, check_confidence
-from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.chains import Chains
 from slipstream.drafters.masked_pass import MaskedPass
-from slipstream.drafters.model_tree import Ran, accepted_path, grow
 from slipstream.drafters.string_match import StringDrafter, Writer
-from slipstream.drafters.tree_growth import Tree, forest
-from slipstream.errors import PairError, ParameterError, did_you_mean
+from slipstream.errors import PairError, ParameterError
 from slipstream.models.pair_check import require_kind
-from slipstream.theory.cost_curve import CostCurve
 
 log = logging.getLogger("slipstream")
-
-TREES = ("topk", "sampled")
 
 
 @dataclass(frozen=True)
 class ModelDraftConfig(Strict):
-    """confidence  a chain, or a path of a tree, ends where its probability falls below this, in [0, 1); 0: at the draft
-                length.
-    tree        None: chains. "topk": a tree of the tokens with the greatest path probabilities. "sampled": siblings
-                drawn without replacement; greedy requests get "topk" trees.
-    width       trees: most children of a node, and most nodes of a level that get children.
-    nodes       trees: most draft tokens.
-    costs       of the target by rows: a tree then has the number of nodes that gives the most tokens per second.
-                "measured": measured when the drafter is created. None: all `nodes`.
-    window      prefill the draft model with at most this many tokens, the last of the text, to bound the cost of long
-                prompts. It is prefilled again if more tokens than that have been added without it (by a lookup
-                drafter), and when its context is full. None: the whole text; drafting stops when the context is full.
+    """window  prefill the draft model with at most this many tokens, the last of the text, to bound the cost of long
+    prompts. It is prefilled again if more tokens than that have been added without it (by a lookup drafter),
+    and when its context is full. None: the whole text; drafting stops when the context is full.
     """
 
-    confidence: float = 0.0
-    tree: str | None = None
-    width: int = 4
-    nodes: int = 16
-    costs: CostCurve | None = None
     window: int | None = None
 
     def __post_init__(self) -> None:
-        check_confidence(self.confidence)
-        if self.tree is not None and self.tree not in TREES:
-            raise ParameterError(f"tree is {self.tree!r}", fix=did_you_mean(str(self.tree), TREES))
-        check_integer("nodes", self.nodes, 1)
-        if self.nodes > MAX_NODES:
-            raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
-        check_integer("width", self.width, 1)
         if self.window is not None:
             check_integer("window", self.window, 1)
-        if self.costs is not None and not isinstance(self.costs, CostCurve):
-            raise ParameterError(f"costs is {self.costs!r}", fix="give a CostCurve, 'measured' or nothing")
 
 
 @dataclass
@@ -97,6 +69,7 @@ class ModelDrafter:
     """model: any `Target` of the same vocabulary (padding aside). vocab_size: width of the target's logits."""
 
     name = "model"
+    traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
 
     def __init__(self, model: Target, vocab_size: int, config: ModelDraftConfig | None = None):
         self.model, self.vocab_size = model, vocab_size
@@ -107,17 +80,9 @@ class ModelDrafter:
         self.multi_step = self._multi_step is not None
         parallel = model.capabilities.mask_token is not None
         self._pass = MaskedPass(self, self._masked) if parallel else None
-        self._chains = Chains(self._pass or self, vocab_size, self.config.confidence)
+        self._chains = Chains(self._pass or self, vocab_size)
         self._shadows: dict[int, Shadow] = {}
-        self._ran: dict[int, Ran] = {}  # nodes of each sequence's tree that the model has run
-        self.traits = DrafterTraits(chains_only=self.config.tree is None, reads_prompts=True, keeps_prefixes=True)
         self._warned: set[str] = set()
-        if self.config.tree is not None and not model.capabilities.trees:
-            raise ParameterError(
-                f"tree is {self.config.tree!r}, the draft model runs chains only",
-                why="every draft would fail",
-                fix="leave it out",
-            )
         window = self.config.window
         if window is not None and window >= self.context:
             raise ParameterError(
@@ -128,8 +93,6 @@ class ModelDrafter:
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [self._begun(seq, most) if most > 0 else 0 for seq, most in zip(seqs, budget, strict=True)]
-        if self.config.tree:
-            return self._grow(seqs, depth)
         if self._pass is not None:  # the model's cache then holds the text alone
             self._pass.plan(seqs, depth)
             return self._chains.draft(seqs, depth)
@@ -164,22 +127,6 @@ class ModelDrafter:
     def room(self, seq: Sequence) -> int:
         """See `chains.Source`."""
         return self.context - len(seq.tokens) + self._shadows[seq.id].begin
-
-    def _grow(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
-        drafting = [b for b in range(len(seqs)) if depth[b] > 0]
-        if not drafting:
-            return Draft.empty(len(seqs), self.device)
-        c, shadows = self.config, [self._follow(seqs[b], ()) for b in drafting]
-        trees = {
-            b: Tree(
-                seqs[b], depth[b], c.width, c.nodes, c.tree == "sampled" and not seqs[b].params.greedy, c.costs,
-                confidence=c.confidence,
-            )
-            for b in drafting
-        }  # fmt: skip
-        ran = grow(self.model, self.vocab_size, list(trees.values()), shadows)
-        self._ran |= {seqs[b].id: nodes for b, nodes in zip(drafting, ran, strict=True)}
-        return forest(len(seqs), trees, self.vocab_size, self.device)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """See `chains.Source`."""
@@ -223,7 +170,6 @@ class ModelDrafter:
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Roll each shadow back to the accepted tokens. Its cache has every draft token except the last of each path,
         which the model did not run."""
-        self._keep([seq for seq in seqs if seq.id in self._ran])
         for b, seq in enumerate(seqs):
             shadow = self._shadows.get(seq.id)
             if shadow is not None:
@@ -263,23 +209,7 @@ class ModelDrafter:
         if shadow is not None and self._memory is not None:
             self._memory.keep(shadow.held.id, shadow.held.tokens[: shadow.held.kv_len])
 
-    def _keep(self, seqs: Seq[Sequence]) -> None:
-        """Keep the KV of the accepted path of each tree, and add its tokens to the shadow."""
-        if not seqs:
-            return
-        shadows = [self._shadows[seq.id].held for seq in seqs]
-        ran = [self._ran.pop(seq.id) for seq in seqs]
-        paths = [
-            accepted_path(nodes, seq.tokens[self._shadows[seq.id].begin + len(shadow.tokens) : -1])
-            for seq, shadow, nodes in zip(seqs, shadows, ran, strict=True)
-        ]
-        self.model.commit(shadows, paths)
-        for shadow, (tokens, _), path in zip(shadows, ran, paths, strict=True):
-            shadow.tokens += [tokens[node] for node in path]
-            shadow.kv_len = len(shadow.tokens)
-
     def release(self, seq_id: int) -> None:
-        self._ran.pop(seq_id, None)
         shadow = self._shadows.pop(seq_id, None)
         if shadow is not None:
             self.model.release(shadow.held.id)

@@ -6,13 +6,11 @@ token costs microseconds. This saves time for text that repeats itself: editing,
 The drafter counts which token followed which context, for all k-grams of the sequence with k in 2..N (the n-gram store
 of n-gram assisted decoding). The counts come from the prompt and from the accepted output. The longest known context is
 used; of its followers the most frequent one, and among equals the most recent. From there the earlier text is copied
-(prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3). What came
-after the next-best followers can be added as branches of a tree:
+(prompt lookup decoding, Saxena 2023; copying from references in LLMA, Yang et al. 2304.04487, section 3):
 
     ... the cat sat . the cat ran . the cat     longest match "the cat" -> {sat: once, ran: once and later}
 
-         ran(0) ── .(1) ── the(2)                tokens  = [ran, ., the, sat]       branches=2, at most 3 deep
-         sat(3)                                  parents = [ -1, 0,   1,  -1]
+         ran ── . ── the                        at most 3 deep
 
 Every draft token is deterministic given the sequence's own text (a point mass), so q is None. Nothing depends on the
 rest of the batch.
@@ -47,8 +45,6 @@ class NgramConfig(Strict):
     """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
                  Short contexts match more often, and their draft tokens are accepted less often.
     max_draft    most draft tokens in a path; the engine's own limit applies as well.
-    branches     most first draft tokens; 1 gives chains. The r-th alternative is copied for 1/2^r of the chain's
-                 length, because lower ranks are less likely to be accepted.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
                  are left out. 0: no limit; above 0.7 nothing would ever be tried.
     max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
@@ -59,12 +55,11 @@ class NgramConfig(Strict):
     max_ngram: int = 5
     min_ngram: int = 1
     max_draft: int = 16
-    branches: int = 1
     row_cost: float = 0.05
     max_entries: int = 1 << 18
 
     def __post_init__(self) -> None:
-        for name, low in (("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("branches", 1), ("max_entries", 2)):
+        for name, low in (("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("max_entries", 2)):
             check_integer(name, getattr(self, name), low)
         check_number("row_cost", self.row_cost, 0.0, 0.7)
         if self.min_ngram > self.max_ngram:
@@ -73,24 +68,8 @@ class NgramConfig(Strict):
                 why="no context can satisfy both",
                 fix="choose min_ngram <= max_ngram",
             )
-        if self.branches > FOLLOWERS:
-            raise ParameterError(f"branches is {self.branches}, only {FOLLOWERS} followers are kept for a context")
-        if self.most_nodes > MAX_NODES:
-            raise ParameterError(
-                f"max_draft={self.max_draft} and branches={self.branches} can make trees of {self.most_nodes} draft "
-                f"tokens, at most {MAX_NODES} are verified",
-                fix="lower one of them",
-            )
-
-    @property
-    def most_nodes(self) -> int:
-        """Draft tokens in the largest tree that this configuration can draft."""
-        return self.max_draft + sum(_share(self.max_draft, rank) for rank in range(1, self.branches))
-
-
-def _share(depth: int, rank: int) -> int:
-    """Greatest length of the alternative of that rank (1: the first) to a chain of `depth` tokens."""
-    return max(1, depth >> rank)
+        if self.max_draft > MAX_NODES:
+            raise ParameterError(f"max_draft is {self.max_draft}, at most {MAX_NODES} draft tokens are verified")
 
 
 class NgramStore:
@@ -140,24 +119,20 @@ class NgramStore:
             score = 0
         entry[follower] = (score // ONCE + 1) * ONCE + position
 
-    def followers(self, tokens: Seq[int], drafted: Seq[int], most: int) -> list[Follower]:
-        """Up to `most` candidates for the token after `tokens` + `drafted`: longest context first, then by score."""
+    def follower(self, tokens: Seq[int], drafted: Seq[int] = ()) -> Follower | None:
+        """What most often followed the longest known context at the end of `tokens` + `drafted`; None if none is
+        known."""
         longest = self.config.max_ngram
         tail = (*tokens[-longest:], *drafted)[-longest:]
-        found: dict[int, Follower] = {}
         for k in range(len(tail), self.config.min_ngram - 1, -1):
             context = tail[-k:]
             entry = self._young.get(context) or self._old.get(context)
-            if entry is None:
-                continue
-            if not isinstance(entry, dict):
-                found.setdefault(tokens[entry], (tokens[entry], entry, k))
-            else:
-                for follower in sorted(entry, key=entry.__getitem__, reverse=True):
-                    found.setdefault(follower, (follower, entry[follower] % ONCE, k))
-            if len(found) >= most:
-                break
-        return list(found.values())[:most]
+            if isinstance(entry, dict):
+                best = max(entry, key=entry.__getitem__)
+                return best, entry[best] % ONCE, k
+            if entry is not None:
+                return tokens[entry], entry, k
+        return None
 
 
 def extend(tokens: Seq[int], path: list[int], position: int, depth: int) -> None:
@@ -187,10 +162,10 @@ class NgramDrafter(LookupDrafter[_State]):
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         """See `core.drafter.Lookup`."""
         state, text = self._states[seq.id], seq.readable
-        found = state.store.followers(text, drafted, 1)
-        if not found:
+        found = state.store.follower(text, drafted)
+        if found is None:
             return [], 0
-        token, position, match = found[0]
+        token, position, match = found
         depth = min(depth, self.config.max_draft, state.match_stats.depth(match))
         if not depth:
             return [], match
@@ -208,23 +183,10 @@ class NgramDrafter(LookupDrafter[_State]):
         state.store.index(seq.readable)
         return state
 
-    def _tree(self, state: _State, seq: Sequence, depth: int) -> tuple[list[int], list[int]]:
-        """First the chain, then the alternatives to its first token, by rank."""
-        text = seq.readable
-        found = state.store.followers(text, (), self.config.branches)
-        if not found:
-            return [], []
-        state.match = found[0][2]
-        depth = min(depth, self.config.max_draft, state.match_stats.depth(state.match))
-        if not depth:
-            return [], []
-        tokens, parents = list[int](), list[int]()
-        for rank, (token, position, _) in enumerate(found):
-            path, first = [token], len(tokens)
-            extend(text, path, position, _share(depth, rank))
-            tokens += path
-            parents += [-1, *range(first, first + len(path) - 1)]
-        return tokens, parents
+    def _chain(self, state: _State, seq: Sequence, depth: int) -> list[int]:
+        chain, match = self.continue_from(seq, (), depth)
+        state.match = match or state.match
+        return chain
 
 
 def make(target: Target, **options: Any) -> NgramDrafter:

@@ -114,14 +114,9 @@ def most_chosen(name: str) -> int:
 
 
 def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
-    """The drafter of that name for `target`. The option costs="measured" measures those of the target here. Raises
-    ParameterError for unknown names and options."""
+    """The drafter of that name for `target`. Raises ParameterError for unknown names and options."""
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
     spec = DRAFTERS[name]
-    if options.get("costs") == "measured":
-        from slipstream.targets.target_costs import measure_costs
-
-        options["costs"] = measure_costs(target)
     made: Drafter = getattr(import_module(spec.path), spec.maker)(target, **options)
     return made

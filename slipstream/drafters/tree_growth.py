@@ -24,8 +24,7 @@ from slipstream.core.draft import Draft, visible
 from slipstream.core.random import SIBLINGS
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import joint
-from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.trees import best_count, renumbered
+from slipstream.theory.trees import renumbered
 
 ROOT = -1
 
@@ -36,9 +35,7 @@ class Tree:
 
     depth    greatest depth; width: most children of a node, and most nodes of a level that get children (drawn: most
              nodes of a level).
-    nodes    most nodes of the finished tree; costs: of the target by rows, to leave out nodes that do not save time.
-    drawn    whether children are drawn (see above). confidence: a path ends after a node with which its probability
-             falls below this.
+    nodes    most nodes of the finished tree. drawn: whether children are drawn (see above).
 
     tokens   of the nodes; path_probs: product of the probabilities along a node's path, an estimate of its acceptance
              probability; q: the distribution that each drawn node was sampled from.
@@ -50,8 +47,6 @@ class Tree:
     width: int
     nodes: int
     drawn: bool
-    costs: CostCurve | None = None
-    confidence: float = 0.0
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -61,7 +56,6 @@ class Tree:
     level: int = 0
     full: bool = False
     _uniforms: np.ndarray | None = None
-    _yield: float = 1.0  # drawn: expected tokens of a step with the nodes so far
 
     def frontier(self) -> list[int]:
         """Nodes whose distributions the next level needs: the most likely of the last level."""
@@ -70,13 +64,11 @@ class Tree:
         if self.level == 0:
             return [ROOT]
         last = [i for i in range(len(self.parents)) if self.depths[i] == self.level and self.path_probs[i] > 0]
-        likeliest = sorted(last, key=lambda i: -self.path_probs[i])[: self.width]
-        return sorted(i for i in likeliest if self.path_probs[i] >= self.confidence)
+        return sorted(sorted(last, key=lambda i: -self.path_probs[i])[: self.width])
 
     def slots(self, frontier: Seq[int], values: Seq[Seq[float]]) -> list[tuple[int, int]]:
         """Children of the next level, as (index in the frontier, rank). values[i]: the greatest probabilities of the
-        distribution at frontier[i], decreasing. Drawn trees: only the best, within `nodes` and as far as they save
-        time."""
+        distribution at frontier[i], decreasing. Drawn trees: only the best, within `nodes`."""
         offers = [
             ((self.path_probs[node] if node >= 0 else 1.0) * p, i, rank)
             for i, node in enumerate(frontier)
@@ -88,15 +80,8 @@ class Tree:
         levels_left = self.depth - self.level  # the next one included; each should get a node
         most = min(self.width, max(1, self.nodes - len(self.parents) - (levels_left - 1)))
         most = min(most, self.nodes - len(self.parents))
-        taken: list[tuple[int, int]] = []
-        for p, i, rank in sorted(offers, key=lambda offer: -offer[0])[:most]:  # stable: earlier siblings first
-            if self.costs is not None:
-                n = len(self.parents) + len(taken)
-                if (self._yield + p) / self.costs(2 + n) <= self._yield / self.costs(1 + n):
-                    break
-            self._yield += p
-            taken.append((i, rank))
-        return sorted(taken)
+        best = sorted(offers, key=lambda offer: -offer[0])[:most]  # stable: earlier siblings first
+        return sorted((i, rank) for _, i, rank in best)
 
     def add(self, parent: int, token: int, p: float, q: Tensor | None = None) -> None:
         self.parents.append(parent)
@@ -126,7 +111,7 @@ class Tree:
 
     def kept(self) -> list[int]:
         """The nodes to propose, parents before children."""
-        return list(range(len(self.parents))) if self.drawn else rerank(self.path_probs, self.nodes, self.costs)
+        return list(range(len(self.parents))) if self.drawn else rerank(self.path_probs, self.nodes)
 
     def finish(self, nodes: Seq[int]) -> tuple[list[int], tuple[int, ...]]:
         """Tokens and parents of the tree with only these nodes."""
@@ -149,14 +134,10 @@ def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch
     return Draft.of([token for row in tokens for token in row], parents, splits, q, device=device)
 
 
-def rerank(path_probs: Seq[float], nodes: int, costs: CostCurve | None = None) -> list[int]:
-    """The `nodes` nodes with the greatest path probabilities, in increasing order; with `costs`, only as many as save
-    time. A node is at most as likely as its parent, and of equals the earlier one comes first, so no node is kept
-    without its parent."""
-    best = sorted(range(len(path_probs)), key=lambda i: -path_probs[i])[:nodes]
-    if costs is not None:
-        best = best[: best_count([path_probs[i] for i in best], costs)]
-    return sorted(best)
+def rerank(path_probs: Seq[float], nodes: int) -> list[int]:
+    """The `nodes` nodes with the greatest path probabilities, in increasing order. A node is at most as likely as its
+    parent, and of equals the earlier one comes first, so no node is kept without its parent."""
+    return sorted(sorted(range(len(path_probs)), key=lambda i: -path_probs[i])[:nodes])
 
 
 class _Child(NamedTuple):

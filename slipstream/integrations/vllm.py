@@ -60,9 +60,6 @@ def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, A
                 fix=f"choose {', '.join(lookups)}, or vLLM's own methods for draft models and heads"
                 if name in DRAFTERS else did_you_mean(name, lookups),
             )  # fmt: skip
-    for given in [dict(options or {}), *[own for _, own in pairs]]:
-        if (branches := given.get("branches", 1)) != 1:
-            raise ParameterError(f"branches is {branches!r}", why="vLLM verifies chains", fix="leave branches out")
     target = cast("Target", SimpleNamespace(device="cpu", vocab_size=vocab_size))
     if len(pairs) == 1:
         name, own = pairs[0]

@@ -58,6 +58,10 @@ class MedusaObjective(Objective):
         logits = self.module(final)  # [R, L, K, V]: row n - 1 predicts what follows token n
         return [logits[:, :, k] for k in range(self.depth)], self.teacher.logits(final)
 
+    def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
+        """Draft tokens are the heads' first choices at every temperature."""
+        return super().acceptance_probs(window, 0.0)
+
     @torch.no_grad()
     def measure(self, windows: list[Window]) -> dict[str, Any]:
         """`medusa_head_accuracies` [K][RANKS]: how often the candidate of each rank is the target's token. As in

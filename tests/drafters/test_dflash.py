@@ -18,7 +18,7 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
-from slipstream.drafters.dflash import DFlashDraftConfig, DFlashDrafter, make
+from slipstream.drafters.dflash import DFlashDrafter, make
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import PairError, ParameterError
@@ -351,8 +351,6 @@ class TestMaking:
         with pytest.raises(PairError, match="ToyTarget"):
             make(toy(), head=head_for())
 
-    def test_options_are_checked(self) -> None:
-        with pytest.raises(ParameterError):
-            DFlashDraftConfig(confidence=1.0)
-        with pytest.raises(ParameterError, match="did you mean 'confidence'"):
-            make(tiny_decoder(), head=head_for(), confidense=0.5)
+    def test_options_are_refused_by_name(self) -> None:
+        with pytest.raises(ParameterError, match="no parameter 'shape'"):
+            make(tiny_decoder(), head=head_for(), shape="chain")

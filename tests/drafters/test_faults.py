@@ -21,13 +21,12 @@ from slipstream.core.step import step
 from slipstream.core.target import TargetOut
 from slipstream.drafters.eagle import EagleDrafter
 from slipstream.drafters.guard import Guard, first_children
-from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
-from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
+from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry, sample
-from tests.heads.tiny_heads import eagle_drafter, tiny_heads
+from tests.heads.tiny_heads import eagle_drafter
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import beginnings, g_test
 from tests.targets.toy import ToyTarget
@@ -76,11 +75,11 @@ class Failing(MultiStepToy):
         logits.fill_(float("nan"))
 
 
-def model(raises: bool, in_one_call: bool = False, **options: Any) -> Callable[[], Drafter]:
+def model(raises: bool, in_one_call: bool = False) -> Callable[[], Drafter]:
     def make() -> Drafter:
         made = Failing(V, order=2, seed=22, sharpness=1.5)
         made.raises, made.in_one_call = raises, in_one_call
-        return ModelDrafter(made, V, ModelDraftConfig(**options))
+        return ModelDrafter(made, V)
 
     return make
 
@@ -108,12 +107,6 @@ def eagle(shape: str, raises: bool) -> Callable[[], Drafter]:
     return make
 
 
-def medusa() -> MedusaDrafter:
-    heads = tiny_heads(V, V, 4, seed=5, draft_vocab=V - 1)
-    heads.select_vocabulary(torch.arange(V - 1))
-    return MedusaDrafter(heads, V, MedusaDraftConfig(mode="sampled"))
-
-
 FORBIDDEN = {"bad_words": tuple((BAD, t) for t in range(V - 1))}
 """After BAD only the token V - 1 is left, which some drafters do not know."""
 
@@ -122,16 +115,8 @@ CASES: dict[str, tuple[Callable[[], Drafter], dict[str, Any]]] = {
     "model is NaN": (model(raises=False), {}),
     "model raises in a call of several steps": (model(raises=True, in_one_call=True), {}),
     "model is NaN in a call of several steps": (model(raises=False, in_one_call=True), {}),
-    "model raises in a tree": (model(raises=True, tree="sampled", width=2, nodes=4), {}),
-    "model is NaN in a tree": (model(raises=False, tree="sampled", width=2, nodes=4), {}),
     "model of fewer ids": (
         lambda: ModelDrafter(ToyTarget(V - 1, order=2, seed=22, sharpness=1.5), V), FORBIDDEN,
-    ),
-    "tree of a model of fewer ids": (
-        lambda: ModelDrafter(
-            ToyTarget(V - 1, order=2, seed=22, sharpness=1.5), V, ModelDraftConfig(tree="sampled", width=2, nodes=4)
-        ),
-        FORBIDDEN,
     ),
     "head raises in a chain": (eagle("chain", raises=True), {}),
     "head is NaN in a chain": (eagle("chain", raises=False), {}),
@@ -139,14 +124,13 @@ CASES: dict[str, tuple[Callable[[], Drafter], dict[str, Any]]] = {
     "head is NaN in a tree": (eagle("tree", raises=False), {}),
     "head of fewer ids": (lambda: eagle_drafter(V, 3), FORBIDDEN),
     "tree of a head of fewer ids": (lambda: eagle_drafter(V, 3, shape="tree", width=2, nodes=4), FORBIDDEN),
-    "medusa heads of fewer ids": (medusa, FORBIDDEN),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_after_a_drawn_token_leaves_the_distribution_as_it_is(name: str) -> None:
-    """G-test on the first three tokens, n = 1500, fails at p < 1e-6. To drop the whole draft gives 3e-9 to 5e-17 in 12
-    of these cases. The step that drafts is taken by each request alone: a fault ends the drafts of a whole batch."""
+    """G-test on the first three tokens, n = 1500, fails at p < 1e-6. To drop the whole draft gives 3e-9 to 5e-17 in
+    most cases. The step that drafts is taken by each request alone: a fault ends the drafts of a whole batch."""
     make, changes = CASES[name]
     params = SamplingParams(temperature=1.0, max_tokens=4, **changes)
     model, rule = target(), RULES["rejection"]
@@ -166,13 +150,12 @@ def test_a_tree_for_a_target_that_runs_chains_only_is_cut_and_not_dropped() -> N
     """Whether a drawn tree has siblings may depend on what was drawn. G-test as above, n = 4000."""
     params = SamplingParams(temperature=1.0, max_tokens=4)
     wanted = joint_distribution(Oracle(target()), PROMPT, params)
-    for make in (lambda: eagle_drafter(V, 3, shape="tree", width=2, nodes=4), model(raises=False, tree="sampled")):
-        chains_only = target(trees=False)
-        drafter = Guard(make(), chains_only)
-        seqs = sample(LLM(chains_only, drafter, draft_tokens=2, max_batch=4000), PROMPT, params, 4000, seed=6)
-        assert g_test(beginnings(seq.output for seq in seqs), wanted) >= 1e-6
-        assert drafter.faults == 0
-        assert sum(seq.stats.accepted for seq in seqs) > 1000
+    chains_only = target(trees=False)
+    drafter = Guard(eagle_drafter(V, 3, shape="tree", width=2, nodes=4), chains_only)
+    seqs = sample(LLM(chains_only, drafter, draft_tokens=2, max_batch=4000), PROMPT, params, 4000, seed=6)
+    assert g_test(beginnings(seq.output for seq in seqs), wanted) >= 1e-6
+    assert drafter.faults == 0
+    assert sum(seq.stats.accepted for seq in seqs) > 1000
 
 
 def test_the_first_children_of_a_tree_are_a_chain_with_their_q() -> None:

@@ -58,8 +58,6 @@ def shared() -> Decoder:
 
 
 class TestConformance(Conformance):
-    """Without `confidence`, which ends chains in the same way for any model: see `test_conformance.py`."""
-
     @pytest.fixture
     def case(self) -> Case:
         return Case(shared, drafter)  # type: ignore[arg-type]  one decoder for all: sequences have ids of their own
@@ -193,7 +191,6 @@ def test_a_target_without_early_exit_is_refused() -> None:
         ({"exit": "early"}, "exit"),
         ({"longest": 0}, "longest"),
         ({"text": [1]}, "at least 2"),
-        ({"confidence": 1.0}, "confidence"),
         ({"exits": 2}, "did you mean 'exit'"),
     ],
 )

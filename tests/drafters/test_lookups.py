@@ -9,8 +9,6 @@ import pytest
 
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.ngram import FOLLOWERS
-from slipstream.drafters.suffix_tree import FANOUT
 from slipstream.errors import ParameterError
 from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
 from tests.drafters.makers import LOOKUPS, maker, target
@@ -61,11 +59,8 @@ IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
         {"max_ngram": 2.5},
         {"min_ngram": 0},
         {"max_ngram": 2, "min_ngram": 3},
-        {"branches": 0},
-        {"branches": FOLLOWERS + 1},
         {"max_draft": 0},
         {"max_draft": MAX_NODES + 1},
-        {"max_draft": 250, "branches": 8},
         {"row_cost": 0.8},
         {"row_cost": -0.1},
         {"max_entries": 1},
@@ -77,10 +72,7 @@ IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
         {"max_draft": 0},
         {"max_draft": MAX_NODES + 1},
         {"spec_factor": -1.0},
-        {"spec_offset": float("nan")},
         {"min_prob": 1.5},
-        {"branches": 0},
-        {"branches": FANOUT + 1},
         {"row_cost": 0.8},
         {"max_tokens": 1},
         {"past_tokens": 0},

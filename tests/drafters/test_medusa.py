@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import TargetOut
-from slipstream.core.warp import warp
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter, assumed
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
@@ -25,7 +23,6 @@ from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
-from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import optimal_tree
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
@@ -65,9 +62,7 @@ def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
 # --- the row that is read and the position that is drafted ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options", [{"mode": "chain"}, {"mode": "sampled"}, {"tree": "2,2,1"}, {"accuracies": ACCURACIES, "nodes": 9}]
-)
+@pytest.mark.parametrize("options", [{"tree": "1,1,1"}, {"tree": "2,2,1"}, {"accuracies": ACCURACIES, "nodes": 9}])
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 8])
 def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draft_tokens: int) -> None:
     """With a row or a position off by one, no draft token would be accepted."""
@@ -92,7 +87,7 @@ def test_the_state_is_that_of_the_accepted_node_at_any_place_of_the_tree(rank: i
 
 def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
     """Hidden states are valid until the next run: what is kept is a copy."""
-    target, drafter = Counting(V), counting(knowing(), mode="chain")
+    target, drafter = Counting(V), counting(knowing(), tree="1,1,1")
     seq = Sequence([1, 2], SamplingParams(max_tokens=20))
 
     class Reusing:
@@ -113,7 +108,7 @@ def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
 
 
 def test_a_state_of_another_text_is_not_used() -> None:
-    target, drafter = Counting(V), counting(knowing(), mode="chain")
+    target, drafter = Counting(V), counting(knowing(), tree="1,1,1")
     seq = Sequence([1, 2], SamplingParams(max_tokens=20))
     step([seq], target, drafter, RULES["greedy"], 3)
     assert len(drafter.propose([seq], [3])) == 3
@@ -162,9 +157,9 @@ def test_each_node_is_the_candidate_that_the_shape_names() -> None:
 
 
 def test_a_truncated_vocabulary_proposes_target_ids() -> None:
-    for mode in ("tree", "chain", "sampled"):
+    for tree in (None, "1,1,1"):
         heads = tiny_heads(V, V, draft_vocab=3)
-        drafter = MedusaDrafter(heads, V, MedusaDraftConfig(mode=mode))
+        drafter = MedusaDrafter(heads, V, MedusaDraftConfig(tree=tree))
         seqs = prefilled(drafter, [[1, 2], [3]], temperature=1.0, seed=1)
         draft = drafter.propose(seqs, [3, 2])
         draft.check([3, 2], V, 64)
@@ -172,16 +167,14 @@ def test_a_truncated_vocabulary_proposes_target_ids() -> None:
 
 
 def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
-    def nodes(costs: float | CostCurve, accuracies: Any = ACCURACIES) -> int:
+    def nodes(row_cost: float, accuracies: Any = ACCURACIES) -> int:
         heads = tiny_heads(V, V, accuracies=accuracies)
-        drafter = MedusaDrafter(heads, V, MedusaDraftConfig(costs=costs))
+        drafter = MedusaDrafter(heads, V, MedusaDraftConfig(row_cost=row_cost))
         return len(drafter.propose(prefilled(drafter, [[1]]), [3]))
 
     assert nodes(0.0) == 3 + 9 + 27  # all nodes
     assert nodes(0.6) == 0
     assert 0 < nodes(0.2) < nodes(0.1) < nodes(0.01)
-    step_at_4 = CostCurve((1, 4, 5, 40), (1.0, 1.0, 2.0, 4.0))
-    assert nodes(step_at_4) == 3
     assert nodes(0.1, ((0.01, 0.0, 0.0),) * 3) == 0
 
 
@@ -194,40 +187,16 @@ def test_missing_accuracies_are_assumed() -> None:
 # --- distributions ----------------------------------------------------------------------------------------------------
 
 
-def test_chosen_draft_tokens_have_no_q_and_sampled_ones_have_theirs() -> None:
-    params = {"temperature": 0.8, "top_k": 4, "seed": 3}
-    for options in ({"mode": "chain"}, {"tree": "2,1"}, {"nodes": 5}):
+def test_draft_tokens_are_chosen_and_have_no_q() -> None:
+    for options in ({"tree": "1,1,1"}, {"tree": "2,1"}, {"nodes": 5}):
         drafter = medusa_drafter(V, **options)
-        assert drafter.propose(prefilled(drafter, [[1], [2]], **params), [3, 2]).q is None
-    drafter = medusa_drafter(V, mode="sampled")
-    seqs = prefilled(drafter, [[1], [2, 3]], **params)
-    draft = drafter.propose(seqs, [3, 2])
-    assert draft.q is not None
-    for b, seq in enumerate(seqs):
-        logits = drafter.heads(drafter._states[seq.id][1][None])[0]  # [K, V]
-        own = draft.q[draft.splits[b] : draft.splits[b + 1]]
-        torch.testing.assert_close(own, warp(logits, seq.params)[: len(own)])
-    assert medusa_drafter(V, mode="sampled").propose(prefilled(drafter, [[1]]), [3]).q is None
-
-
-def test_penalties_reach_the_heads_with_the_draft_tokens_made_so_far() -> None:
-    drafter = medusa_drafter(V, mode="sampled")
-    (seq,) = prefilled(drafter, [[1, 2]], temperature=1.0, frequency_penalty=1.5, seed=2)
-    draft = drafter.propose([seq], [4])
-    logits = drafter.heads(drafter._states[seq.id][1][None])[0]
-    assert draft.q is not None
-    for i in range(4):
-        outputs = [[*seq.output, *draft.ids[:i]]]
-        torch.testing.assert_close(draft.q[i], warp(logits[i : i + 1], seq.params, [1, 2], outputs)[0])
+        seqs = prefilled(drafter, [[1], [2]], temperature=0.8, top_k=4, seed=3)
+        assert drafter.propose(seqs, [3, 2]).q is None
 
 
 @pytest.mark.parametrize(
     ("rule", "options"),
-    [
-        ("rejection", {"mode": "sampled"}),
-        ("block", {"mode": "sampled", "confidence": 0.2}),
-        ("rejection", {"tree": "2,2", "confidence": 0.25}),
-    ],
+    [("rejection", {"tree": "1,1"}), ("block", {"tree": "1,1"}), ("rejection", {"tree": "2,2"})],
     ids=str,
 )
 def test_sampled_text_has_the_targets_distribution(rule: str, options: dict[str, Any]) -> None:
@@ -243,19 +212,6 @@ def test_sampled_text_has_the_targets_distribution(rule: str, options: dict[str,
     assert p >= LEVEL, f"p = {p:.1e}"
 
 
-def test_power_a_first_choice_that_carries_a_distribution_as_its_q_is_caught() -> None:
-    class Biased(MedusaDrafter):
-        def propose(self, seqs: Any, budget: Any) -> Draft:
-            draft = super().propose(seqs, budget)
-            return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
-
-    target, n = ToyTarget(5, order=2, seed=8, sharpness=1.2), 8_000
-    prompt, params = [0, 1, 2], SamplingParams(temperature=0.9, top_k=4, max_tokens=4)
-    drafter = Biased(tiny_heads(5, 5, 4, seed=5), 5, MedusaDraftConfig(mode="sampled"))
-    seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=11)
-    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params)) < LEVEL
-
-
 def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> None:
     prompts, target = [[1], [2, 3], [4, 5, 6]], ToyTarget(V, seed=4, sharpness=1.0)
 
@@ -268,44 +224,6 @@ def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> No
     assert sum(d.stats.steps for d in lossy) < sum(d.stats.steps for d in exact)
     assert {d.lossless for d in lossy} == {False}
     assert {d.lossless for d in exact} == {True}
-
-
-# --- confidence -------------------------------------------------------------------------------------------------------
-
-
-class Sure(MedusaHeads):
-    """Heads with fixed probabilities: the first choice's are given, the second choice has half of that."""
-
-    def __init__(self, *first: float):
-        super().__init__(MedusaConfig(len(first), 1, V, V))
-        self.probs = torch.full((len(first), V), 1e-6)
-        for k, p in enumerate(first):
-            self.probs[k, 0], self.probs[k, 1] = p, p / 2 if p < 0.6 else 1 - p
-            self.probs[k, 2:] = (1 - self.probs[k, :2].sum()) / (V - 2)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.probs.log().expand(len(hidden), -1, -1)
-
-
-def drafted(heads: MedusaHeads, **options: Any) -> list[tuple[int, ...]]:
-    """Paths of ranks proposed at full depth."""
-    drafter = MedusaDrafter(heads, V, MedusaDraftConfig(**options))
-    draft = drafter.propose(prefilled(drafter, [[1]]), [8])
-    return [tuple(draft.ids[i] for i in draft.ancestors(0, n)) for n in range(len(draft))]
-
-
-def test_confidence_ends_a_draft_after_the_draft_token_below_the_threshold() -> None:
-    for mode in ("chain", "tree"):
-        options = {"mode": mode} | ({"tree": "1,1,1,1"} if mode == "tree" else {})
-        assert len(drafted(Sure(0.9, 0.5, 0.5, 0.5), confidence=0.4, **options)) == 3
-        assert len(drafted(Sure(0.9, 0.3, 0.5, 0.5), confidence=0.4, **options)) == 2
-        assert len(drafted(Sure(0.1, 0.9, 0.9, 0.9), confidence=0.4, **options)) == 1
-        assert len(drafted(Sure(0.1, 0.1, 0.1, 0.1), confidence=0.0, **options)) == 4
-
-
-def test_confidence_prunes_a_tree_branch_by_branch() -> None:
-    found = drafted(Sure(0.5, 0.5), tree="2,2", confidence=0.4)
-    assert set(found) == {(0,), (1,), (0, 0), (0, 1)}
 
 
 # --- on a decoder -----------------------------------------------------------------------------------------------------
@@ -349,16 +267,9 @@ def test_heads_that_share_the_targets_lm_head_draft_as_with_their_own(tiny: Tiny
     """Untrained heads are the identity, so each proposes the target's next token."""
     save_medusa(MedusaHeads(MedusaConfig(2, 1, 48, 320, own_lm_head=False)), tmp_path)
     target = Decoder.load(tiny.target, "torch", torch.float64, "cpu")
-    drafter = make_drafter("medusa", target, head=tmp_path, mode="chain")
+    drafter = make_drafter("medusa", target, head=tmp_path, tree="1,1")
     seqs = prefilled(drafter, PROMPTS, target)
     assert drafter.propose(seqs, [2, 2, 2]).ids == [token for seq in seqs for token in [seq.tokens[-1]] * 2]
-
-
-def test_costs_can_be_measured_when_the_drafter_is_made(tiny: Tiny, head: Path) -> None:
-    target = Decoder.load(tiny.target, "torch", torch.float32, "cpu")
-    drafter = make_drafter("medusa", target, head=head, costs="measured")
-    assert len(drafter.costs.rows) > 2
-    assert drafter.costs.relative(32) >= 1
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -383,7 +294,6 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mode": "trees"}, "did you mean 'tree'"),
         ({"nodes": -1}, "nodes"),
         ({"nodes": 1000}, "at most 256"),
         ({"nodez": 4}, "did you mean 'nodes'"),
@@ -395,9 +305,7 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
         ({"tree": []}, "0 nodes"),
         ({"tree": [[0, 1]]}, "no parent"),
         ({"tree": "2", "nodes": 4}, "one or the other"),
-        ({"costs": "guessed"}, "measured"),
-        ({"costs": -0.1}, "costs"),
-        ({"confidence": 1.0}, "confidence"),
+        ({"row_cost": -0.1}, "row_cost"),
         ({"accuracies": ((0.5,),)}, "one row per head"),
     ],
 )

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 from collections import Counter
-from fractions import Fraction
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.core.draft import Draft, Verdict
 from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -27,8 +22,6 @@ from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
 from slipstream.errors import ConfigError, ParameterError
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
-from tests.core.exact import completed, rational, target_distribution, weighed
-from tests.core.worlds import Shape, WeightedDraft, point, probs, steady
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
 from tests.heads.dense_eagle import rewrite
@@ -72,24 +65,6 @@ def test_q_is_the_distribution_that_each_draft_token_was_sampled_from() -> None:
         text.append(token)
 
 
-def test_confidence_keeps_the_draft_token_that_crossed_the_threshold() -> None:
-    model = ToyTarget(seed=2, sharpness=1.0)
-    for seed in range(20):
-        seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=seed))
-        draft = drafter(model, confidence=0.2).propose([seq], [8])
-        assert draft.q is not None
-        sure = draft.q.gather(1, draft.tokens[:, None])[:, 0].cumprod(0).tolist()
-        assert all(p >= 0.2 for p in sure[:-1])
-        assert sure[-1] < 0.2 or len(sure) == 8
-
-
-def test_confidence_is_measured_at_temperature_0_too() -> None:
-    unsure, sure = ToyTarget(seed=2, sharpness=0.1), ToyTarget(seed=2, sharpness=50.0)
-    seq = Sequence([1, 2], SamplingParams())
-    assert len(drafter(unsure, confidence=0.5).propose([seq], [6])) == 1
-    assert len(drafter(sure, confidence=0.5).propose([seq], [6])) == 6
-
-
 @pytest.mark.parametrize("width", [6, 11])
 def test_padded_vocabularies_of_the_draft_model_are_cut_or_filled_up(width: int) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
@@ -111,13 +86,12 @@ def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pyt
     assert sum("context of 16 tokens" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("tree", [None, "topk"])
-def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_context(tree: str | None) -> None:
+def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_context() -> None:
     """The toy's distribution depends on the last two tokens only, so a window that holds them is as good as all."""
     params = SamplingParams(max_tokens=60)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 0] * 5, [4]]
     model = ToyTarget(seed=1, context=24)
-    limited = drafter(model, window=6, tree=tree)
+    limited = drafter(model, window=6)
     done = LLM(ToyTarget(seed=1), limited, draft_tokens=4).generate(prompts, params)
     plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(prompts, params)
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
@@ -238,195 +212,11 @@ def test_a_sequence_at_the_end_of_the_context_does_not_shorten_other_drafts() ->
     assert model.asked == {2, 5}
 
 
-def test_confidence_ends_chains_of_one_call_where_it_ends_them_step_by_step() -> None:
-    for options in ({"confidence": 0.3}, {"confidence": 0.1}):
-        for temperature in (0.0, 0.8):
-            lengths = []
-            for in_one_call in (True, False):
-                model = MultiStepToy(seed=2, sharpness=1.5)
-                model.in_one_call = in_one_call
-                seqs = [
-                    Sequence([1, i], SamplingParams(temperature=temperature, seed=i), coupled=True) for i in range(8)
-                ]
-                draft = drafter(model, **options).propose(seqs, [6] * 8)  # type: ignore[arg-type]
-                lengths.append(list(draft.splits))
-            assert lengths[0] == lengths[1]
-            assert len(set(pairwise(lengths[0]))) > 1
-            assert lengths[0][-1] < 48
-
-
-# --- trees ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_topk_tree_holds_the_models_most_probable_paths() -> None:
-    """Against every path of three tokens, by brute force; nodes, not width, is what limits it here."""
-    model, oracle = ToyTarget(vocab=5, seed=2), Oracle(ToyTarget(vocab=5, seed=2))
-    for temperature in (0.0, 0.7):
-        heat = SamplingParams(temperature=temperature or 1.0)
-        chances: dict[tuple[int, ...], float] = {}
-        for length in (1, 2, 3):
-            chances |= joint_distribution(oracle, [1, 2], heat, length=length)
-        best = sorted(chances, key=lambda path: -chances[path])[:9]
-        seq = Sequence([1, 2], SamplingParams(temperature=temperature, seed=1))
-        draft = drafter(model, 5, tree="topk", width=25, nodes=9).propose([seq], [3])
-        assert draft.q is None
-        paths = [tuple(draft.ids[i] for i in draft.ancestors(0, node)) for node in range(len(draft))]
-        assert sorted(paths) == sorted(best)
-
-
-def test_siblings_of_a_sampled_tree_exclude_the_earlier_siblings() -> None:
-    oracle = Oracle(ToyTarget(vocab=5, seed=2))
-    for seed in range(10):
-        params = SamplingParams(temperature=0.9, seed=seed)
-        draft = drafter(ToyTarget(vocab=5, seed=2), 5, tree="sampled", width=3, nodes=8).propose(
-            [Sequence([1, 2], params)], [3]
-        )
-        assert draft.q is not None
-        assert len(draft) == 8
-        for node in range(len(draft)):
-            parent = draft.parents[node]
-            earlier = [draft.ids[i] for i in range(node) if draft.parents[i] == parent]
-            path = [draft.ids[i] for i in draft.ancestors(0, parent)]
-            probs = oracle.probs([1, 2], path, params)
-            probs[earlier] = 0.0
-            torch.testing.assert_close(draft.q[node], probs / probs.sum())
-
-
-class Grid(Stream):
-    """Returns the numbers it was created with."""
-
-    def __init__(self, *numbers: float):
-        super().__init__(0)
-        self.numbers = np.array(numbers)
-
-    def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
-        return self.numbers[:n]
-
-
-class Steady(ToyTarget):
-    """The same distribution after every text."""
-
-    def __init__(self, probs: tuple[Fraction, ...]):
-        super().__init__(vocab=len(probs))
-        self._table[0] = np.log([float(x) for x in probs])
-
-    def _row(self, tokens: tuple[int, ...]) -> int:
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("options", "kinds", "numbers", "accepted"),
-    [
-        ({}, "s", (10,), Fraction(60, 100)),
-        ({"tree": "sampled", "width": 2, "nodes": 2}, "ww", (10, 504), Fraction(7643, 10000)),
-        ({"tree": "topk", "width": 2, "nodes": 2}, "pp", (1, 1), Fraction(30, 100)),
-    ],
-)
-def test_the_acceptance_of_two_siblings_by_enumeration(
-    options: dict[str, object], kinds: str, numbers: tuple[int, ...], accepted: Fraction
-) -> None:
-    """The published figures for p = (.4, .3, .2, .1), q reversed, k = 2: the drafter is given every uniform of a grid
-    that is fine enough to give each of its draws its exact probability, and verification is enumerated."""
-    p = probs(4, 3, 2, 1)
-    world, shape = steady(p, p[::-1]), Shape((-1,) * len(kinds), kinds)
-    grid = list(product(*(range(n) for n in numbers)))
-    seqs = [
-        Sequence(
-            [0],
-            SamplingParams(temperature=1.0),
-            stream=Grid(*((i + 0.5) / n for i, n in zip(cell, numbers, strict=True))),
-        )
-        for cell in grid
-    ]
-    draft = drafter(Steady(p[::-1]), 4, **options).propose(seqs, [1] * len(seqs))
-    cells = Counter(tuple(draft.ids[draft.splits[b] : draft.splits[b + 1]]) for b in range(len(seqs)))
-    rows = {tuple(draft.ids[i] for i in draft.nodes(b)): draft.nodes(b) for b in range(len(seqs))}
-    made = []
-    for tokens, count in cells.items():
-        q = [point(4, t) for t in tokens]
-        if draft.q is not None:
-            q = [tuple(rational(x) for x in draft.q[i].tolist()) for i in rows[tokens]]
-        made.append(WeightedDraft(world, shape, list(tokens), q, Fraction(count, len(grid))))
-    outcomes = weighed(RULES["rejection"], made)
-    assert round(sum((o.weight for o in outcomes if o.accepted), Fraction(0)), 4) == accepted
-    assert completed(world, outcomes, 2) == target_distribution(world, 2)
-
-
-@pytest.mark.parametrize("tree", ["topk", "sampled"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_KV_of_the_draft_model_is_that_of_a_fresh_prefill_after_every_tree(tree: str, temperature: float) -> None:
-    """R7, R9: rollbacks of differing depth one after another, on branches that are not the first, and lost drafts."""
-    model, rng = (
-        Decoder.from_module(random_llama(5, **SMALL), dtype="float64"),
-        random.Random(3),
-    )
-    mine = ModelDrafter(model, 12, ModelDraftConfig(tree=tree, width=3, nodes=8))
-    world = ToyTarget(vocab=12)
-    seqs = [Sequence(text, SamplingParams(temperature=temperature, seed=i)) for i, text in enumerate(PROMPTS)]
-    depths = set[int]()
-    for index in range(12):
-        draft = mine.propose(seqs, [rng.randrange(5) if seq.kv_len else 0 for seq in seqs])
-        draft = Draft.empty(3) if index % 5 == 4 else draft
-        out = world.run(seqs, draft)
-        paths = []
-        for b in range(3):
-            own = range(draft.splits[b + 1] - draft.splits[b])
-            paths.append(draft.ancestors(b, rng.choice(own)) if own and rng.random() < 0.8 else [])
-            depths.add(len(paths[b]))
-        verdict = Verdict(paths, [rng.randrange(12) for _ in seqs], [None] * 3, [False] * 3)
-        world.commit(seqs, paths)
-        for b, seq in enumerate(seqs):
-            seq.advance(verdict, draft, b)
-        mine.observe(seqs, draft, out, verdict)
-        for seq in seqs:
-            if seq.id not in mine._shadows:
-                continue
-            shadow = mine._shadows[seq.id].held
-            assert shadow.tokens == seq.tokens
-            fresh = Sequence(seq.tokens[: shadow.kv_len])
-            model.run([fresh], Draft.empty(1))
-            want = model.executor.kv(fresh.id, shadow.kv_len)
-            torch.testing.assert_close(model.executor.kv(shadow.id, shadow.kv_len), want, rtol=1e-12, atol=1e-12)
-            model.release(fresh.id)
-    assert len(depths) > 3
-
-
-@pytest.mark.parametrize("tree", ["topk", "sampled"])
-def test_trees_raise_the_number_of_accepted_tokens(tree: str) -> None:
-    params = SamplingParams(max_tokens=80, temperature=1.0, seed=1)
-    accepted = []
-    for options in ({}, {"tree": tree, "width": 3, "nodes": 12}):
-        llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1, sharpness=0.7), **options), draft_tokens=3)  # type: ignore[arg-type]
-        done = llm.generate([[t] for t in range(8)], params)
-        assert sum(c.stats.drafter_faults for c in done) == 0
-        accepted.append(sum(c.stats.accepted for c in done) / sum(c.stats.steps for c in done))
-    assert accepted[1] > accepted[0]
-
-
-def test_a_path_ends_where_its_probability_is_too_low() -> None:
-    model = ToyTarget(seed=2, sharpness=1.0)
-    seq = Sequence([1, 2], SamplingParams(temperature=1.0, seed=1))
-    draft = drafter(model, tree="sampled", width=3, nodes=20, confidence=0.2).propose([seq], [6])
-    probs = {-1: 1.0}
-    oracle = Oracle(ToyTarget(seed=2, sharpness=1.0))
-    for node, parent in enumerate(draft.parents):
-        path = [draft.ids[i] for i in draft.ancestors(0, parent)]
-        probs[node] = probs[parent] * float(oracle.probs([1, 2], path, seq.params)[draft.ids[node]])
-        assert parent < 0 or probs[parent] >= 0.2
-    assert min(probs.values()) < 0.2  # the draft token that crossed the threshold is kept
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tree": "top-k"}, "did you mean 'topk'"),
-        ({"tree": "topk", "nodes": 257}, "at most 256"),
-        ({"width": 0}, "width"),
-        ({"confidense": 0.3}, "did you mean 'confidence'"),
-        ({"confidence": -0.1}, "confidence"),
-        ({"confidence": 1.0}, "confidence"),
-        ({"confidence": float("nan")}, "confidence"),
-        ({"costs": 3}, "CostCurve"),
+        ({"windo": 3}, "did you mean 'window'"),
+        ({"window": 0}, "window"),
     ],
 )
 def test_impossible_settings_are_refused(options: dict[str, object], message: str) -> None:

@@ -345,7 +345,7 @@ class TestRefusals:
 
     def test_options_out_of_range_and_trees_of_several_layers(self) -> None:
         with pytest.raises(ParameterError, match="confidence"):
-            make_drafter("mtp", target("mellum", 1), confidence=1.0)
+            make_drafter("mtp", target("mellum", 1), width=0)
         with pytest.raises(ParameterError, match="trees of 2 MTP layers"):
             make_drafter("mtp", target("deepseek_v3", 2), shape="tree")
 

@@ -11,7 +11,6 @@ import torch
 from slipstream.core.dice import invert
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.tree_growth import Tree, add_level, rerank
-from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import expected_tokens, optimal_tree
 
 CHANCES = (0.5, 0.2, 0.1)
@@ -57,16 +56,6 @@ def test_a_narrow_tree_expands_the_most_probable_nodes_of_a_level() -> None:
     assert [tree.depths.count(d) for d in (1, 2, 3)] == [2, 4, 4]
     expanded = sorted((tree.path_probs[i] for i in tree.ran if tree.depths[i] == 2), reverse=True)
     assert expanded == pytest.approx([0.25, 0.1])
-
-
-def test_costs_choose_the_node_count_with_the_most_tokens_per_second() -> None:
-    tree = grown(5, 40)
-    for row_cost in (0.01, 0.05, 0.2):
-        costs = CostCurve.flat(row_cost)
-        kept = rerank(tree.path_probs, 40, costs)
-        ordered = sorted(tree.path_probs, reverse=True)
-        rates = [(1 + sum(ordered[:n])) / costs.relative(1 + n) for n in range(41)]
-        assert (1 + sum(tree.path_probs[i] for i in kept)) / costs.relative(1 + len(kept)) == pytest.approx(max(rates))
 
 
 # --- drawn siblings --------------------------------------------------------------------------------------------------

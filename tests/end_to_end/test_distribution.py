@@ -26,7 +26,7 @@ from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
 from slipstream.drafters.model import ModelDrafter
-from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from tests.core import wrong
@@ -74,7 +74,6 @@ DRAFT = Oracle(toy_draft())
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
     "ngram chain": NgramDrafter,
-    "ngram tree": lambda: NgramDrafter(NgramConfig(branches=3)),
     "draft model": lambda: ModelDrafter(toy_draft(), V),
     "parallel draft model": lambda: ModelDrafter(MaskedToy(V + 1, order=2, seed=6, sharpness=0.8), V),
     "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)),
@@ -107,7 +106,7 @@ def passes(drafter: Drafter, params: SamplingParams, rule: str = "rejection") ->
 @pytest.mark.parametrize(
     ("drafter", "params"),
     [(name, EVERYTHING) for name in DRAFTERS]
-    + [(name, FILTERS) for name in ("none", "ngram tree", "draft model", "sampled tree")],
+    + [(name, FILTERS) for name in ("none", "ngram chain", "draft model", "sampled tree")],
     ids=lambda value: value if isinstance(value, str) else "everything" if value is EVERYTHING else "filters",
 )
 def test_rejection_keeps_the_targets_distribution(drafter: str, params: SamplingParams) -> None:
@@ -120,7 +119,7 @@ def test_rejection_keeps_the_targets_distribution(drafter: str, params: Sampling
         ("block", "ngram chain", EVERYTHING),
         ("block", "draft model", FILTERS),
         ("block", "sampled chain", PLAIN),
-        ("coupled", "ngram tree", FILTERS),
+        ("coupled", "ngram chain", FILTERS),
         ("coupled", "draft model", EVERYTHING),
         ("coupled", "sampled tree, with replacement", PLAIN),
     ],

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.backends.torch.torch_dflash import TorchDFlash
 from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.core.target import HeadHost, Runtime
-from slipstream.drafters.dflash import DFlashDraftConfig, DFlashDrafter
+from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
@@ -145,12 +145,10 @@ def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFl
     return made.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)
 
 
-def dflash_drafter(
-    vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None, **options: Any
-) -> DFlashDrafter:
+def dflash_drafter(vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None) -> DFlashDrafter:
     """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids."""
     made = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
-    return DFlashDrafter(TorchDFlash(made), vocab, DFlashDraftConfig(**options))
+    return DFlashDrafter(TorchDFlash(made), vocab)
 
 
 # --- Medusa -----------------------------------------------------------------------------------------------------------

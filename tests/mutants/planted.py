@@ -9,7 +9,7 @@ from typing import Any
 MODEL: dict[str, Any] = {}
 """`slipstream verify` as it is, which checks the embedded draft model."""
 SUFFIX: dict[str, Any] = {"draft": "suffix"}
-TREE: dict[str, Any] = {"draft_options": {"tree": "sampled"}}
+TREE: dict[str, Any] = {"draft": "eagle3", "draft_options": {"shape": "tree"}}
 BLOCK: dict[str, Any] = {"rule": "block"}
 
 

@@ -96,17 +96,11 @@ def speculations(scratch: Path) -> dict[str, Speculation]:
     return {
         "none": Speculation(None),
         "model": Speculation("embedded"),
-        "model, confidence": Speculation("embedded", {"confidence": 0.4, "window": 24}, 6),
-        "model, topk tree": Speculation("embedded", {"tree": "topk", "nodes": 10}),
-        "model, sampled tree": Speculation("embedded", {"tree": "sampled", "width": 2, "nodes": 8}),
         "layerskip": Speculation("layerskip", {"exit": 4}),
         "ngram": Speculation("ngram", {}, 10),
-        "ngram, branches": Speculation("ngram", {"branches": 3}, 6),
         "suffix": Speculation("suffix", {}, 10),
-        "suffix, branches": Speculation("suffix", {"branches": 2, "min_prob": 0.05}, 6),
         "lookahead": Speculation("lookahead", {}, 8),
         "medusa": Speculation("medusa"),
-        "medusa, sampled": Speculation("medusa", {"mode": "sampled"}),
         "eagle": Speculation("eagle", {"head": scratch / "eagle"}),
         "eagle3": Speculation("eagle3", {}, 5),
         "eagle3, tree": Speculation("eagle3", {"shape": "tree", "width": 2, "nodes": 8}),
@@ -121,11 +115,10 @@ def rules(name: str) -> list[str]:
 
 
 RULES = {
-    "block": ("none", "model", "layerskip", "ngram", "medusa, sampled", "eagle3", "hybrid"),
+    "block": ("none", "model", "layerskip", "ngram", "eagle3", "hybrid"),
     "typical": ("model", "suffix", "medusa", "eagle3, tree"),
     "coupled": (
-        "none", "model", "model, sampled tree", "layerskip", "ngram", "suffix", "lookahead",
-        "medusa", "medusa, sampled", "eagle", "eagle3", "hybrid",
+        "none", "model", "layerskip", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3", "hybrid",
     ),
 }  # fmt: skip
 """The default rule, rejection, is pinned for all of them."""
@@ -296,7 +289,6 @@ COMMANDS = (
     "generate x --drafter ngram -o max_ngram=two", "generate x --drafter eagle3 -o shape=bush",
     "generate x --drafter layerskip -o exit=99", "generate x --drafter eagle",
     "generate x --drafter eagle3 --draft {broken}",
-    "generate x --drafter ngram -o branches=2 --rule block --temperature 1 --seed 1 -n 8",
     "generate x --temperature 1 --rule greedy", "generate x --executor native --dtype float64",
     "generate x --executor torch --kv-dtype float16",
     "generate x --quantize int8 --dtype bfloat16", "bench --drafter model --drafter model",
@@ -315,7 +307,7 @@ COMMANDS = (
     "generate --file {prompt.txt} -n 4 -q --config {config.json}", "generate - -n 4 -q",
     "generate --chat hello -n 4 -q --drafter suffix,eagle3", "generate x --max-tokens 4 --temp 0.5 --seed 1 -q",
     "generate x -n 4 --draft-max 2 --spec-type ngram --repeat-penalty 1.1 -q", "generate x -n 4 --drafter none",
-    "generate x -n 4 --drafter medusa -o mode=chain --rule typical --temperature 0.7 --seed 2",
+    "generate x -n 4 --drafter medusa -o tree=1,1,1 --rule typical --temperature 0.7 --seed 2",
     "generate x -n 4 -q --stop ' ' --ignore-eos --min-new-tokens 2", "chat -n 4", "chat --raw -n 4 --system hello",
     "info", "info --json", "info embedded embedded", "info embedded embedded --json", "drafters",
     "drafters --json", "drafters ngram", "drafters ngram --json",

@@ -25,16 +25,13 @@ from slipstream.training.run import prepare
 from tests.training.tiny_runs import run_config
 
 K = 3
-METHODS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
-    "medusa": (MedusaOptions(heads=K), {"greedy": {"mode": "chain"}, "sampled": {"mode": "sampled"}}),
-    "eagle3": (EagleOptions(steps=K, draft_vocab=40), {"greedy": {}, "sampled": {}}),
-    "eagle3, parallel": (EagleOptions(steps=K, draft_vocab=40, parallel=True), {"greedy": {}, "sampled": {}}),
-    "dflash": (DFlashOptions(block=K + 1, layers=1), {"greedy": {}, "sampled": {}}),
-    "dflash, markov": (DFlashOptions(block=K + 1, layers=1, markov_rank=8), {"greedy": {}, "sampled": {}}),
-    "draft": (
-        DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K),
-        {"greedy": {}, "sampled": {}},
-    ),
+METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "medusa": (MedusaOptions(heads=K), {"tree": "1,1,1"}),
+    "eagle3": (EagleOptions(steps=K, draft_vocab=40), {}),
+    "eagle3, parallel": (EagleOptions(steps=K, draft_vocab=40, parallel=True), {}),
+    "dflash": (DFlashOptions(block=K + 1, layers=1), {}),
+    "dflash, markov": (DFlashOptions(block=K + 1, layers=1, markov_rank=8), {}),
+    "draft": (DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K), {}),
 }
 """Options of training, and of the drafter when it decodes chains."""
 
@@ -52,8 +49,7 @@ def test_simulated_acceptance_length_is_what_decoding_measures(
     )  # fmt: skip
     made = str(config.loop.out / "final")
     for held in run.texts:
-        mode = drafter["greedy" if held.temperature == 0 else "sampled"]
-        llm.use(made, **mode)
+        llm.use(made, **drafter)
         prompts = [t.tokens[: t.prompt] for t in held.texts]
         # Other seeds than those of the texts: the simulation must predict, not repeat.
         params = [

@@ -30,7 +30,7 @@ DRAFT_TOKENS, TOKENS = 4, 96
 
 def ours(draft: str, kind: str) -> tuple[float, list[str]]:
     """Mean acceptance length of the steps that draft a chain, and the greedy texts."""
-    chain = {"mode": "chain"} if kind == "medusa" else {"shape": "chain"}
+    chain = {"tree": "1,1,1"} if kind == "medusa" else {"shape": "chain"}
     llm = LLM("embedded", draft=draft, threads=1, dtype="float32", draft_tokens=DRAFT_TOKENS, draft_options=chain)
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
     stats = sum((c.stats for c in done[1:]), done[0].stats)

@@ -533,20 +533,6 @@ def test_a_draft_model_with_another_tokenizer_is_refused(way: str) -> None:
         LLM(target("t5"), "path/to/other", draft_tokenizer=way)
 
 
-def test_a_tree_of_a_draft_model_that_runs_chains_only_is_refused() -> None:
-    with pytest.raises(ParameterError, match="tree is 'topk', the draft model runs chains only"):
-        LLM(target("bart"), target("mvp"), draft_options={"tree": "topk"})
-
-
-def test_trees_of_a_draft_model_are_verified() -> None:
-    draft = of_module(random_encoder_decoder("t5", noise=0.1))
-    llm = LLM(target("t5"), draft, draft_tokens=3, max_batch=5, draft_options={"tree": "topk"})
-    done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
-    assert [c.token_ids for c in done] == texts("t5")
-    assert all(c.stats.drafter_faults == 0 for c in done)
-    assert sum(c.stats.accepted for c in done) > 0
-
-
 def test_a_draft_model_that_begins_in_the_middle_of_a_text_reads_the_source_again() -> None:
     llm = LLM(target("pegasus"), of_module(model("pegasus")), draft_tokens=3, draft_options={"window": 4})
     done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
