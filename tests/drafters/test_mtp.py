@@ -344,7 +344,7 @@ class TestRefusals:
         assert not has_mtp_layers(str(checkpoint("mellum", 1)))
 
     def test_options_out_of_range_and_trees_of_several_layers(self) -> None:
-        with pytest.raises(ParameterError, match="confidence"):
+        with pytest.raises(ParameterError, match="width"):
             make_drafter("mtp", target("mellum", 1), width=0)
         with pytest.raises(ParameterError, match="trees of 2 MTP layers"):
             make_drafter("mtp", target("deepseek_v3", 2), shape="tree")
