@@ -95,8 +95,7 @@ class Weights(Mapping[str, Tensor]):
         return [slice(first, first + step) for first in range(0, outs, step)]
 
     def _rows(self, name: str, rows: slice) -> Tensor:
-        _, read, cut = self._sources[name]
-        return cut(read())[rows]
+        return self._sources[name][2](self._sources[name][1]())[rows]
 
     def part(self, name: str, rows: slice) -> Tensor:
         """Some rows of a tensor, as `weights[name]`."""
