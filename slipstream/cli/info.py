@@ -31,8 +31,7 @@ def info(
     draft_tokens: int = option(4, "Draft tokens per step, with --measure.", "--draft-tokens", "-k"),
     also: list[str] | None = option(
         None,
-        "With --measure: another target for this draft, or a format of weights: quantize=int8 of the target, "
-        "draft_quantize=int4 of the draft; repeatable.",
+        "With --measure: another target, or a format of weights, as in quantize=int8, draft_quantize=int4; repeatable.",
     ),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
     matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation (Markdown)."),

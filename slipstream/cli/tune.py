@@ -22,7 +22,7 @@ from slipstream.cli.servers import LoadOptions, changed, of_servers
 from slipstream.cli.tune_served import RunningServer, examine, tune_vllm
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import ParameterError
+from slipstream.errors import LoadError, ParameterError
 from slipstream.settings import FORMAT_BY_ROLE, SAME
 
 if TYPE_CHECKING:
@@ -49,36 +49,29 @@ class TuneModels(LabModels):
         return [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
 
     def longest(self) -> list[Contender]:
-        """The contenders, with the maximum draft length to consider. Where the user names neither drafters nor a format
-        of the draft, those with a draft model or head also run with its weights in fewer bits."""
+        """The contenders, with the longest draft to consider; by default the draft also in other formats of weights."""
         given = self.contenders()
         if self.draft_tokens is None:
             given = [
                 c if "draft_tokens=" in spec else replace(c, draft_tokens=max(c.draft_tokens, LONGEST))
                 for spec, c in zip(self.specs(), given, strict=True)
             ]
-        if self.drafter or self.draft_quantize:
-            return given
-        return given + [
-            replace(c, label=f"{c.label} quantize={name}", options=c.options | {"quantize": name})
-            for c in given
-            if c.label == WITH_DRAFT
-            for name in self.formats()
-        ]
+        for name in () if self.drafter or self.draft_quantize else ("none", *FORMAT_BY_ROLE):
+            given += [
+                replace(c, label=f"{c.label} quantize={name}", options=c.options | {"quantize": name})
+                for c in given
+                if c.label == WITH_DRAFT and name != (self.of_draft().quantize or "none") and self._runs(name)
+            ]
+        return given
 
-    def formats(self) -> list[str]:
-        """Formats of the draft besides the usual one that our own kernels run."""
-        from slipstream.errors import LoadError
+    def _runs(self, quantize: str) -> bool:
+        """Whether our own kernels run the draft in this format."""
         from slipstream.targets.describe import describe
 
         assert self.draft_model is not None
-        usual, found = self.of_draft().quantize or "none", list[str]()
-        for name in ("none", *FORMAT_BY_ROLE):
-            with suppress(LoadError, ParameterError):
-                each = replace(self, draft_quantize=name).of_draft()
-                if name != usual and describe(self.draft_model, each).runner == "native":
-                    found.append(name)
-        return found
+        with suppress(LoadError, ParameterError):
+            return describe(self.draft_model, replace(self, draft_quantize=quantize).of_draft()).runner == "native"
+        return False
 
 
 @grouped

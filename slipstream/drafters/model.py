@@ -236,14 +236,10 @@ class ModelDrafter:
 def make(
     target: Target, *, model: Target | Writer, quantize: str | None = None, **options: Any
 ) -> ModelDrafter | StringDrafter:
-    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none. quantize: of a draft model in files, see
-    `DraftPlan`. Raises PairError where only one of the two reads sources, or where their texts begin with different
-    tokens."""
+    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none. quantize: see `DraftPlan`. Raises
+    PairError where only one of the two reads sources, or where their texts begin with different tokens."""
     if quantize is not None:
-        raise ParameterError(
-            f"quantize={quantize!r} was given with a loaded draft model",
-            fix="load it so, or name its files",
-        )
+        raise ParameterError(f"quantize={quantize!r} was given with a loaded draft model", fix="name its files")
     if isinstance(model, Writer):
         if options:
             raise ParameterError(

@@ -59,7 +59,7 @@ class ModelFacts:
 
     @cached_property
     def tokenizer(self) -> TokenMap | None:
-        """None if the checkpoint has none. Read when it is asked for. Raises LoadError."""
+        """None if the checkpoint has none. Raises LoadError."""
         return self.read_tokens()
 
     @property

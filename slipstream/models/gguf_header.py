@@ -193,7 +193,7 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
     if version not in (2, 3):
-        what = f"has version {version} of GGUF" if version % 2**16 else "is big-endian"
+        what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version} of GGUF"
         raise UnsupportedModelError(
             f"{path.name} {what}, supported are versions 2 and 3, little-endian", fix="convert the model again"
         )

@@ -198,7 +198,7 @@ class GgufWeights(Weights):
         if blocks is not None:
             return torch.from_numpy(blocks.floats())
         tensor, own = self._stored[name]
-        shape = self._shapes[name]
+        shape = self.shapes[name]
         raw = own(_read(self._header, tensor)).reshape(*shape, -1)[rows]
         kind = np.float32 if tensor.type == "F32" else np.int16
         return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])

@@ -179,17 +179,15 @@ class LoadSettings:
             each = " and ".join(f"{name}={value!r}" for name, value in asked.items())
             raise ParameterError(f"{each} was {of}", why=why, fix=fix)
 
-    def check_device_map(self, gguf: bool = False) -> None:
-        """Raise ParameterError where a device map would not be honoured. gguf: whether the model is a GGUF file."""
+    def check_device_map(self) -> None:
+        """Raise ParameterError where a device map would not be honoured."""
         if self.device_map is None:
             return
-        if gguf or self.executor not in (AUTO, TRANSFORMERS):
+        if self.executor not in (AUTO, TRANSFORMERS):
             raise ParameterError(
-                f"device_map={self.device_map!r} was given with {'a GGUF file' if gguf else self.executor}",
+                f"device_map={self.device_map!r} was given with {self.executor}",
                 why="only transformers spreads a model over several devices",
-                fix="leave device_map out, or give the folder of the checkpoint that the file was made of"
-                if gguf
-                else "leave device_map out, or choose executor='transformers'",
+                fix="leave device_map out, or choose executor='transformers'",
             )
         if self.device is not None:
             raise ParameterError(

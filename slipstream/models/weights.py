@@ -79,33 +79,26 @@ class Weights(Mapping[str, Tensor]):
         self.config = config
         self._files = files
         self._sources = sources  # canonical name -> (stored name, reader, cut)
-        self._shapes = config.shapes()
+        self.shapes = config.shapes()
         self._progress = progress
         self._read = 0
         self.dtype = dtype
-        self.nbytes = sum(torch.Size(s).numel() for s in self._shapes.values()) * dtype.itemsize
+        self.nbytes = sum(torch.Size(s).numel() for s in self.shapes.values()) * dtype.itemsize
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._part(name, slice(None))
+        return self.part(name, slice(None))
 
     def slices(self, name: str) -> list[slice]:
-        """Rows of a matrix that are worth reading at a time: `_PIECE` numbers or 64 rows, as matrices are large."""
-        outs, columns = self._shapes[name]
+        """Which rows of a matrix to read at a time: about `_PIECE` numbers."""
+        outs, columns = self.shapes[name]
         step = max(1, _PIECE // columns // 64) * 64
         return [slice(first, first + step) for first in range(0, outs, step)]
 
-    def pieces(self, name: str) -> Iterator[Tensor]:
-        """The rows of a matrix, some at a time."""
-        return (self._part(name, rows) for rows in self.slices(name))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
     def _rows(self, name: str, rows: slice) -> Tensor:
-        _, read, cut = self._sources[name]
-        return cut(read())[rows]
+        return self._sources[name][2](self._sources[name][1]())[rows]
 
-    def _part(self, name: str, rows: slice) -> Tensor:
+    def part(self, name: str, rows: slice) -> Tensor:
+        """Some rows of a tensor, as `weights[name]`."""
         stored = self._sources[name][0]
         try:
             raw = self._rows(name, rows)

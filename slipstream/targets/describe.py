@@ -33,7 +33,8 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
     family of LoadError, and ParameterError for a setting that cannot be honoured."""
     source = checkpoint_of(source, settings.role)
     gguf = is_gguf(source)
-    settings.check_device_map(gguf)
+    if not gguf:
+        settings.check_device_map()
     if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
@@ -62,17 +63,12 @@ def _in_file(source: str | Path, settings: LoadSettings) -> Described:
     from slipstream.targets.decoder import DescribedDecoder
     from slipstream.targets.gguf.load_gguf import DescribedGguf
 
-    if settings.lora is not None:
-        raise ParameterError(
-            "lora was given with a GGUF file",
-            why="adapters are merged into the weights of checkpoints",
-            fix="give the folder of the checkpoint that the file was made of",
-        )
-    if settings.executor == TRANSFORMERS:
-        raise ParameterError(
-            f"executor={TRANSFORMERS!r} was asked for a GGUF file",
-            fix="leave it out, or give the folder of the checkpoint that the file was made of",
-        )
+    settings.refuse(
+        ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
+        "given with a GGUF file",
+        "adapters are merged into checkpoints, and transformers runs those",
+        "leave it out, or give the folder of the checkpoint that the file was made of",
+    )
     if settings.executor == LLAMACPP:
         return DescribedGguf.of(source, settings)
     try:

@@ -224,7 +224,7 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
     with pytest.raises(ParameterError, match=r"lora=.*was given with a loaded target"):
         LLM(Decoder.load(tiny.target), lora=good)
     (tmp_path / "x.gguf").write_bytes(MAGIC)
-    with pytest.raises(ParameterError, match=r"lora was given with a GGUF file.*adapters are merged into"):
+    with pytest.raises(ParameterError, match=r"lora=.*was given with a GGUF file.*adapters are merged into"):
         LLM(tmp_path / "x.gguf", lora=good)
     quantised = tmp_path / "quantised"
     random_model("gpt-neox", torch.float32).save_pretrained(quantised)

@@ -62,9 +62,9 @@ def test_a_file_drafts_whatever_runs_the_target(file: Path) -> None:
     [
         ({"quantize": "int8"}, "rounding them again"),
         ({"role": "draft", "quantize": "int4"}, "draft_quantize='none'"),
-        ({"lora": "adapter"}, "lora was given with a GGUF file"),
+        ({"lora": "adapter"}, "lora='adapter' was given with a GGUF file"),
         ({"device_map": "auto"}, "device_map='auto' was given with a GGUF file"),
-        ({"executor": "transformers"}, "executor='transformers' was asked for a GGUF file"),
+        ({"executor": "transformers"}, "executor='transformers' was given with a GGUF file"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )

@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,7 +158,7 @@ class Layout:
 
         kind, (outs, width) = formats.named(form), shape
         if kind.span:
-            return self._blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
+            return self.blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
         unit = kind.group or kind.step
         columns, padded = -(-width // unit) * unit, -(-outs // ALIGN) * ALIGN
         added = byte_offset() if kind.integer and kind.step == 4 else 0
@@ -176,14 +177,9 @@ class Layout:
             panels[at // PANEL : at // PANEL + len(rows)] = rows
         return self._record(kind, whole, bias, padded, width, columns, self.keep(scale) if kind.integer else 0)
 
-    def blocks(self, weight: Blocks, bias: Tensor | None = None) -> Any:
-        """A MATRIX record of weights in blocks: the same weights, see `block_tiles`."""
-        kind = format_of_blocks(weight)
-        assert kind is not None
-        return self._blocks([weight], kind, bias, *weight.shape)
-
-    def _blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> Any:
-        """The same of weights one below the other; each is packed before the next one is read."""
+    def blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> Any:
+        """A MATRIX record of weights in blocks, one below the other: the same weights, see `block_tiles`. Each is
+        packed before the next one is read."""
         from slipstream.backends.native.kernels.processor import PANEL
         from slipstream.backends.native.kernels.products import ALIGN
 
@@ -218,10 +214,9 @@ class Layout:
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
-        shapes = [_shape(weights, f"{n}.weight") for n in names]
-        parts = (part for n in names for part in _pieces(weights, f"{n}.weight"))
+        shapes, parts = zip(*(_read(weights, f"{n}.weight") for n in names), strict=True)
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
-        return self._stacked(parts, form, _joined_bias(weights, names), shape)
+        return self._stacked(chain.from_iterable(parts), form, _joined_bias(weights, names), shape)
 
     def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
@@ -231,8 +226,8 @@ class Layout:
         if kind is None:
             return None
         parts = (weights.blocks(name, rows) for name in whole for rows in weights.slices(name))
-        outs = sum(weights.shape(name)[0] for name in whole)
-        return self._blocks(parts, kind, _joined_bias(weights, names), outs, first[0].shape[1])  # type: ignore[arg-type]
+        outs = sum(weights.shapes[name][0] for name in whole)
+        return self.blocks(parts, kind, _joined_bias(weights, names), outs, first[0].shape[1])  # type: ignore[arg-type]
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
@@ -243,12 +238,12 @@ class Layout:
         from slipstream.backends.native.kernels import formats
         from slipstream.backends.native.kernels.records import EMBEDDING
 
-        kind, shape = formats.named(narrowest(_pieces(weights, name))), _shape(weights, name)
-        made, at = np.zeros((), EMBEDDING), 0
+        shape, parts = _read(weights, name)
+        kind, made, at = formats.named(narrowest(parts)), np.zeros((), EMBEDDING), 0
         before = self.nbytes
         whole = self.room(math.prod(shape) * kind.bytes)
         self.nbytes = before  # a pass reads only single rows
-        for part in _pieces(weights, name):
+        for part in _read(weights, name)[1]:
             each = np.ascontiguousarray(_bits(part, kind.name)).reshape(-1).view(np.uint8)
             whole[at : at + each.nbytes] = each
             at += each.nbytes
@@ -257,13 +252,11 @@ class Layout:
         return made[()]
 
 
-def _pieces(weights: Mapping[str, Tensor], name: str) -> Iterator[Tensor]:
-    """The rows of a matrix, of a checkpoint some at a time."""
-    return weights.pieces(name) if isinstance(weights, Weights) else iter([weights[name]])
-
-
-def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    return weights.shape(name) if isinstance(weights, Weights) else tuple(weights[name].shape)
+def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+    """Shape and rows of a matrix, of a checkpoint some at a time."""
+    if isinstance(weights, Weights):
+        return weights.shapes[name], (weights.part(name, rows) for rows in weights.slices(name))
+    return tuple(weights[name].shape), iter([weights[name]])
 
 
 def _in_panels(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Iterator[tuple[int, Any]]:
@@ -425,9 +418,3 @@ def decoder_weights(
     own["layers"], own["count"] = layers.ctypes.data, len(layers)
     own["experts"], own["expert_count"] = table.ctypes.data, len(table)
     return model
-
-
-def matrix_values(config: DecoderConfig) -> int:
-    """Number of weights that a pass reads. All experts of a mixture are counted."""
-    unread = set() if config.tie_embeddings else {"embed_tokens.weight"}  # a pass reads only single rows
-    return sum(math.prod(shape) for name, shape in config.shapes().items() if len(shape) == 2 and name not in unread)

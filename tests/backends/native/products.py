@@ -8,7 +8,7 @@ from slipstream.backends.native.kernels import formats, records
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
-from slipstream.backends.native.packed_weights import Layout
+from slipstream.backends.native.packed_weights import Layout, format_of_blocks
 from slipstream.backends.native.threads import pool
 from slipstream.backends.quantise import quantise_rows
 from slipstream.models.weight_blocks import Blocks
@@ -37,7 +37,9 @@ class Product:
         self.layout = Layout()
         self.matrix = np.zeros(1, records.MATRIX)
         self.matrix[0] = (
-            self.layout.blocks(weight, bias) if isinstance(weight, Blocks) else self.layout.matrix(weight, form, bias)
+            self.layout.blocks([weight], format_of_blocks(weight), bias, *weight.shape)
+            if isinstance(weight, Blocks)
+            else self.layout.matrix(weight, form, bias)
         )
 
     def __call__(self, x: np.ndarray, threads: int = 1, onto: np.ndarray | None = None) -> np.ndarray:

@@ -16,9 +16,8 @@ PANEL = 16
 def has(feature: str) -> bool:
     """Whether the processor has a feature, by LLVM's name, such as "avx512vnni". NUMBA_CPU_FEATURES ("+avx2,+fma,...")
     names those of the processor that Numba compiles for, if it is not this one."""
-    if config.CPU_FEATURES is not None:  # type: ignore[attr-defined]
-        return f"+{feature}" in config.CPU_FEATURES.split(",")  # type: ignore[attr-defined]
-    return bool(get_host_cpu_features().get(feature))
+    chosen = config.CPU_FEATURES  # type: ignore[attr-defined]
+    return bool(get_host_cpu_features().get(feature)) if chosen is None else f"+{feature}" in chosen.split(",")
 
 
 def is_arm() -> bool:
