@@ -88,7 +88,7 @@ def meanings(config: Any) -> dict[str, str]:
             names = begun[1].split(", ")
             found |= dict.fromkeys(names, f"see {names[0]}") | {names[0]: ""}
             line = line[begun.end() :]
-        found[names[0]] = f"{found[names[0]]} {line.strip()}".strip()
+        found[names[0]] = f"{found.get(names[0], '')} {line.strip()}".strip()
     return found
 
 

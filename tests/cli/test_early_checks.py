@@ -17,7 +17,7 @@ def nothing_is_loaded(monkeypatch):
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr("slipstream.llm.LLM.__init__", refuse)
-    monkeypatch.setattr("slipstream.models.weights.Weights", refuse, raising=False)
+    monkeypatch.setattr("slipstream.models.weights.Weights.__init__", refuse)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -587,10 +587,10 @@ class TestMaking:
             make_eagle3(decoder, head=head_for(3), quantize="int3")
 
     def test_the_head_of_a_quantised_target_is_quantised_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked, real = list[Any](), eagle.backend_for_head
-        monkeypatch.setattr(eagle, "backend_for_head", lambda *given: asked.append(given[2]) or real(*given))
+        made, real = list[Any](), eagle.backend_for_head
+        monkeypatch.setattr(eagle, "backend_for_head", lambda *given: made.append(real(*given)) or made[-1])
         for quantize in (None, "w8a8"):
             target = Decoder.load(zoo.target_dir(), "native", quantize=quantize)
             make_eagle3(target)
             make_eagle3(target, quantize="none")
-        assert asked == [None, None, "int8", None]
+        assert [settings.quantize for _, settings in made] == [None, None, "int8", None]
