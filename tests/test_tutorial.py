@@ -62,7 +62,7 @@ def test_a_command_is_accepted_up_to_loading(command, monkeypatch, tmp_path, cap
     except LoadedError:
         return
     assert not code
-    assert words[0] in {"drafters", "simulate"}
+    assert words[0] in {"drafters", "info", "simulate"}
     assert capsys.readouterr().out.strip()
 
 

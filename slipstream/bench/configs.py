@@ -111,7 +111,7 @@ def vllm(choice: Choice) -> Settings:
     if foreign == INTERSECTION:
         made["use_heterogeneous_vocab"] = True
         note = "needs the V1 runner, and drafts greedily"
-    elif _parallel(choice):
+    elif model and _parallel(choice):
         made["parallel_drafting"] = True
         note = "needs the V1 runner"
     return _arguments({"speculative_config": made}, note)

@@ -111,10 +111,11 @@ def tune(
             return examine(server, files)
         params = sampling.params()
         return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
-    params, contenders = sampling.params(), models.longest()
+    params = sampling.params()
     writable(write=write)
     files.check()
     texts.check()
+    contenders = models.longest()
     from slipstream.bench.configs import Choice
     from slipstream.plan.tuning import TuneConfig
 

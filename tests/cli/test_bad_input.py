@@ -122,7 +122,6 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --pairs --alpha 2", "alpha is 2"),
     ("simulate --suggest", "No such option: --suggest"),
     ("simulate --pairs --advice", "--pairs and --advice are given"),
-    ("info embedded embedded --measure", "No such option: --measure"),
     ("pairs", "No such command 'pairs'"),
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
