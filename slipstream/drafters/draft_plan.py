@@ -203,17 +203,14 @@ class DraftPlan:
     def check(self, target: str, draft_tokenizer: str = SAME) -> None:
         """Raise ParameterError for options that the drafter does not have or that are out of range, and PairError for a
         draft model of another vocabulary. Of models on the hub the small files are downloaded, not the weights."""
-        for member in self.members:
-            member.check(target, draft_tokenizer)
         plan = self.recognised(weights=False)
-        if plan.members and not self.members:
-            return plan.check(target, draft_tokenizer)
+        for member in plan.members:
+            member.check(target, draft_tokenizer)
         model = plan.options.get("model")
         if not self.bare or plan.name != WITH_DRAFT or _is_here(model):  # without weights not every head is recognised
             plan.check_options()
         if model is not None and draft_tokenizer == SAME:
             check_vocabulary(target, model)
-        return None
 
     def check_options(self) -> None:
         """Raise ParameterError unless the drafter of the registry has these options, and they are in range."""
@@ -232,13 +229,13 @@ class DraftPlan:
         from slipstream.targets.describe import describe
 
         models, heads = [], []
-        for one in self.each:
-            for part in one.recognised().each:
-                model, head = part.options.get("model"), part.options.get("head")
-                if isinstance(model, (str, Path)):
-                    models.append(describe(model, _in_format(settings, part.options.get("quantize"))))
-                if isinstance(head, (str, Path)):
-                    heads.append(head)
+        for one in self.recognised().each:
+            options = one.recognised().options
+            model, head = options.get("model"), options.get("head")
+            if isinstance(model, (str, Path)):
+                models.append(describe(model, _in_format(settings, options.get("quantize"))))
+            if isinstance(head, (str, Path)):
+                heads.append(head)
         return models, heads
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from slipstream.errors import LoadError
 from slipstream.models.checkpoint import INDEX, read_json, resolve
-from slipstream.models.gguf_header import is_gguf
-from slipstream.zoo import EMBEDDED, checkpoint_of
+from slipstream.zoo import checkpoint_of
 
 TRANSFORMERS = "5.23"
 """The first version whose MTP layers are known to work here."""
@@ -88,11 +87,10 @@ def are_built() -> bool:
 def has_mtp_layers(target: str) -> bool:
     """Whether a checkpoint brings MTP layers that can be run. Of one on the hub, the small files are downloaded. False
     where its files cannot be read: loading it says why."""
-    source = checkpoint_of(target, "target")
-    if target == EMBEDDED or is_gguf(source) or not are_built():
+    if not are_built():
         return False
     try:
-        folder = resolve(source, weights=False)
+        folder = resolve(checkpoint_of(target, "target"), weights=False)
         config = read_json(folder / "config.json")
         own = config.get("text_config") or config
         family = FAMILIES.get(own.get("model_type", ""))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Drafter
+from slipstream.core.params import SamplingParams
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
 from slipstream.core.target import Target
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
+from tests.drafters.conformance import Recorder
 from tests.targets.toy import ToyTarget
 
 V = 5
@@ -31,6 +37,21 @@ def features(target: Target, tokens: list[int], taps: tuple[int, ...]) -> Tensor
     target.commit([seq], [[]])
     target.release(seq.id)
     return joined
+
+
+def greedy_drafts(drafter: Drafter, depth: int, steps: int, max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
+    """The draft tokens of every step but the first, for each of PROMPTS in one batch: (text before the step, drafted).
+    Each has `depth` tokens."""
+    target, recorder = toy(), Recorder(drafter, V)
+    seqs = [Sequence(p, SamplingParams(max_tokens=max_tokens)) for p in PROMPTS]
+    texts: list[list[list[int]]] = [[] for _ in seqs]
+    for index in range(steps):
+        texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
+        step(seqs, target, recorder, RULES["rejection"], depth if index else 0)
+    for seq, own in zip(seqs, texts, strict=True):
+        for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
+            assert len(drafted) == depth
+            yield text, drafted
 
 
 @functools.cache

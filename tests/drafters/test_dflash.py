@@ -28,7 +28,7 @@ from slipstream.heads.dflash_head import DFlashHead
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, tiny_decoder, toy
+from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, tiny_decoder, toy
 from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
@@ -134,18 +134,9 @@ class TestDraftTokens:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_greedy_chains_are_what_true_states_give_at_every_step(self, kind: str) -> None:
-        target, other = toy(), toy()
-        drafter = dflash_drafter(V, changes=KINDS[kind])
-        recorder = Recorder(drafter, V)
-        seqs = [Sequence(p, SamplingParams(max_tokens=24)) for p in PROMPTS]
-        texts: list[list[list[int]]] = [[] for _ in seqs]
-        for index in range(6):
-            texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
-            step(seqs, target, recorder, RULES["rejection"], 0 if index == 0 else 5)
-        for seq, own in zip(seqs, texts, strict=True):
-            for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
-                assert len(drafted) == 5
-                assert drafted == by_hand(drafter.runtime.head, other, text, drafted)[:5].argmax(-1).tolist()
+        drafter, other = dflash_drafter(V, changes=KINDS[kind]), toy()
+        for text, drafted in greedy_drafts(drafter, 5, steps=6, max_tokens=24):
+            assert drafted == by_hand(drafter.runtime.head, other, text, drafted)[:5].argmax(-1).tolist()
 
     def test_a_short_draft_is_the_beginning_of_a_long_one(self) -> None:
         target, drafter = toy(), dflash_drafter(V)

@@ -37,7 +37,7 @@ from slipstream.heads.eagle_save import native, save_eagle, speculators
 from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, tiny_decoder, toy
+from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, tiny_decoder, toy
 from tests.end_to_end.sampling import sample
 from tests.heads.as_vllm import AsVLLM
 from tests.heads.dense_eagle import Text, dense, true_batch
@@ -95,21 +95,12 @@ class TestDraftTokens:
     @pytest.mark.parametrize("version", [1, 3])
     def test_greedy_chains_are_what_true_features_give_at_every_step(self, version: int) -> None:
         """A wrong token shift, a stale state in the cache, a wrong norm or position: each fails here (R23)."""
-        target, other = toy(), toy()
-        drafter = eagle_drafter(V, version)
+        drafter, other = eagle_drafter(V, version), toy()
         made = drafter.runtime.head
-        recorder = Recorder(drafter, V)
-        seqs = [Sequence(p, SamplingParams(max_tokens=14)) for p in PROMPTS]
-        texts: list[list[list[int]]] = [[] for _ in seqs]
-        for index in range(4):
-            texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
-            step(seqs, target, recorder, RULES["rejection"], 0 if index == 0 else 3)
-        for seq, own in zip(seqs, texts, strict=True):
-            for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
-                assert len(drafted) == 3
-                for i, token in enumerate(drafted):
-                    best = int(logits_by_hand(made, other, text, drafted[:i]).argmax())
-                    assert token == ids_of(made)[best]
+        for text, drafted in greedy_drafts(drafter, 3, steps=4, max_tokens=14):
+            for i, token in enumerate(drafted):
+                best = int(logits_by_hand(made, other, text, drafted[:i]).argmax())
+                assert token == ids_of(made)[best]
 
     @pytest.mark.parametrize("backend", ["torch", "native"])
     @pytest.mark.parametrize("to", ["eagle3", "speculators"])
