@@ -155,8 +155,8 @@ def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
 
 
 def verify(kit: Kit) -> str:
-    size = "--prompts 1 -n 8 --samples 64" if kit.quick else "--prompts 4 -n 32 --samples 1000"
-    return printed(kit, f"slipstream verify --drafter model -k 4 {size} --distribution-prompts 1")
+    size = "--prompts 1 -n 8 --texts 2" if kit.quick else "--prompts 4 -n 32"
+    return printed(kit, f"slipstream verify --drafter model -k 4 {size}")
 
 
 def tune(kit: Kit) -> str:

@@ -16,7 +16,7 @@ SECTIONS: dict[str, str] = {
     "bench-served": "slipstream.bench.report_load",
     "trace": "slipstream.bench.report_trace",
     "verify": "slipstream.verify.report_verify",
-    "verify-served": "slipstream.verify.report_served",
+    "verify-served": "slipstream.verify.served",
     "tune": "slipstream.plan.report_tune",
     "tune-served": "slipstream.plan.report_counters",
 }

@@ -34,9 +34,7 @@ def verify(
     check: list[str] | None = option(None, "Run only this check: greedy, coupled or distribution; repeatable."),
     texts: int = option(10, "Texts sampled with each setting; three times as many with your own.", min=1),
     reach: int = option(512, "Position that one of these texts reaches; 0: none is longer.", min=0),
-    samples: int | None = option(None, "Samples per prompt.", shown="400; 200 of servers", min=1),
-    distribution_prompts: int = option(3, "Number of prompts for first tokens.", min=1),
-    first: int = option(5, "Number of first tokens whose joint distribution is tested.", min=2),
+    samples: int = option(200, "Samples per prompt at each server.", min=1),
     level: float = option(1e-3, "Probability that a correct run is called a bug."),
     files: OutputOptions,
     base_url: str | None = option(
@@ -78,10 +76,8 @@ def verify(
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
-        params=sampling.params(), checks=tuple(check or possible), samples=samples or 400,
-        distribution_prompts=distribution_prompts, length=first, level=level,
-        texts=texts, reach=reach, seed=seed,
-    )  # fmt: skip
+        params=sampling.params(), checks=tuple(check or possible), texts=texts, reach=reach, level=level, seed=seed
+    )
     from slipstream.verify import verification
 
     asked = config.sampled if "distribution" in config.checks else config.params
@@ -100,7 +96,7 @@ def compare_servers(
     name: str,
     sampling: SamplingOptions,
     prompts: PromptOptions,
-    samples: int | None,
+    samples: int,
     level: float,
     seed: int,
     files: OutputOptions,
@@ -111,7 +107,7 @@ def compare_servers(
 
     params = sampling.params()
     config = ServedConfig(
-        tokens=params.max_tokens, samples=samples or 200, temperature=params.temperature or 1.0, level=level,
+        tokens=params.max_tokens, samples=samples, temperature=params.temperature or 1.0, level=level,
         seed=seed, more=request_fields(params),
     )  # fmt: skip
     chosen = [(entry.name, entry.text) for entry in prompts.check()]

@@ -16,15 +16,13 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.verify.distribution import Samples, cells, distribution_test, sample, shift_seen
-from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, tested
+from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, shift_seen, tested
 from slipstream.verify.panel_requests import ENDS, HISTORY, TOGETHER, Request, among, continued, panel, settings
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.texts import (
     BUG,
     LOSSY,
-    Comparison,
     Control,
     Pass,
     compared,
@@ -41,59 +39,41 @@ if TYPE_CHECKING:
 
 CHECKS = ("greedy", "coupled", "distribution")
 SAME = "no difference seen"
-BLIND = "nothing could be seen"
 FEW = "too few to test"
 UNTESTED = "not tested"
 SCREEN = 0.0005
 """Level of the first look of a test of a distribution. A test that fails it is repeated on new samples."""
 FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
 """Fewest draft tokens that must have been verified in a check; below that it says "not tested"."""
+POWER = 0.9
+"""Probability that a bias of the reported smallest size is called a bug."""
 BATCH = 16
 """Requests in one batch of texts that all have the parameters as given."""
 
 
 @dataclass(frozen=True)
 class VerifyConfig(Strict):
-    """params      sampling; above temperature 0 as given, for the greedy check with temperature 0.
-    temperature  temperature of the sampled checks if `params` is greedy.
+    """params      sampling; the greedy check sets temperature 0, the sampled ones set 1 in place of 0.
     checks       which of `CHECKS` to run; the control always runs.
-    samples      texts sampled for each prompt of the test of the first tokens.
-    distribution_prompts  number of prompts of that test.
-    tail         that test uses only this many last tokens of a prompt: it stays exact, and prefill, which each sample
-                 repeats, is short.
-    length       number of first tokens whose joint distribution is tested. The first of them comes from prefill.
-    batch        samples decoded at once.
-    texts        whole texts sampled with each setting (see `verify_requests`) by the test of positions; three times as
-                 many with the parameters as given, for the draft lengths 1, 2 and K.
+    texts        whole texts sampled with each setting (see `panel_requests`); three times as many with the parameters
+                 as given, for the draft lengths 1, 2 and K.
     reach        one of them goes on to this position in its context (0: none does).
     level        probability that a correct run is called a bug, over all tests of distributions together.
-    power        probability that a bias of the reported smallest size is called a bug.
     seed         of all samples. Runs with different seeds share no random number.
     """
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
-    temperature: float = 1.0
     checks: tuple[str, ...] = CHECKS
-    samples: int = 400
-    distribution_prompts: int = 3
-    tail: int = 16
-    length: int = 5
-    batch: int = 32
     texts: int = 10
     reach: int = 512
     level: float = 1e-3
-    power: float = 0.9
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("samples", "distribution_prompts", "tail", "batch", "texts"):
-            check_integer(name, getattr(self, name), 1)
+        check_integer("texts", self.texts, 1)
         check_integer("reach", self.reach, 0)
         check_integer("seed", self.seed, 0)
-        check_integer("length", self.length, 2)
         check_number("level", self.level, 0.0, 0.5, open_low=True)
-        check_number("power", self.power, 0.5, 0.999)
-        check_number("temperature", self.temperature, 0.0, 100.0, open_low=True)
         for name in self.checks:
             if name not in CHECKS:
                 raise ParameterError(f"there is no check {name!r}", fix=did_you_mean(name, CHECKS))
@@ -104,7 +84,7 @@ class VerifyConfig(Strict):
 
     @property
     def sampled(self) -> SamplingParams:
-        return replace(self.params, temperature=self.params.temperature or self.temperature)
+        return replace(self.params, temperature=self.params.temperature or 1.0)
 
 
 def decisive_level(level: float, tests: int) -> float:
@@ -219,77 +199,38 @@ class Checks:
 
     def _row(self, request: Request, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
         parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
-        said = verdict(parted, self.llm.rule.lossless)
-        row = Comparison(request.name, said, len(seq.output), parted, request.params.seed)
-        return row.as_dict() | asdict(how) | {"drafted": seq.stats.proposed, "accepted": seq.stats.accepted}
+        return {
+            "prompt": request.name,
+            "verdict": verdict(parted, self.llm.rule.lossless),
+            "tokens": len(seq.output),
+            "divergence": None if parted is None else vars(parted) | {"near_tie": parted.near_tie},
+            "seed": request.params.seed,
+            "drafted": seq.stats.proposed,
+            "accepted": seq.stats.accepted,
+        } | asdict(how)
 
     def _cover(self, check: str, drafted: int, accepted: int) -> None:
         verdict = "tested" if drafted >= FEWEST_DRAFTED[check] else UNTESTED
         self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
 
     def distribution(self) -> None:
-        self.positions()
-        self.first_tokens()
-
-    @property
-    def _decisive(self) -> float:
-        return decisive_level(self.config.level, len(self._chosen) + (1 + len(OUTCOMES)) * len(PLACES))
-
-    @property
-    def _chosen(self) -> range:
-        """The prompts of the test of first tokens."""
-        return range(min(self.config.distribution_prompts, len(self.ids)))
-
-    def first_tokens(self) -> None:
-        """The joint distribution of the first tokens of many texts (see `verify_distribution`)."""
-        chosen, decisive = self._chosen, self._decisive
-        config, llm = self.config, self.llm
-        prompts = [self.ids[i][-config.tail :] for i in chosen]
-        each = math.sqrt(config.power)  # both looks have to fail
-        llm.use(None)
-        made = [cells(llm, p, config.sampled, config.samples, config.length, self.noise.noise) for p in prompts]
-        llm.use(self.drafter)
-
-        def look(number: int) -> list[Samples]:
-            seeds = self._seeds("first tokens", number)
-            return sample(
-                llm, prompts, config.sampled, config.samples, config.length, config.batch, seeds,
-                lengths(self.most), self.advance,
-            )  # fmt: skip
-
-        drawn = look(0)
-        first = [distribution_test(s.outputs, m, decisive, each) for s, m in zip(drawn, made, strict=True)]
-        again = look(1) if any(SCREEN * decisive <= test.p < SCREEN for test in first) else None
-        for i, place in enumerate(chosen):
-            test, second = first[i], None
-            if again is not None and test.p < SCREEN:
-                second = distribution_test(again[i].outputs, made[i], decisive, each).p
-            said = self._said(test.p, second, decisive, BLIND if test.smallest_bias is None else SAME)
-            if said == SAME and drawn[i].drafted < config.samples / 10:
-                said = UNTESTED
-            self.data["distribution"].append(
-                test.as_dict()
-                | {"prompt": self.names[place], "verdict": said, "level": decisive, "power": config.power}
-                | {"second_p": second, "cells": test.freedom + 1, "drafted": drawn[i].drafted}
-                | {"largest": [self._cell(*row) for row in test.largest]}
-            )
-
-    def positions(self) -> None:
-        """Every token of whole texts (see `verify_outcomes`)."""
-        decisive = self._decisive
+        """Every token of whole texts (see `outcomes`)."""
+        decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
         first = self._look(0, 1)
         tests = [tested(place, first.found[place]) for place in PLACES if place in first.found]
         suspects = [test.place for test in tests if SCREEN * decisive <= min(test.p, default=1.0) < SCREEN]
         certain = any(min(test.p, default=1.0) < SCREEN * decisive for test in tests)
         again = self._look(1, 2).found if suspects and not certain else {}
-        each = math.sqrt(self.config.power)
+        each = math.sqrt(POWER)
         for test in tests:
             second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
             worst = None if second is None else min(second.p, default=1.0)
             shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
-            said = self._said(min(test.p, default=1.0), worst, decisive, SAME if test.p else FEW)
-            self.data["positions"].append(
-                test.as_dict()
+            said = SAME if test.p else FEW
+            if min(test.p, default=1.0) < SCREEN * decisive or (worst is not None and worst < decisive):
+                said = BUG if self.llm.rule.lossless else LOSSY
+            self.data["distribution"].append(
+                vars(test)
                 | {"second_p": worst, "verdict": said}
                 | {"smallest_bias": math.sqrt(shift) if test.ranks is not None and shift < 1 else None}
             )
@@ -319,12 +260,6 @@ class Checks:
         self.data["faults"] += found.faults
         return found
 
-    def _said(self, first: float, second: float | None, decisive: float, otherwise: str) -> str:
-        """The verdict on the p-values of the first look and of the second, if there was one."""
-        if first >= SCREEN * decisive and (second is None or second >= decisive):
-            return otherwise
-        return BUG if self.llm.rule.lossless else LOSSY
-
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
         """Seeds of requests that no other purpose, look or run has."""
         key = int.from_bytes(purpose.encode(), "little")
@@ -334,12 +269,6 @@ class Checks:
 
     def _seed(self, purpose: str, number: int) -> int:
         return next(self._seeds(purpose, number))
-
-    def _cell(self, cell: Seq[int], expected: float, counted: int) -> dict[str, Any]:
-        kept = [token for token in cell if token >= 0]
-        tokenizer = self.llm.tokenizer
-        text = tokenizer.decode(kept) if tokenizer is not None else " ".join(map(str, kept))
-        return {"tokens": list(cell), "text": text + " *" * (-1 in cell), "expected": expected, "counted": counted}
 
     def warnings(self) -> list[str]:
         found = []

@@ -12,26 +12,28 @@ over positions has a distribution that is known before the tokens are drawn:
     ids       v_t, as u_t with the tokens in the order of their ids, in which they are sampled: uniform and independent,
               too. A random number that is used twice shows here.
     pairs     v_t and v_{t-1}, and v_t of two requests: around the middle, their products have mean 0.
+    joint     (u_{t-1}, u_t) of every other t is uniform in the unit square, whatever the rule: a chi-squared test over
+              a grid of bins. This tests the joint distribution of neighbouring tokens.
 
 The sums are pooled over texts, prompts, settings and draft lengths, and kept apart by the place in the step: a fault of
 the bonus token must not drown in correct draft tokens. That is valid if a token has the target's distribution *given
 that its position was reached*, which holds for `rejection` and `coupled` but not for `block`, whose verdict on the
-beginning of a chain depends on its end. For such a rule all positions are one place, and what the draft favours is not
-tested.
+beginning of a chain depends on its end. For such a rule all positions are one place, over which every sum above is
+valid because whole texts have the target's joint distribution. What the draft favours is not tested then.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
 
 import numpy as np
+import torch
 
 from slipstream.core.params import SamplingParams
-from slipstream.verify.distribution import chi2_sf
 
 DRAFTED, DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE = (
     "draft token {}", "draft token 3 or deeper", "behind a draft token", "bonus token", "without a draft",
@@ -39,18 +41,19 @@ DRAFTED, DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE = (
 )  # fmt: skip
 BY_REQUEST = "between requests"
 PLACES = (DRAFTED.format(1), DRAFTED.format(2), DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE, BY_REQUEST)
-FAVOURED, BEST, END, PENALISED, PAIR = (
-    "favoured", "most likely", "ends the text", "penalised", "with the last"
+FAVOURED, BEST, END, PENALISED, PAIR, JOINT = (
+    "favoured", "most likely", "ends the text", "penalised", "with the last", "joint"
 )  # fmt: skip
 RARE = {"below 1 %": 1e-2, "below 0.1 %": 1e-3, "below 0.01 %": 1e-4}
 """Outcomes by the target's probability of the token, each with those below."""
 EDGES = {name: f"edge of {name}" for name in ("top_k", "top_p", "min_p")}
 """The least likely token that a filter keeps, where it is the only one."""
 IDS = "ids"
-OUTCOMES = (IDS, FAVOURED, BEST, *RARE, END, *EDGES.values(), PENALISED, PAIR)
+OUTCOMES = (IDS, FAVOURED, BEST, *RARE, END, *EDGES.values(), PENALISED, PAIR, JOINT)
 LATE_FROM = 256
 """Position in the context from which on one is late."""
-BINS = 16
+GRID = 4
+BINS = GRID * GRID
 FEWEST = 5 * BINS
 """Fewest positions of a place for the test of ranks: an expected count of five in each bin."""
 SMALLEST_VARIANCE, NORMAL_VARIANCE = 1.0, 100.0
@@ -126,7 +129,7 @@ class Sum:
 class Evidence:
     """The sums over the positions of one place.
 
-    ranks      counts of u_t in equal bins; ids: of v_t.
+    ranks      counts of u_t in equal bins; ids: of v_t; joint: of pairs of u_t.
     sums       of each outcome.
     products   of v_t of two tokens, as standard deviations.
     forbidden  tokens that the target cannot emit.
@@ -134,6 +137,7 @@ class Evidence:
 
     ranks: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
     ids: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
+    joint: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
     sums: dict[str, Sum] = field(default_factory=lambda: defaultdict(Sum))
     products: list[float] = field(default_factory=list)
     forbidden: int = 0
@@ -144,6 +148,10 @@ class Evidence:
         self.ids[min(BINS - 1, int(v * BINS))] += 1
         for name, inside, mass in outcomes:
             self.sums[name].add(inside, mass)
+
+    def neighbours(self, u: float, after: float) -> None:
+        """Add the ranks of two neighbouring tokens, each in one pair only."""
+        self.joint[min(GRID - 1, int(u * GRID)) * GRID + min(GRID - 1, int(after * GRID))] += 1
 
     def pair(self, v: float, other: float) -> None:
         """Add v_t of two tokens, which are independent."""
@@ -171,17 +179,55 @@ class PlaceTest:
         """The p-values there are; 0 alone if an impossible token was emitted."""
         return [0.0] if self.forbidden else [*self.outcomes.values(), *([] if self.ranks is None else [self.ranks])]
 
-    def as_dict(self) -> dict[str, Any]:
-        return vars(self)
-
 
 def tested(place: str, row: Evidence) -> PlaceTest:
     outcomes = {name: p for name in OUTCOMES if name in row.sums and (p := row.sums[name].p) is not None}
-    ids = uniform(row.ids)
+    ids, joint = uniform(row.ids), uniform(row.joint)
     if ids is not None:
         outcomes = {IDS: ids} | outcomes
     if len(row.products) >= FEWEST:
         outcomes[PAIR] = math.erfc(abs(sum(row.products)) / math.sqrt(2 * len(row.products)))
+    if joint is not None:
+        outcomes[JOINT] = joint
     favoured = row.sums.get(FAVOURED)
     shift = favoured.excess / len(favoured.masses) if favoured is not None and FAVOURED in outcomes else None
     return PlaceTest(place, row.positions, row.forbidden, uniform(row.ranks), outcomes, shift)
+
+
+def chi2_sf(x: float, freedom: float) -> float:
+    """P(chi-squared > x)."""
+    a, b = (torch.tensor(v / 2, dtype=torch.float64) for v in (freedom, x))
+    return float(torch.special.gammaincc(a, b))
+
+
+def chi2_isf(p: float, freedom: int) -> float:
+    """The x with P(chi-squared > x) = p."""
+    return _solve(lambda x: chi2_sf(x, freedom) <= p)
+
+
+@cache
+def shift_seen(freedom: int, level: float, power: float) -> float:
+    """The noncentrality at which chi-squared exceeds its critical value for `level` with probability `power`."""
+    critical = chi2_isf(level, freedom)
+    return _solve(lambda shift: noncentral_sf(critical, freedom, shift) >= power)
+
+
+def noncentral_sf(x: float, freedom: int, shift: float) -> float:
+    """P(noncentral chi-squared > x): a mixture of central ones with freedom + 2 k degrees, k Poisson-distributed."""
+    mean = shift / 2
+    k = torch.arange(int(mean + 12 * math.sqrt(mean + 1) + 12), dtype=torch.float64)
+    weights = torch.exp(k * math.log(mean) - mean - torch.lgamma(k + 1)) if mean else (k == 0).double()
+    tails = torch.special.gammaincc(freedom / 2 + k, torch.full_like(k, x / 2))
+    return float((weights * tails).sum())
+
+
+def _solve(reached: Callable[[float], bool]) -> float:
+    """The smallest number >= 0 for which `reached` holds; it must hold for every larger number too."""
+    high = 1.0
+    while not reached(high):
+        high *= 2
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high

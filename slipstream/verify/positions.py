@@ -1,5 +1,5 @@
-"""Samples whole texts and adds up what `verify_outcomes` tests: every token against the target's distribution, which is
-that of `verify_reference`, not that of the code under test."""
+"""Samples whole texts and adds up what `outcomes` tests: every token against the target's distribution, by `reference`
+and not by the code under test."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
     from slipstream.llm import LLM
 
+Ranks = tuple[float, float]
+"""u_t and v_t of a token (see `outcomes`)."""
 KEPT = 256
 """Most tokens of q that are kept for each position: the most likely ones."""
 
@@ -146,16 +148,19 @@ class Positions:
             self.stats += seq.stats
             wrong = wrong_end(seq)
             self.faults += [f"{request.name}: {wrong}"] if wrong else []
-            own = self._text(request, seq, proposals)
-            for v, other in zip(own, beside, strict=False):
+            placed = self._text(request, seq, proposals)
+            for (u, _), (after, _) in zip(placed[::2], placed[1::2], strict=False):
+                self.found[ALL].neighbours(u, after)
+            second = [v for _, v in placed]
+            for v, other in zip(second, beside, strict=False):
                 self.found[BY_REQUEST].pair(v, other)
-            beside = own
+            beside = second
             advance()
         return [seq.output for seq in seqs]
 
-    def _text(self, request: Request, seq: Sequence, proposals: Proposals) -> list[float]:
-        """v_t of its tokens."""
-        text, placed = seq.output, list[float]()
+    def _text(self, request: Request, seq: Sequence, proposals: Proposals) -> list[Ranks]:
+        """The ranks of its tokens."""
+        text, placed = seq.output, list[Ranks]()
         for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
             if seq.params.logprobs is not None:
                 wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.noise)
@@ -165,9 +170,9 @@ class Positions:
         return placed
 
     def _token(
-        self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[float]
-    ) -> list[float]:
-        """v_t, if the target allows the token. last: v_t of the token before it, if there is one."""
+        self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[Ranks]
+    ) -> list[Ranks]:
+        """The ranks of the token, if the target allows it. last: those of the token before it, if there is one."""
         p = distribution(logits, *context)
         params, prompt, output, _ = context
         never = None
@@ -184,6 +189,6 @@ class Positions:
         late = len(prompt) + len(output) >= LATE_FROM
         for place in {proposal.place, ALL, *[BEHIND] * proposal.behind, *[LATE] * late}:
             self.found[place].token(u, v, outcomes)
-            for before in last:
+            for _, before in last:
                 self.found[place].pair(v, before)
-        return [v]
+        return [(u, v)]

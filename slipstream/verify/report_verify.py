@@ -9,8 +9,8 @@ from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.verify.outcomes import BY_REQUEST, PAIR
 
 BLIND_TO = (
-    "What this run cannot see: a bias smaller than the ones stated, within pooled outcomes, or at places with too few "
-    "positions; structured output, other prompts, and positions after {reach}; a target that is wrong in itself, "
+    "What this run cannot see: a bias smaller than the ones stated, or at places with too few positions; "
+    "structured output, other prompts, and positions after {reach}; a target that is wrong in itself, "
     "because its own logits are the reference."
 )
 HEADINGS = {
@@ -32,11 +32,8 @@ def section(result: Result) -> Section:
             differing = [row for row in data[name] if row["divergence"] is not None]
             made.tables += [differences(name, differing)] if differing else []
     made.notes += [f"Wrong in single texts: {'; '.join(data['faults'][:5])}."] if data["faults"] else []
-    if data["positions"]:
-        made.tables.append(places(data["positions"]))
     if data["distribution"]:
-        made.tables.append(distribution_tests(data["distribution"]))
-        made.tables += [deviations(row) for row in data["distribution"] if row["verdict"] == "BUG"]
+        made.tables.append(places(data["distribution"]))
     if data["control"]:
         c = data["control"]
         made.notes.append(
@@ -62,11 +59,10 @@ def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
     ties = sum(verdict.startswith("tie") for verdict in said)
     parts = [f"{len(said) - ties} of {len(said)} texts identical"] if said else []
     parts += [f"{ties} differ from a near-tie on, within measured noise"] if ties else []
-    if data["positions"]:
-        samples = sum(row["n"] for row in data["distribution"])
+    if data["distribution"]:
         parts.append(
-            f"{data['sampled_tokens']:,} sampled tokens and the first tokens of {samples:,} samples follow the "
-            f"target's distribution (false-alarm probability {settings['level']:g})"
+            f"{data['sampled_tokens']:,} sampled tokens follow the target's distribution (false-alarm probability "
+            f"{settings['level']:g})"
         )
     return f"No bug found in {what}: {', '.join(parts)}." if parts else f"Nothing was compared for {what}."
 
@@ -134,9 +130,9 @@ def places(rows: list[dict[str, Any]]) -> Table:
         "bonus token, tokens of steps without a draft. Ranks, ids: in the order of probabilities and of ids, tokens "
         "are spread as their probabilities say. Other rows: how often a kind of token occurs, against the target's "
         "probability of it: tokens that the draft favours, rare ones, ends of texts, the last token that a filter "
-        "keeps, tokens that a penalty reaches. With the last: whether tokens depend on the one before beyond that; "
-        f"between requests: {' '.join(beside) or 'too few'}. Where a p-value is small, new samples decide. -: too few "
-        "positions, or not valid under this rule.",
+        "keeps, tokens that a penalty reaches. With the last, joint: whether tokens depend on the one before beyond "
+        f"that; between requests: {' '.join(beside) or 'too few'}. Where a p-value is small, new samples decide. -: "
+        "too few positions, or not valid under this rule.",
     )  # fmt: skip
 
 
@@ -151,25 +147,3 @@ def _or_dash(value: float | None, digits: str) -> str:
 def short(name: str) -> str:
     """The file name of a prompt that is named by its path."""
     return name.rsplit("/", 1)[-1]
-
-
-def distribution_tests(rows: list[dict[str, Any]]) -> Table:
-    cells = []
-    for row in rows:
-        p = f"{row['p']:.2g}" + ("" if row["second_p"] is None else f", again {row['second_p']:.2g}")
-        bias = None if row["smallest_bias"] is None else f"{row['smallest_bias']:.3f}"
-        cells.append([short(row["prompt"]), row["n"], row["cells"], small(row["g"]), p, bias, verdict(row["verdict"])])
-    columns = [words("prompt"), Column("samples"), Column("outcomes"), Column("G"), Column("p-value"),
-               Column("smallest bias"), words("verdict")]  # fmt: skip
-    return Table(
-        "Samples against the target's own distribution", columns, cells,
-        "G-test on the first tokens, rare outcomes pooled. Smallest bias: the total variation over these outcomes that "
-        f"would have been detected with probability {rows[0]['power']:.0%}; -: no bias can be detected, because there "
-        "are few samples or one outcome is nearly certain.",
-    )  # fmt: skip
-
-
-def deviations(row: dict[str, Any]) -> Table:
-    cells = [[repr(cell["text"]), cell["expected"], cell["counted"]] for cell in row["largest"]]
-    columns = [words("outcome"), Column("expected", digits=1), Column("counted")]
-    return Table(f"Outcomes with the largest deviations: {short(row['prompt'])}", columns, cells)

@@ -10,7 +10,7 @@ sampling parameters, and the comparison is between two samples:
               homogeneity, and the counts of all n-grams of up to three tokens by a permutation test, in which whole
               texts change sides (exact, whatever the dependence within a text).
 
-As in `verify_checks`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
+As in `checks`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
 p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
 """
 
@@ -29,13 +29,21 @@ import numpy as np
 from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.core.common_beginning import common_beginning
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.verify.checks import SAME, SCREEN, decisive_level
-from slipstream.verify.distribution import FEWEST, chi2_sf
+from slipstream.verify.outcomes import chi2_sf
+from slipstream.verify.report_verify import short, verdict
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
 
+BLIND_TO = (
+    "What this comparison cannot see: whether the server drafts at all (its own metrics say so); a fault that both "
+    "servers share; biases too small for this many samples; other prompts, sampling parameters and loads."
+)
 UNJUDGED = "differs; without logprobs it cannot be judged"
+FEWEST = 5.0
+"""Smallest expected count of an outcome."""
 NGRAMS = 3
 PERMUTATIONS = 4999
 FLOOR = 1e-3
@@ -260,3 +268,58 @@ def permutation_test(
             row[rng.permutation(len(texts))[:n]] = 1.0
         above += int((statistic(chosen @ counts) >= seen * (1 - 1e-6)).sum())
     return (1 + above) / (1 + permutations)
+
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+def section(result: Result) -> Section:
+    data, settings = result.data, result.settings
+    made = Section("Do two servers give the same output?", _lead(data, settings))
+    if data["greedy"]:
+        made.tables.append(_greedy_table(data["greedy"]))
+    if data["sampled"]:
+        made.tables.append(_sampled_table(data["sampled"], settings))
+    made.notes.append(BLIND_TO)
+    return made
+
+
+def _lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
+    what = f"{settings['served']} and {settings['reference']}"
+    if data["verdict"] == "BUG":
+        return Alarm(f"BUG: {what} do not give the same output.")
+    same = sum(row["verdict"] == "identical" for row in data["greedy"])
+    return (
+        f"No difference found between {what} that rounding does not explain: {same} of {len(data['greedy'])} greedy "
+        f"texts identical, {len(data['sampled'])} prompts sampled {settings['samples']} times each (false-alarm "
+        f"probability {settings['level']:g})."
+    )
+
+
+def _greedy_table(rows: list[dict[str, Any]]) -> Table:
+    cells = [
+        [short(row["prompt"]), row["tokens"], "yes" if row["repeats"] else "no", row["position"],
+         None if row["margin"] is None else small(row["margin"]), verdict(row["verdict"])]
+        for row in rows
+    ]  # fmt: skip
+    columns = [words("prompt"), Column("tokens"), words("reference repeats"), Column("differs at token"),
+               Column("margin"), words("verdict")]  # fmt: skip
+    return Table(
+        "Greedy texts", columns, cells,
+        f"Log-probabilities of shared beginnings differ by at most {small(rows[0]['noise'])} nats. A near-tie is a "
+        "margin of at most twice that. Reference repeats: it gave the same text twice.",
+    )  # fmt: skip
+
+
+def _sampled_table(rows: list[dict[str, Any]], settings: dict[str, Any]) -> Table:
+    cells = []
+    for row in rows:
+        p = [None if row[name] is None else f"{row[name]:.2g}" for name in ("first_token", "ngrams", "second_p")]
+        cells.append([short(row["prompt"]), row["samples"], *p, verdict(row["verdict"])])
+    columns = [words("prompt"), Column("samples"), Column("p, first token"), Column("p, n-grams"), Column("p, again"),
+               words("verdict")]  # fmt: skip
+    return Table(
+        f"Sampled texts of {settings['length']} tokens", columns, cells,
+        "First token: G-test. N-grams: permutation test over whole texts. Again: p-value on new samples, where the "
+        "first was below 0.01; only it decides.",
+    )  # fmt: skip

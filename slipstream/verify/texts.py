@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -138,24 +138,9 @@ def rounding(target: Target, logits: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Comparison(Strict):
-    """The texts of one prompt. The noise of `divergence` is the larger of the control's and that of the position."""
-
-    prompt: str
-    verdict: str
-    tokens: int
-    divergence: Divergence | None
-    seed: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        parted = None if self.divergence is None else vars(self.divergence) | {"near_tie": self.divergence.near_tie}
-        return vars(self) | {"divergence": parted}
-
-
-@dataclass(frozen=True)
 class Pass:
     """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` requests at once; `mixed`: as
-    `verify_requests.together` does, each request with draft lengths of its own."""
+    `together` does, each request with draft lengths of its own."""
 
     draft_tokens: int
     batch: int
@@ -200,7 +185,8 @@ def texts(
 def compared(
     llm: LLM, prompt: Seq[int], params: SamplingParams, plain: Seq[int], other: Seq[int], rows: int, control: Control
 ) -> Divergence | None:
-    """Where two texts diverge, judged by the edited logits, plus the shared noise above temperature 0."""
+    """Where two texts diverge, judged by the edited logits. The noise is the larger of the control's and that of the
+    position."""
     parted = divergence(llm.target, prompt, plain, other, rows, scores(llm, prompt, params))
     if parted is None:
         return None

@@ -7,16 +7,16 @@ Four checks, each of which can fail:
                   the logits is rounding, or a bug in the target; each token must be the target's most likely one.
     greedy        texts with and without the drafter at temperature 0: identical, a tie within the measured noise, or a
                   bug. Each text alone with K draft tokens; all in one batch with one draft token, and with two; and
-                  beside requests with other parameters (`verify_requests`). Each token of the texts without the
+                  beside requests with other parameters (`panel_requests`). Each token of the texts without the
                   drafter must be the one that the reference picks.
     coupled       the same above temperature 0, with rule `coupled` and one seed: the random numbers belong to
                   positions, so the text depends only on the target and the seed.
-    distribution  samples under the given rule against the target's exact distribution: every position of whole texts
-                  (`verify_outcomes`), and the joint distribution of the first tokens (`verify_distribution`).
+    distribution  samples under the given rule against the target's exact distribution: every position of whole texts,
+                  and pairs of neighbouring positions (`outcomes`).
 
 Every text must end where its parameters say.
 
-The reference is computed from the target's logits by code of its own (`verify_reference`). A test of a distribution
+The reference is computed from the target's logits by code of its own (`reference`). A test of a distribution
 that fails at level `SCREEN` is repeated on new samples, and only the second p-value decides (see `decisive_level`). So
 a correct run is called a bug with a probability of at most `level`, over all tests.
 
@@ -45,8 +45,7 @@ def steps(prompts: PromptSet, config: VerifyConfig, draft_tokens: int) -> int:
     """How often `verify` calls `advance`, if no test is repeated."""
     n = len(prompts.prompts)
     of_texts = n * (1 + len(passes(draft_tokens, n)))
-    batches = -(-config.samples * min(config.distribution_prompts, n) // config.batch)
-    of_check = {"greedy": of_texts, "coupled": of_texts, "distribution": batches + 6 * config.texts}
+    of_check = {"greedy": of_texts, "coupled": of_texts, "distribution": 6 * config.texts}
     return 2 * n + sum(of_check[name] for name in set(config.checks))
 
 
@@ -99,14 +98,14 @@ def verify(
 
 def empty(prompts: PromptSet) -> dict[str, Any]:
     """What `Checks` fill in."""
-    rows: dict[str, Any] = {name: [] for name in ("greedy", "coupled", "distribution", "positions", "faults")}
+    rows: dict[str, Any] = {name: [] for name in (*CHECKS, "faults")}
     return {"prompts": prompts.as_dict(), "control": None, "coverage": {}, "sampled_tokens": 0, **rows}
 
 
 def overall(data: dict[str, Any]) -> str:
     """ "BUG" if any check found one, "lossy" if only a lossy rule changed texts, "not tested" if too little was drafted
     in a check, else "ok"."""
-    said = [row["verdict"] for name in (*CHECKS, "positions") for row in data[name]]
+    said = [row["verdict"] for name in CHECKS for row in data[name]]
     if data["control"] is not None:
         said.append(data["control"]["verdict"])
     said += [row["verdict"] for row in data["coverage"].values()] + [BUG] * bool(data["faults"])

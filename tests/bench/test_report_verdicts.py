@@ -22,9 +22,9 @@ PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one <b>"), Prompt([3, 4, 0]
 def results() -> dict[str, Result]:
     llm = LLM(ToyTarget(vocab=5, sharpness=1.0), RandomDrafter(5), draft_tokens=3)
     blind = Contender("blind", RandomDrafter(5, sampled=False), 3)
-    config = VerifyConfig(params=SamplingParams(max_tokens=12), samples=300, batch=300, reach=0, texts=3)
+    config = VerifyConfig(params=SamplingParams(max_tokens=12), reach=0, texts=3)
     return {
-        "verify": verify(llm, PROMPTS, config),
+        "verify": verify(llm, PROMPTS, config, label="random <b>"),
         "tune": tune(llm, [blind], PROMPTS, TuneConfig(tokens=8, rounds=1, confirm=1)),
     }
 
@@ -32,13 +32,12 @@ def results() -> dict[str, Result]:
 def test_one_page_of_both(results):
     made = page(list(results.values()))
     for part in (
-        "No bug found in random",
+        "No bug found in random &lt;b&gt;",
         "What limits the speed-up",
         "Which drafter and draft length?",
-        "one &lt;b&gt;",
     ):
         assert part in made
-    assert "<b>" not in made.split("<main>")[1].replace("one <b>", "", 0)
+    assert "<b>" not in made.split("<main>")[1]
 
 
 def test_the_tables_say_what_was_found(results):
@@ -64,7 +63,6 @@ def test_the_tables_say_what_was_found(results):
                 "greedy": [],
                 "coupled": [],
                 "distribution": [],
-                "positions": [],
                 "coverage": {},
                 "faults": [],
                 "verdict": "ok",

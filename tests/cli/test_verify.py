@@ -5,22 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-QUICK = [
-    "-n",
-    "8",
-    "--texts",
-    "3",
-    "--samples",
-    "60",
-    "--distribution-prompts",
-    "1",
-    "--reach",
-    "0",
-    "--seed",
-    "1",
-    "-k",
-    "3",
-]
+QUICK = ["-n", "8", "--texts", "3", "--reach", "0", "--seed", "1", "-k", "3"]
 
 
 def test_the_report_for_people(cli, pair, texts, tmp_path):
@@ -28,7 +13,7 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
     result = cli("verify", texts, *pair, *QUICK, "--out", out)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
-    for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's own distribution",
+    for part in ("Control, no drafter", "Greedy texts", "Sampled texts of one seed", "the target's distribution",
                  "No bug found in model, K=3, rule rejection: ", "bias",
                  "What this run cannot see"):  # fmt: skip
         assert part in said
@@ -83,16 +68,12 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
     def stop(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checks, "cells", stop)
+    monkeypatch.setattr(checks, "tested", stop)
     result = cli("verify", texts, *pair, *QUICK, "--out", tmp_path / "r.json")
     assert result.code == 130
     assert "the run was interrupted" in result.said
     kept = json.loads((tmp_path / "r.json").read_text())
-    assert (kept["complete"], len(kept["data"]["coupled"]) > 6, kept["data"]["distribution"]) == (
-        False,
-        True,
-        [],
-    )
+    assert (kept["complete"], len(kept["data"]["coupled"]) > 6, kept["data"]["distribution"]) == (False, True, [])
 
 
 def test_the_rule_greedy_is_checked_on_greedy_texts_alone(cli, pair, texts):

@@ -15,7 +15,7 @@ def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
     chosen = prompts.load(llm, "code,edit,varied", 9, tokens=48)
     data = empty(chosen)
     checks = Checks(llm, chosen, VerifyConfig(seed=seed), data, lambda: None)
-    for check in (checks.control, checks.greedy, checks.coupled, checks.positions, checks.first_tokens):
+    for check in (checks.control, checks.greedy, checks.coupled, checks.distribution):
         check()
         if overall(data) == "BUG":
             return "; ".join(reasons(data))
@@ -24,12 +24,11 @@ def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
 
 def reasons(data: dict[str, Any]) -> list[str]:
     rows = {
-        name: [row for row in data[name] if row["verdict"] == "BUG"]
-        for name in ("greedy", "coupled", "distribution", "positions")
+        name: [row for row in data[name] if row["verdict"] == "BUG"] for name in ("greedy", "coupled", "distribution")
     }
     found = [f"control {data['control']['behind']:.2g}"] if data["control"]["verdict"] == "BUG" else []
-    found += [f"{name} {len(own)}" for name, own in rows.items() if own and name != "positions"]
-    for row in rows["positions"]:
+    found += [f"{name} {len(own)}" for name, own in rows.items() if own and name != "distribution"]
+    for row in rows["distribution"]:
         least = min(row["outcomes"], key=row["outcomes"].get, default="ranks")
         found.append(f"{row['place']}: {'impossible' if row['forbidden'] else least}")
     return [*data["faults"][:1], *found][:4]

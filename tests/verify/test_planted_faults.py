@@ -1,6 +1,6 @@
 """`verify` finds planted faults with its default settings, and nothing in the same code without them.
 
-To be quick, the tests leave out the samples of first tokens, and all but one leave out the long text.
+To be quick, all tests but one leave out the long text.
 """
 
 from dataclasses import replace
@@ -69,7 +69,7 @@ def planted(**fault) -> Rule:
     return chain_rule("rejection", **fault, lossless=True, tokenwise=True)
 
 
-DEFAULT = VerifyConfig(checks=("distribution",), samples=30, distribution_prompts=1, texts=20)
+DEFAULT = VerifyConfig(checks=("distribution",), texts=20)
 QUICK = replace(DEFAULT, reach=0)
 
 
@@ -84,15 +84,15 @@ POOLED = {"behind a draft token", "all positions", "late positions"}
 
 
 def faulty_places(data: dict) -> set[str]:
-    assert data["verdict"] == ("BUG" if any(row["verdict"] == "BUG" for row in data["positions"]) else "ok")
-    return {row["place"] for row in data["positions"] if row["verdict"] == "BUG"} - POOLED
+    assert data["verdict"] == ("BUG" if any(row["verdict"] == "BUG" for row in data["distribution"]) else "ok")
+    return {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"} - POOLED
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_right_rule_passes(seed):
     data = found(planted(), replace(QUICK, seed=seed))
     assert data["verdict"] == "ok"
-    assert {row["place"] for row in data["positions"] if row["verdict"] == "no difference seen"} >= {
+    assert {row["place"] for row in data["distribution"] if row["verdict"] == "no difference seen"} >= {
         "draft token 1", "draft token 2", "draft token 3 or deeper", "bonus token",
     }  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_a_temperature_that_is_wrong_for_plain_and_speculative_decoding_alike_is
 
 
 def outcomes_below(data: dict, level: float) -> set[str]:
-    return {name for row in data["positions"] for name, p in row["outcomes"].items() if p < level}
+    return {name for row in data["distribution"] for name, p in row["outcomes"].items() if p < level}
 
 
 def test_a_residual_that_has_lost_its_rare_tokens_is_found(monkeypatch):
@@ -175,7 +175,7 @@ def test_random_numbers_that_two_requests_share_are_found(monkeypatch):
     right = Stream.uniforms
     monkeypatch.setattr(Stream, "uniforms", lambda own, *place: right(Stream(7), *place))
     data = found()
-    assert {row["place"] for row in data["positions"] if row["verdict"] == "BUG"} >= {"between requests"}
+    assert {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"} >= {"between requests"}
 
 
 def test_a_fault_far_into_a_text_is_found(monkeypatch):
@@ -186,13 +186,14 @@ def test_a_fault_far_into_a_text_is_found(monkeypatch):
         return right(seqs, draft, replace(verdict, next=following))
 
     monkeypatch.setattr(core_step, "stop", wrong)
-    assert "late positions" in {row["place"] for row in found(config=DEFAULT)["positions"] if row["verdict"] == "BUG"}
+    rows = found(config=DEFAULT)["distribution"]
+    assert "late positions" in {row["place"] for row in rows if row["verdict"] == "BUG"}
     assert not faulty_places(found(config=QUICK))
 
 
 def test_a_rule_that_decides_on_whole_chains_is_tested_over_all_positions():
     data = found(RULES["block"], DEFAULT)
-    assert {row["place"] for row in data["positions"]} == {
+    assert {row["place"] for row in data["distribution"]} == {
         "all positions", "late positions", "between requests",
     }  # fmt: skip
     assert data["verdict"] == "ok"
