@@ -1,22 +1,5 @@
 """Every error that Slipstream raises deliberately.
 
-    SlipstreamError
-    ├── LoadError                  a model could not be loaded
-    │   ├── CheckpointError        missing, truncated, corrupt, pickled or non-finite weights
-    │   ├── ConfigError            config.json is missing, unreadable or contradicts the weights
-    │   └── UnsupportedModelError  no target implements the architecture
-    ├── PairError                  target and draft are not compatible
-    ├── RequestError               this request cannot be run; others are not affected
-    │   ├── ParameterError         a parameter is unknown or outside its range
-    │   └── PromptError            the prompt is empty, too long, or contains ids outside the vocabulary
-    ├── RuleError                  a verification rule got an input that it does not support
-    ├── DraftError                 a drafter returned an invalid draft
-    ├── TargetError                the target failed while running (non-finite logits, out of memory)
-    │   └── DeadEndError           what the request asks for leaves no token possible, or takes too much work
-    ├── EngineError                the engine has stopped: no request can run any more
-    ├── ReaderError                what a request gained was not read, and it was ended
-    └── ResultError                a result file cannot be read or written
-
 Messages have one form: what failed (with the conflicting values), why it matters, the fix, and whether plain decoding
 was used instead. The command line prints the message and exits with code 2.
 """
@@ -136,7 +119,7 @@ OTHER_NAMES = {
     "temp": "temperature",
     "repeat_penalty": "repetition_penalty",
 }
-"""Names in other programs, and former names of ours -> our name of the same parameter."""
+"""Names in other programs, and former names -> the name of the same parameter here."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -77,12 +77,6 @@ MOST_DRAFT_TOKENS = 256
 
 def check_executor(name: str) -> None:
     """Raise ParameterError unless an executor has this name."""
-    if name == "openvino":
-        raise ParameterError(
-            "executor is 'openvino', which does not exist any more",
-            why="The OpenVINO executor was removed because the native executor is faster",
-            fix="omit the option: executor='auto' uses the native executor on a CPU",
-        )
     one_of("executor", name, EXECUTORS)
 
 

@@ -83,15 +83,11 @@ def test_a_parameter_of_another_program_is_answered_with_ours(name: str, meant: 
             LLM(*given, **{name: "x"})  # type: ignore[arg-type]
 
 
-REMOVED = "does not exist any more. The OpenVINO executor was removed because the native executor is faster. Fix: omit"
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (LLM, "no target was given"),
         (lambda: SamplingParams(temprature=1), r"no parameter 'temprature'.*did you mean 'temperature'"),
-        (lambda: LLM("embedded", executor="openvino"), f"(?i){REMOVED}"),
         *((lambda n=n: LLM(ToyTarget(8), max_batch=n), "max_batch is") for n in (0, 2.5, True, "8")),
     ],
 )  # fmt: skip

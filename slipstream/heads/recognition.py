@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import CheckpointError, LoadError
-from slipstream.models.checkpoint import SINGLE, few, read_json, resolve, weight_files
-from slipstream.models.weights import check_finite, unreadable
+from slipstream.models.checkpoint import SINGLE, few, read_json, resolve, unreadable, weight_files
+from slipstream.models.weights import check_finite
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 """Key of config.json: the target layers whose states an EAGLE-3 head reads."""

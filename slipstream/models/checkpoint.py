@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, ConfigError, LoadError
-from slipstream.models.gguf_header import is_gguf
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -21,6 +20,8 @@ _UNWANTED = ["original/*", "onnx/*", "openvino/*", "consolidated*"]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+GGUF_MAGIC = b"GGUF"
+"""First bytes of a GGUF file."""
 
 
 def resolve(source: str | Path, weights: bool = True) -> Path:
@@ -55,6 +56,18 @@ def resolve(source: str | Path, weights: bool = True) -> Path:
         ) from error
 
 
+def is_gguf(source: str | Path) -> bool:
+    """Whether a name means a GGUF file: by its ending, or by the first bytes of the file."""
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == GGUF_MAGIC
+    except OSError:
+        return False
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises ConfigError if the file is missing, unreadable or not an object."""
     try:
@@ -70,6 +83,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object", fix="export it again")
     return value
+
+
+def unreadable(path: Path, fault: Exception) -> CheckpointError:
+    """What to raise for a safetensors file that cannot be read."""
+    return CheckpointError(
+        f"{path} is not a readable safetensors file: {fault}",
+        why="it is truncated or corrupt",
+        fix="download or export this file again",
+    )
 
 
 def few(names: Iterable[str]) -> str:
@@ -120,35 +142,26 @@ def _sharded(folder: Path) -> dict[str, list[str] | None]:
     shards: dict[str, list[str]] = {}
     for tensor, shard in table.items():
         shards.setdefault(shard, []).append(tensor)
-    missing = [shard for shard in shards if not (folder / _plain(folder, shard)).exists()]
+    missing = [shard for shard in shards if not (folder / _inside(folder, shard)).exists()]
     if missing:
         raise CheckpointError(
             f"{folder} lacks {len(missing)} of {len(shards)} shards: {', '.join(sorted(missing)[:4])}",
             why=f"{INDEX} names them",
             fix="download the missing files",
         )
-    return {_inside(folder, shard): tensors for shard, tensors in shards.items()}
-
-
-def _plain(folder: Path, name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
-        raise CheckpointError(
-            f"{folder / INDEX} names the shard {name!r}, which is not a safetensors file of this folder",
-            why="a checkpoint must not make Slipstream open other files",
-            fix="use a checkpoint that you trust, with plain shard names",
-        )
-    return name
+    return dict(shards)
 
 
 def _inside(folder: Path, name: str) -> str:
-    """Return `name` after checking that it is no link to a file outside the checkpoint. Links of the hub's cache to its
-    `blobs` folder are allowed."""
+    """`name`, after a check that it is a safetensors file of the checkpoint, and no link to one elsewhere. Links of the
+    hub's cache to its `blobs` folder are allowed."""
     root = folder.resolve()
-    real = (folder / name).resolve()
-    if not real.is_relative_to(root) and not real.is_relative_to(root.parent.parent / "blobs"):
+    real = None if "\0" in name else (folder / name).resolve()
+    known = real is not None and (real.is_relative_to(root) or real.is_relative_to(root.parent.parent / "blobs"))
+    if not known or not name.endswith(".safetensors"):
         raise CheckpointError(
-            f"{folder / name} is a link to {real}, outside the checkpoint",
+            f"{str(folder / name)!r} is not a safetensors file of this checkpoint, or is a link out of it",
             why="a checkpoint must not make Slipstream open other files",
-            fix="replace the link by the file",
+            fix="use a checkpoint that you trust, with its files in its folder",
         )
     return name

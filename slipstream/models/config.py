@@ -18,16 +18,11 @@ from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.gguf_header import read_header
 
 _ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,16 +96,14 @@ class DecoderConfig:
         """
         folder = resolve(source)
         if not folder.is_dir():
+            from slipstream.models.gguf_header import read_header
             from slipstream.models.gguf_weights import gguf_config
 
             return gguf_config(read_header(folder))
         config = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
-        if generation.exists():
-            eos = read_json(generation).get("eos_token_id")
-            if eos is not None:
-                config = config | {"eos_token_id": eos}
-        return DecoderConfig.from_dict(config)
+        eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+        return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})
 
     @staticmethod
     def of_module(module: nn.Module) -> DecoderConfig:
@@ -141,34 +134,23 @@ class DecoderConfig:
                 why="the decoder target reads plain floating-point weights",
                 fix="use the unquantised checkpoint and quantize='int8'",
             )
-        made = family(config)
-        made._check()
-        return made
+        decoder = family(config)
+        decoder._check()
+        return decoder
 
     def _check(self) -> None:
+        """Raise ConfigError for numbers that contradict each other."""
+        mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         if self.heads % self.kv_heads:
-            raise ConfigError(
-                f"{self.heads} heads do not divide among {self.kv_heads} key/value heads",
-                fix="correct config.json",
-            )
-        if self.position == "rope" and self.head_dim % 2:
-            raise ConfigError(
-                f"head_dim {self.head_dim} is odd",
-                why="rotary positions rotate pairs",
-                fix="correct config.json",
-            )
-        if self.mask_token is not None and not (
-            type(self.mask_token) is int and 0 <= self.mask_token < self.vocab_size
-        ):
-            raise ConfigError(
-                f"pard_token is {self.mask_token!r}, the vocabulary has the ids 0..{self.vocab_size - 1}",
-                fix="correct config.json",
-            )
-        if self.experts and not 1 <= self.experts.per_token <= self.experts.count:
-            raise ConfigError(
-                f"num_experts_per_tok is {self.experts.per_token} of {self.experts.count} experts",
-                fix="correct config.json",
-            )
+            wrong = f"{self.heads} heads do not divide among {self.kv_heads} key/value heads"
+        elif self.position == "rope" and self.head_dim % 2:
+            wrong, why = f"head_dim {self.head_dim} is odd", "rotary positions rotate pairs"
+        elif mask is not None and not (type(mask) is int and 0 <= mask < self.vocab_size):
+            wrong = f"pard_token is {mask!r}, the vocabulary has the ids 0..{self.vocab_size - 1}"
+        elif experts and not 1 <= experts.per_token <= experts.count:
+            wrong = f"num_experts_per_tok is {experts.per_token} of {experts.count} experts"
+        if wrong:
+            raise ConfigError(wrong, why=why, fix="correct config.json")
         if self.position == "rope":
             self.rope()  # raises now, not at the first token, if it is not supported
 
@@ -192,10 +174,7 @@ class DecoderConfig:
         inv_freq = 1.0 / powers  # [D/2]
         scale = 1.0
         if p.get("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedModelError(
-                f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported",
-                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
-            )
+            raise _unsupported(f"partial_rotary_factor is {p['partial_rotary_factor']!r}, only 1.0 is supported")
         if kind == "linear":
             inv_freq = inv_freq / _positive(p, "factor")
         elif kind == "llama3":
@@ -205,10 +184,9 @@ class DecoderConfig:
         elif kind == "yarn":
             inv_freq, scale = _yarn(powers, theta, dim, p, self.context)
         elif kind != "default":
-            raise UnsupportedModelError(
+            raise _unsupported(
                 f"the rotary scaling {kind!r} is not supported",
-                why="it supports default, linear, llama3, yarn; ignoring the scaling would change the output",
-                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
+                "it supports default, linear, llama3, yarn; ignoring the scaling would change the output",
             )
         return inv_freq.to(torch.float64), scale
 
@@ -275,7 +253,6 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
         )
     else:
         head_dim = hidden // heads
-    context = _count(config, "max_position_embeddings", _CONTEXT[kind])
     return DecoderConfig(
         model_type=kind,
         vocab_size=_count(config, "vocab_size"),
@@ -285,7 +262,7 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
         kv_heads=_count(config, "num_key_value_heads", heads),
         head_dim=head_dim,
         intermediate_size=_count(config, "intermediate_size"),
-        context=context,
+        context=_count(config, "max_position_embeddings", _CONTEXT[kind]),
         norm_eps=_positive(config, "rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6),
         activation=_activation(config, "hidden_act", "silu"),
         qkv_bias=attention_bias or kind == "qwen2",
@@ -303,17 +280,10 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
     """GPT-2 and DistilGPT-2: LayerNorm, learned positions, plain MLP, biases everywhere, tied head."""
-    ordinary = {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
+    ordinary = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     for key, plain in ordinary.items():
         if _flag(config, key, plain) != plain:
-            raise UnsupportedModelError(
-                f"{key} is {not plain}, only {plain} is supported",
-                fix="use a checkpoint without it; transformers itself runs this one, without speculation",
-            )
+            raise _unsupported(f"{key} is {not plain}, only {plain} is supported")
     hidden, heads, layers = _count(config, "n_embd"), _count(config, "n_head"), _count(config, "n_layer")
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
@@ -349,13 +319,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
 
 # What transformers assumes if config.json lacks the key (its 4.x series does not write defaults).
 _CONTEXT = {
-    "llama": 2048,
-    "mistral": 131072,
-    "mixtral": 131072,
-    "qwen2": 32768,
-    "qwen3": 32768,
-    "qwen3_moe": 32768,
-}
+    "llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
+}  # fmt: skip
 
 
 # --- parts of a config.json ------------------------------------------------------------------------------------
@@ -375,13 +340,10 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
     """The sliding window of each layer, by the rules of transformers for each family."""
     if kind == "llama":
         return (None,) * layers
-    if kind in ("mistral", "mixtral"):
-        assumed = 4096 if kind == "mistral" else None  # what a missing key means
-        size = config.get("sliding_window", assumed)
-        used = size is not None
+    if kind in ("mistral", "mixtral"):  # a missing key: 4096 for Mistral, none for Mixtral
+        used = config.get("sliding_window", 4096 if kind == "mistral" else None) is not None
     else:
-        size = config.get("sliding_window", 4096)
-        used = _flag(config, "use_sliding_window", False) and size is not None
+        used = _flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
     if not used:
         return (None,) * layers
     window = _count(config, "sliding_window", 4096)
@@ -435,10 +397,8 @@ def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _activation(config: Mapping[str, Any], key: str, default: str) -> str:
     name = config.get(key, default)
     if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"the activation {name!r} is not supported",
-            why="it supports " + ", ".join(sorted(_ACTIVATIONS)),
-            fix="use a checkpoint without it; transformers itself runs this one, without speculation",
+        raise _unsupported(
+            f"the activation {name!r} is not supported", "it supports " + ", ".join(sorted(_ACTIVATIONS))
         )
     return _ACTIVATIONS[name]
 
@@ -451,33 +411,37 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise ConfigError(
-            f"config.json has no {key}", why="the shape of the model depends on it", fix="export it again"
-        )
+    value = _value(config, key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}", fix="correct config.json")
     return value
 
 
 def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = config.get(key)
-    value = default if value is None else value
+    value = _value(config, key, default)
     if not isinstance(value, bool):
         raise ConfigError(f"{key} is {value!r}, must be true or false", fix="correct config.json")
     return value
 
 
 def _positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise ConfigError(f"config.json has no {key}", why="the model's numbers depend on it", fix="export it again")
+    value = _value(config, key, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ConfigError(f"{key} is {value!r}, must be a positive number", fix="correct config.json")
     return value
+
+
+def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigError(f"config.json has no {key}", why="the model depends on it", fix="export it again")
+    return value
+
+
+def _unsupported(what: str, why: str = "") -> UnsupportedModelError:
+    fix = "use a checkpoint without it; transformers itself runs this one, without speculation"
+    return UnsupportedModelError(what, why=why, fix=fix)
 
 
 # --- rotary scalings -------------------------------------------------------------------------------------------

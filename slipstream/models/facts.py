@@ -16,12 +16,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.checkpoint import read_json, resolve, weight_files
+from slipstream.errors import LoadError, UnsupportedModelError
+from slipstream.models.checkpoint import read_json, resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import CONTROL, read_header
-from slipstream.models.gguf_shape import GgufShape, gguf_shape, token_id, token_texts, tokens_of_type
+from slipstream.models.gguf_header import CONTROL, GgufShape, gguf_shape, read_header
 from slipstream.models.module_shape import ModuleShape
+from slipstream.models.text import tokenizer_of
 
 ROLES = ("bos", "eos", "pad")
 
@@ -131,33 +131,37 @@ def _gguf_facts(source: str | Path) -> ModelFacts:
     def tokens() -> TokenMap | None:
         if not header.has_tokenizer:
             return None
-        roles = {"bos": token_id(header, "bos"), "eos": token_id(header, "eos"), "pad": token_id(header, "padding")}
-        return TokenMap(token_texts(header), tokens_of_type(header, CONTROL), roles)
+        roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
+        return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles)
 
     chat = "tokenizer.chat_template" in header.metadata
     return ModelFacts(str(source), header.path, gguf_shape(header), tokens, chat)
 
 
 def _config(folder: Path) -> DecoderConfig | ModuleShape:
-    """Raises as `DecoderConfig.load` does where transformers knows no more than our own decoder."""
+    """Raises as `DecoderConfig.load` does where transformers knows no more than the decoder."""
     try:
         return DecoderConfig.load(folder)
-    except UnsupportedModelError as ours:
+    except UnsupportedModelError as refused:
         try:
             from slipstream.models.module_shape import shape_in  # imports transformers, which takes long
 
             return shape_in(folder)
         except UnsupportedModelError:
-            raise ours from None
+            raise refused from None
 
 
 def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
-    """Read tokenizer.json with the tokenizers library (milliseconds); without it, convert older files with
-    transformers. None if there are no tokenizer files."""
+    """Read tokenizer.json with the tokenizers library (milliseconds), older files with transformers."""
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").exists():
-        return _converted(folder)
+        older = tokenizer_of(folder)
+        if older is None:
+            return None
+        tokens = {i: token for token, i in older.get_vocab().items()}
+        roles = {role: getattr(older, f"{role}_token_id") for role in ROLES}
+        return TokenMap(tokens, frozenset(older.all_special_ids), roles)
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as fault:  # the library raises bare Exception
@@ -168,28 +172,14 @@ def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
         ) from fault
     ids = tokenizer.get_vocab(with_added_tokens=True)
     names = _optional(folder / "special_tokens_map.json") | dict(settings)
-    roles = {role: _content(names.get(f"{role}_token")) for role in ROLES}
     return TokenMap(
         tokens={i: token for token, i in ids.items()},
         special=frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special),
-        roles={role: None if name is None else ids.get(name) for role, name in roles.items()},
+        roles={role: ids.get(_content(names.get(f"{role}_token"))) for role in ROLES},
     )
 
 
-def _converted(folder: Path) -> TokenMap | None:
-    if not any((folder / name).exists() for name in ("vocab.json", "tokenizer.model", "vocab.txt")):
-        return None
-    from slipstream.models.text import load_tokenizer
-
-    tokenizer = load_tokenizer(folder)
-    return TokenMap(
-        tokens={i: token for token, i in tokenizer.get_vocab().items()},
-        special=frozenset(tokenizer.all_special_ids),
-        roles={role: getattr(tokenizer, f"{role}_token_id") for role in ROLES},
-    )
-
-
-def _content(token: Any) -> str | None:
+def _content(token: Any) -> Any:
     """A special token's text, which a configuration stores as a string or as an object."""
     return token.get("content") if isinstance(token, Mapping) else token
 
@@ -208,9 +198,5 @@ def _stored(folder: Path) -> dict[str, int]:
                     dtype = part.get_dtype()
                     total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
         except (SafetensorError, OSError, json.JSONDecodeError) as error:
-            raise CheckpointError(
-                f"{folder / name} is not a readable safetensors file: {error}",
-                why="it is truncated or corrupt",
-                fix="download or export this file again",
-            ) from error
+            raise unreadable(folder / name, error) from error
     return total

@@ -7,7 +7,6 @@ another one is refused, for example one with sliding windows.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,39 +18,19 @@ import torch
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.host.cores import available_cores
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_tokenizer import GgufTokenizer
-from slipstream.models.gguf_words import UNUSED, Words, add_words, words_of
+from slipstream.models.gguf_header import FILE_TYPES, UNUSED, read_header
+from slipstream.models.gguf_tokenizer import GgufTokenizer, Words, add_words, words_of
+from slipstream.models.gguf_weights import names_in_file, rotated
 from slipstream.models.llamacpp_library import LlamaModel, faults, llama_cpp
 from slipstream.models.weights import Weights, load_weights
 
 PLAIN = ("f32", "f16", "q8_0")
 """Quantisations that need no llama.cpp."""
 
-FILE_TYPES: Mapping[str, int] = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q3_k_m": 12, "q4_k_s": 14, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
-}  # fmt: skip
-"""Names of quantisations -> llama.cpp's number for the mixture."""
+QUANTISATIONS = (*PLAIN, "q4_0", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k")
+_NUMBERS = {name.lower(): number for number, name in FILE_TYPES.items()}
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2"}
-
-_PARTS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-_EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
-"""All experts of a layer are one tensor [experts, out, in]."""
-_TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
 
 _TEXTS = (
     "def add(a, b):\n    return a + b\n\n\nclass Point:\n\tx: int = 1234567\n",
@@ -63,7 +42,7 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Converted:
-    """file: what was written. stored: bytes of its weights, by type. tokens: how many were compared, one by one.
+    """file: what was written. stored: bytes of its weights, by type. tokens: how many llama.cpp was asked for.
     differing: how many of `_TEXTS` llama.cpp itself encodes differently; None if it was not asked."""
 
     file: Path
@@ -75,13 +54,13 @@ class Converted:
 def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16") -> Converted:
     """Write a checkpoint (folder or hub id) as a GGUF file, complete or not at all.
 
-    quantize  one of `FILE_TYPES`. Matrices whose rows do not divide into blocks are stored with more bits.
+    quantize  one of `QUANTISATIONS`. Matrices whose rows do not divide into blocks are stored with more bits.
 
     Raises ParameterError for an unknown quantisation, UnsupportedModelError for a model that llama.cpp does not run as
     our own decoder does, LoadError without the packages that are needed, and what reading the checkpoint raises.
     """
-    if quantize not in FILE_TYPES:
-        raise ParameterError(f"the quantisation is {quantize!r}", fix=did_you_mean(quantize, FILE_TYPES))
+    if quantize not in QUANTISATIONS:
+        raise ParameterError(f"the quantisation is {quantize!r}", fix=did_you_mean(quantize, QUANTISATIONS))
     config = DecoderConfig.load(source)
     _check_convertible(config)
     if quantize not in PLAIN:
@@ -96,7 +75,7 @@ def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16")
             _write(part, config, weights, words, quantize, Path(source).name)
         else:
             _write(whole, config, weights, words, "f32", Path(source).name)
-            _quantised(whole, part, FILE_TYPES[quantize])
+            _quantised(whole, part, _NUMBERS[quantize])
         made = _checked(part, path, words)
         part.replace(path)
     finally:
@@ -138,7 +117,7 @@ def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | N
     writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
     try:
         writer.add_name(name)
-        writer.add_file_type(FILE_TYPES[quantize])
+        writer.add_file_type(_NUMBERS[quantize])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_shape(writer, config, gguf)
         if words is None:
@@ -218,23 +197,6 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
-    """Name in the file -> canonical names of the tensors in it, one after another."""
-    found: dict[str, list[str]] = {}
-    for name in config.shapes():
-        stem, _, kind = name.rpartition(".")
-        if not stem.startswith("layers."):
-            found[f"{_TOP[stem]}.{kind}"] = [name]
-            continue
-        _, layer, part = stem.split(".", 2)
-        expert = _EXPERT.fullmatch(part)
-        theirs = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
-        if config.model_type == "gpt2" and theirs in ("attn_q", "attn_k", "attn_v"):
-            theirs = "attn_qkv"
-        found.setdefault(f"blk.{layer}.{theirs}.{kind}", []).append(name)
-    return found
-
-
 def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of `_shapes`, in float32."""
     for name, parts in names_in_file(config).items():
@@ -243,16 +205,6 @@ def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.
     slowed = _slowed(config)
     if slowed is not None:
         yield "rope_freqs.weight", slowed
-
-
-def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
-    """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
-    of a head with 2i + 1, the checkpoint has i and i + D/2."""
-    heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
-    if config.model_type not in ("llama", "mistral", "mixtral") or not heads:
-        return values
-    halves = values.reshape(heads, 2, config.head_dim // 2, -1)
-    return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def _slowed(config: DecoderConfig) -> np.ndarray | None:
@@ -280,32 +232,24 @@ def _quantised(source: Path, file: Path, kind: int) -> None:
 
 
 def _checked(part: Path, file: Path, words: Words | None) -> Converted:
-    """Compare the tokens of the file, one by one, with those of the checkpoint: as they are stored, and as llama.cpp
-    writes them if it is installed. Raises CheckpointError where one differs."""
-    header = read_header(part)
+    """If llama.cpp is installed, compare the texts that it writes for the tokens of the file, one by one, with those of
+    the checkpoint. Raises CheckpointError where one differs."""
+    stored = read_header(part).stored
     if words is None:
-        return Converted(file, header.stored, 0, None)
-    stored = header.metadata["tokenizer.ggml.tokens"]
+        return Converted(file, stored, 0, None)
+    try:
+        tokenizer = GgufTokenizer(LlamaModel(part, vocab_only=True))
+    except LoadError:
+        return Converted(file, stored, 0, None)
     known = [i for i, kind in enumerate(words.types) if kind != UNUSED]
-    theirs = None
-    with contextlib.suppress(LoadError):
-        theirs = GgufTokenizer(LlamaModel(part, vocab_only=True))
     for i in known:
-        wanted = words.tokenizer.decode([i])
-        if stored[i] != words.texts[i] or (theirs is not None and not _same_text(theirs.decode([i]), wanted)):
-            found = stored[i] if theirs is None else theirs.decode([i])
+        found, wanted = tokenizer.decode([i]), words.tokenizer.decode([i])
+        # Incomplete characters may be another number of U+FFFD; some tokenizers drop a space at the beginning.
+        if found.replace("\ufffd", "") != wanted.replace("\ufffd", "") and found.strip(" ") != wanted.strip(" "):
             raise CheckpointError(
                 f"token {i} is {wanted!r} in the checkpoint and {found!r} in the GGUF file",
                 why="the model would read and write other texts",
                 fix="convert the model with llama.cpp's own script",
             )
-    differing = None
-    if theirs is not None:
-        differing = sum(theirs.encode(text) != words.tokenizer.encode(text) for text in _TEXTS)
-    return Converted(file, header.stored, len(known), differing)
-
-
-def _same_text(found: str, wanted: str) -> bool:
-    """Whether two texts are the same, but for how many U+FFFD stand for incomplete characters, and for a space that
-    some tokenizers drop at the beginning of a text."""
-    return found.replace("\ufffd", "") == wanted.replace("\ufffd", "") or found.strip(" ") == wanted.strip(" ")
+    differing = sum(tokenizer.encode(text) != words.tokenizer.encode(text) for text in _TEXTS)
+    return Converted(file, stored, len(known), differing)

@@ -1,4 +1,4 @@
-"""`GgufHeader`: metadata and tensors of a GGUF file, without its weights.
+"""`GgufHeader`: metadata and tensors of a GGUF file without its weights. `GgufShape`: the model that they describe.
 
     "GGUF", version, number of tensors, number of keys      little-endian
     key, type, value                                        strings have a length of 8 bytes before them
@@ -15,17 +15,24 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, UnsupportedModelError
+from slipstream.models.checkpoint import GGUF_MAGIC
+from slipstream.models.config import Experts
+from slipstream.models.module_shape import UNBOUNDED, ModuleShape
 
-MAGIC = b"GGUF"
 ALIGNMENT = 32
-CONTROL, USER_DEFINED, BYTE = 3, 4, 6
-"""Values of `tokenizer.ggml.token_type`: special tokens, other added tokens, and tokens that are one byte."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Values of `tokenizer.ggml.token_type`: control tokens are special ones, user-defined ones are other added tokens,
+unused ones are rows of the embedding that are no tokens, and byte tokens are one byte each."""
+ENDS = "slipstream.eos_ids"
+"""Key of the ids that end a text, as in "0 3" or "none", in files that `slipstream convert` wrote: the format has
+places for three, and llama.cpp adds tokens by their texts."""
+_EMBEDDING = "token_embd.weight"
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -77,9 +84,16 @@ class GgufHeader:
         """As llama.cpp calls it, for example "llama" or "qwen2"."""
         return str(self.metadata["general.architecture"])
 
-    def own(self, key: str, default: Any = None) -> Any:
+    def setting(self, key: str, default: Any = None) -> Any:
         """The value of a key of the architecture, for example "context_length"."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def size(self, key: str) -> int:
+        """As `setting`, for a size: of one for each layer, the largest; 0 if there is none."""
+        found = self.setting(key)
+        if isinstance(found, list):
+            found = max(found, default=0)
+        return found if isinstance(found, int) else 0
 
     @property
     def file_type(self) -> str:
@@ -100,17 +114,22 @@ class GgufHeader:
         """Whether the file has the texts of its tokens."""
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
+    def token_id(self, role: str) -> int | None:
+        """Id of a special token, for example "eos"; None if the file has none."""
+        found = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        return found if isinstance(found, int) else None
 
-def is_gguf(source: str | Path) -> bool:
-    """Whether a name means a GGUF file: by its ending, or by the first bytes of the file."""
-    path = Path(source).expanduser()
-    if path.suffix.lower() == ".gguf":
-        return not path.is_dir()
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == MAGIC
-    except OSError:
-        return False
+    @cached_property
+    def token_texts(self) -> dict[int, str]:
+        """Id -> token. Rows of the embedding that are no tokens are left out."""
+        texts = self.metadata.get("tokenizer.ggml.tokens") or []
+        types = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
+        return {i: text for i, (text, kind) in enumerate(zip(texts, types, strict=False)) if kind != UNUSED}
+
+    def tokens_of(self, *kinds: int) -> frozenset[int]:
+        """Ids of some types, as in `tokenizer.ggml.token_type`."""
+        types: list[int] = self.metadata.get("tokenizer.ggml.token_type") or []
+        return frozenset(i for i, kind in enumerate(types) if kind in kinds)
 
 
 def read_header(source: str | Path) -> GgufHeader:
@@ -189,7 +208,7 @@ class _Reader:
 
 
 def _header(path: Path, reader: _Reader) -> GgufHeader:
-    if reader.take(4) != MAGIC:
+    if reader.take(4) != GGUF_MAGIC:
         raise _damaged(path, "it does not begin with GGUF")
     version = reader.whole("<I")
     if version not in (2, 3):
@@ -238,3 +257,66 @@ def _damaged(path: Path, what: str) -> CheckpointError:
         why="it is truncated, corrupt or of another format",
         fix="download or convert it again",
     )
+
+
+# --- the shape of the model ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GgufShape(ModuleShape):
+    """header: of the file."""
+
+    header: GgufHeader = field(kw_only=True, repr=False, compare=False)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """As in `ModuleShape`; other names are those of GGUF."""
+        names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
+        return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
+
+
+def gguf_shape(header: GgufHeader) -> GgufShape:
+    """Raises CheckpointError for a header that lacks the size of the model."""
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    hidden, layers = header.size("embedding_length"), header.size("block_count")
+    if len(tensors.get(_EMBEDDING, ())) != 2 or not hidden or not 0 < layers <= len(tensors):
+        raise CheckpointError(
+            f"{header.path.name} does not say how large its model is",
+            why="it is no language model, or its metadata are incomplete",
+            fix="convert the model again",
+        )
+    heads = header.size("attention.head_count")
+    kv_heads = header.size("attention.head_count_kv") or heads
+    head_dim = header.size("attention.key_length") or (hidden // heads if heads else 0)
+    experts, picked = header.size("expert_count"), header.size("expert_used_count") or 1
+    learned = "position_embd.weight" in tensors
+    rope = {
+        "rope_type": header.setting("rope.scaling.type", "default"),
+        "rope_theta": header.setting("rope.freq_base", 1e4),
+    }
+    if header.setting("rope.scaling.factor") is not None:
+        rope["factor"] = header.setting("rope.scaling.factor")
+    return GgufShape(
+        model_type=header.architecture,
+        vocab_size=tensors[_EMBEDDING][0],
+        hidden_size=hidden,
+        layers=layers,
+        context=header.size("context_length") or UNBOUNDED,
+        position="learned" if learned else "rope",
+        eos_ids=_ends(header),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_width=layers * kv_heads * head_dim,
+        windows=(None,) * layers,
+        tie_embeddings="output.weight" not in tensors,
+        rope_parameters={} if learned else rope,
+        experts=Experts(experts, picked, 0, True, (True,) * layers) if experts > 1 else None,
+        header=header,
+    )
+
+
+def _ends(header: GgufHeader) -> tuple[int, ...]:
+    written = header.metadata.get(ENDS)
+    if isinstance(written, str):
+        return tuple(int(word) for word in written.split() if word.isdecimal())
+    return tuple(dict.fromkeys(i for role in ("eos", "eot", "eom") if (i := header.token_id(role)) is not None))

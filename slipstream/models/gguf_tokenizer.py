@@ -1,26 +1,41 @@
-"""The tokenizer of a GGUF file.
+"""The tokenizer of a GGUF file: how it is read, and how that of a checkpoint is written.
 
 A file that holds the tokenizer.json of its checkpoint (key `tokenizer.huggingface.json` of the format) has exactly that
 tokenizer. One of byte-level BPE (`tokenizer.ggml.model` is "gpt2") is built from its tokens and merges, if it is known
 how its texts are split into words (`SPLITS`). With others, llama.cpp encodes and decodes.
+
+llama.cpp knows two kinds that our families have: byte-level BPE ("gpt2"), and BPE of characters that falls back to
+bytes ("llama"). How texts are split into words it knows by name only, so its own programs may encode a text
+differently. Files that are written here hold tokenizer.json, too.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import tokenizers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from slipstream.errors import LoadError
+from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.models.folder_tokenizer import FolderTokenizer
-from slipstream.models.gguf_header import CONTROL, USER_DEFINED, GgufHeader, read_header
-from slipstream.models.gguf_shape import token_id, token_texts, tokens_of_type
+from slipstream.models.gguf_header import (
+    BYTE,
+    CONTROL,
+    ENDS,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    GgufHeader,
+    read_header,
+)
 from slipstream.models.llamacpp_library import LlamaModel
+from slipstream.models.text import tokenizer_of
 
 WHOLE = "tokenizer.huggingface.json"
 """Key of the checkpoint's tokenizer.json."""
@@ -28,7 +43,7 @@ WHOLE = "tokenizer.huggingface.json"
 TEMPLATE = "tokenizer.chat_template"
 
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
-"""Special tokens: our name -> that of GGUF."""
+"""Special tokens: name in transformers -> name in GGUF."""
 
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -44,20 +59,18 @@ SPLITS: Mapping[str, Seq[str]] = {
 before its bytes are joined by merges (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
 
 
-class AddedToken(NamedTuple):
-    """A token that was added to the vocabulary; special: it is not text."""
-
-    content: str
-    special: bool
-
-
 def gguf_tokenizer(source: str | Path) -> FolderTokenizer | GgufTokenizer | None:
     """The tokenizer of a file, None if it has none. Raises LoadError for one that cannot be read."""
     header = read_header(source)
     if not header.has_tokenizer:
         return None
     if WHOLE in header.metadata:
-        return _whole(header)
+        try:
+            return _folder_tokenizer(header, Tokenizer.from_str(str(header.metadata[WHOLE])))
+        except Exception as fault:  # the library raises bare Exception
+            raise LoadError(
+                f"the tokenizer in {header.path.name} cannot be read: {fault}", fix="convert the model again"
+            ) from fault
     if header.metadata.get("tokenizer.ggml.model") == "gpt2" and header.metadata.get("tokenizer.ggml.pre") in SPLITS:
         return _folder_tokenizer(header, _byte_level(header))
     return GgufTokenizer(LlamaModel(source, vocab_only=True))
@@ -65,7 +78,7 @@ def gguf_tokenizer(source: str | Path) -> FolderTokenizer | GgufTokenizer | None
 
 def _byte_level(header: GgufHeader) -> Tokenizer:
     """Byte-level BPE from the tokens and merges of a file."""
-    texts, metadata = token_texts(header), header.metadata
+    texts, metadata = header.token_texts, header.metadata
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
     try:
         backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges))
@@ -78,9 +91,9 @@ def _byte_level(header: GgufHeader) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of])
     backend.decoder = decoders.ByteLevel()
     for kind in (CONTROL, USER_DEFINED):
-        ids = sorted(tokens_of_type(header, kind))
-        backend.add_tokens([tokenizers.AddedToken(texts[i], normalized=False, special=kind == CONTROL) for i in ids])
-    first = token_id(header, "bos")
+        ids = sorted(header.tokens_of(kind))
+        backend.add_tokens([AddedToken(texts[i], normalized=False, special=kind == CONTROL) for i in ids])
+    first = header.token_id("bos")
     if metadata.get("tokenizer.ggml.add_bos_token") and first is not None:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{texts[first]} $A",
@@ -88,17 +101,6 @@ def _byte_level(header: GgufHeader) -> Tokenizer:
             special_tokens=[(texts[first], first)],
         )
     return backend
-
-
-def _whole(header: GgufHeader) -> FolderTokenizer:
-    text = str(header.metadata[WHOLE])
-    try:
-        backend = Tokenizer.from_str(text)
-    except Exception as fault:  # the library raises bare Exception
-        raise LoadError(
-            f"the tokenizer in {header.path.name} cannot be read: {fault}", fix="convert the model again"
-        ) from fault
-    return _folder_tokenizer(header, backend)
 
 
 def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer:
@@ -117,9 +119,8 @@ def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer
 
 def special_tokens(header: GgufHeader) -> dict[str, str]:
     """ "bos_token" -> "<s>", ... for the special tokens that a file names."""
-    texts = token_texts(header)
-    ids = {f"{ours}_token": token_id(header, theirs) for ours, theirs in ROLES.items()}
-    return {name: texts[i] for name, i in ids.items() if i is not None and i in texts}
+    ids = {f"{name}_token": header.token_id(role) for name, role in ROLES.items()}
+    return {name: header.token_texts[i] for name, i in ids.items() if i is not None and i in header.token_texts}
 
 
 class GgufTokenizer:
@@ -130,11 +131,10 @@ class GgufTokenizer:
         self._model, self._lib = model, model.library
         header = model.header
         self.chat_template: str | None = header.metadata.get(TEMPLATE)
-        self._texts, self._special = token_texts(header), special_tokens(header)
+        self._texts, self._special = header.token_texts, special_tokens(header)
         self._ids = {text: i for i, text in self._texts.items()}
-        self._control = tokens_of_type(header, CONTROL)
+        self._control = header.tokens_of(CONTROL)
         self.all_special_ids = sorted(self._control)
-        self._added = tokens_of_type(header, USER_DEFINED)
         for name in (f"{role}_token" for role in ROLES):
             text = self._special.get(name)
             setattr(self, name, text)
@@ -150,8 +150,8 @@ class GgufTokenizer:
     @cached_property
     def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
         """Id -> added token."""
-        ids = sorted(self._control | self._added)
-        return {i: AddedToken(self._texts[i], i in self._control) for i in ids if i in self._texts}
+        ids = sorted(self._model.header.tokens_of(CONTROL, USER_DEFINED) & self._texts.keys())
+        return {i: AddedToken(self._texts[i], special=i in self._control) for i in ids}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
@@ -204,3 +204,108 @@ class GgufTokenizer:
             raise LoadError("the GGUF file has no chat template", fix="give a plain prompt")
         text = render(self.chat_template, conversation, add_generation_prompt, **self._special | names)
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Words:
+    """The tokenizer of a checkpoint as metadata of a GGUF file.
+
+    tokenizer: as `tokenizer_of` gives it. kind: "gpt2" or "llama". text: tokenizer.json. texts, types: of every id.
+    merges, scores: of the BPE, what the kind needs. words: the name in `SPLITS` of how texts are split; if there is
+    none, "gpt-2" for byte-level BPE, "default" for the other."""
+
+    tokenizer: Any
+    kind: str
+    text: str
+    texts: Seq[str]
+    types: Seq[int]
+    merges: Seq[str]
+    scores: Seq[float]
+    words: str
+
+
+def words_of(source: str | Path, rows: int) -> Words | None:
+    """The tokenizer of a folder or hub id, for a model with an embedding of so many rows; None if it has none. Raises
+    LoadError, and UnsupportedModelError for a kind that llama.cpp does not have."""
+    tokenizer = tokenizer_of(source)
+    if tokenizer is None:
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = "{}" if backend is None else backend.to_str()
+    found = json.loads(text)
+    model: dict[str, Any] = found.get("model") or {}
+    parts = [part.get("type") for key in ("pre_tokenizer", "decoder") for part in _parts(found.get(key))]
+    if model.get("type") != "BPE" or not ("ByteLevel" in parts or model.get("byte_fallback")):
+        raise UnsupportedModelError(
+            f"the tokenizer of {str(source)!r} is of the kind {model.get('type')!r}",
+            why="llama.cpp's kinds that are written here are byte-level BPE, and BPE that falls back to bytes",
+            fix="convert the model with llama.cpp's own script",
+        )
+    texts, types = [f"[PAD{i}]" for i in range(rows)], [UNUSED] * rows
+    for token, i in model["vocab"].items():
+        if i < rows:
+            texts[i], types[i] = token, NORMAL
+    for added in found.get("added_tokens") or []:
+        if added["id"] < rows:
+            texts[added["id"]], types[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    if "ByteLevel" in parts:
+        return Words(tokenizer, "gpt2", text, texts, types, merges, (), _split(found.get("pre_tokenizer")))
+    ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
+    for i, token in enumerate(texts):
+        if len(token) == 6 and token.startswith("<0x") and types[i] == NORMAL:
+            types[i] = BYTE
+    if (unknown := model.get("unk_token")) in texts:
+        types[texts.index(unknown)] = UNKNOWN
+    scores = [ranks.get(token, -1e6 if len(token) > 1 else 0.0) for token in texts]
+    return Words(tokenizer, "llama", text, texts, types, (), scores, "default")
+
+
+def add_words(writer: Any, words: Words, eos_ids: Seq[int]) -> None:
+    """Write the metadata. writer: of the package gguf. eos_ids: that end a text; the first three have a place."""
+    of = words.tokenizer
+    writer.add_tokenizer_model(words.kind)
+    writer.add_tokenizer_pre(words.words)
+    writer.add_token_list(list(words.texts))
+    writer.add_token_types(list(words.types))
+    if words.merges:
+        writer.add_token_merges(list(words.merges))
+    if words.scores:
+        writer.add_token_scores(list(words.scores))
+    ids = of.encode("a")
+    writer.add_add_bos_token(bool(ids) and ids[0] == of.bos_token_id)
+    if words.kind == "llama":
+        first = next((i for i in ids if i != of.bos_token_id), ids[0])
+        writer.add_add_space_prefix(words.texts[first].startswith("▁"))
+    named = {"bos": of.bos_token_id, "pad": of.pad_token_id, "unk": of.unk_token_id}
+    named |= dict(zip(("eos", "eot", "eom"), eos_ids, strict=False))
+    for role, i in named.items():
+        if i is not None and i < len(words.texts):
+            getattr(writer, f"add_{role}_token_id")(i)
+    template = of.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template:
+        writer.add_chat_template(template)
+    writer.add_string(WHOLE, words.text)
+    writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
+
+
+def _parts(found: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A pre-tokenizer or decoder, or those in a sequence."""
+    if not found:
+        return []
+    inside = found.get("pretokenizers") or found.get("decoders")
+    return inside or [found]
+
+
+def _split(found: dict[str, Any] | None) -> str:
+    """llama.cpp's name for how a byte-level tokenizer splits texts into words; that of GPT-2 if it has none."""
+    parts = _parts(found)
+    if [part["type"] for part in parts] == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
+        pattern = [parts[0]["pattern"].get("Regex")]
+        return next((name for name, each in SPLITS.items() if each == pattern), "gpt-2")
+    return "gpt-2"

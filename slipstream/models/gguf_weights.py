@@ -7,6 +7,7 @@ file is mapped, and each tensor is read when it is asked for.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,9 +18,7 @@ from torch import Tensor
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_convert import names_in_file
-from slipstream.models.gguf_header import TYPES, GgufHeader, GgufTensor
-from slipstream.models.gguf_shape import gguf_shape
+from slipstream.models.gguf_header import TYPES, GgufHeader, GgufTensor, gguf_shape
 from slipstream.models.weight_blocks import READERS, Blocks
 from slipstream.models.weights import Progress, Weights
 
@@ -29,6 +28,24 @@ which has experts."""
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of tensors that are not blocks of integers."""
+
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+_EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
+"""All experts of a layer are one tensor [experts, out, in]."""
+_TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
 
 _SIZES = {name: (count, size) for name, count, size in TYPES.values()}
 
@@ -40,7 +57,7 @@ def refusal(header: GgufHeader) -> str | None:
     for tensor in header.tensors:
         if tensor.type not in READERS and tensor.type not in FLOATS:
             return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
-    scaling = header.own("rope.scaling.type", "none")
+    scaling = header.setting("rope.scaling.type", "none")
     if scaling not in ("none", "linear", "yarn"):
         return f"its rotary scaling is {scaling!r}"
     return None
@@ -74,14 +91,14 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
                 "n_head": shape.heads,
                 "n_layer": shape.layers,
                 "n_positions": shape.context,
-                "n_inner": header.own("feed_forward_length"),
-                "layer_norm_epsilon": header.own("attention.layer_norm_epsilon", 1e-5),
+                "n_inner": header.setting("feed_forward_length"),
+                "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
             }
         )
     if shape.experts:
         common |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
         common |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
-        common["moe_intermediate_size"] = header.own("expert_feed_forward_length")
+        common["moe_intermediate_size"] = header.setting("expert_feed_forward_length")
     return DecoderConfig.from_dict(
         common
         | {
@@ -90,9 +107,9 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
             "num_key_value_heads": shape.kv_heads,
             "num_hidden_layers": shape.layers,
             "head_dim": shape.head_dim,
-            "intermediate_size": header.own("feed_forward_length"),
+            "intermediate_size": header.setting("feed_forward_length"),
             "max_position_embeddings": shape.context,
-            "rms_norm_eps": header.own("attention.layer_norm_rms_epsilon", 1e-5),
+            "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
             "attention_bias": bias,
             "rope_parameters": _rope(header, tensors),
             "sliding_window": None,
@@ -102,15 +119,15 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
 
 def _rope(header: GgufHeader, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """`rope_parameters` as in a config.json. rope_freqs.weight holds what divides each frequency (Llama 3.1)."""
-    kind = header.own("rope.scaling.type", "none")
-    rope: dict[str, Any] = {"rope_theta": float(header.own("rope.freq_base", 1e4))}
+    kind = header.setting("rope.scaling.type", "none")
+    rope: dict[str, Any] = {"rope_theta": float(header.setting("rope.freq_base", 1e4))}
     rope["rope_type"] = "default" if kind == "none" else kind
     if kind != "none":
-        rope["factor"] = header.own("rope.scaling.factor")
+        rope["factor"] = header.setting("rope.scaling.factor")
     if kind == "yarn":
-        rope["original_max_position_embeddings"] = header.own("rope.scaling.original_context_length")
+        rope["original_max_position_embeddings"] = header.setting("rope.scaling.original_context_length")
         for name in ("beta_fast", "beta_slow"):
-            rope[name] = header.own(f"rope.scaling.yarn_{name}")
+            rope[name] = header.setting(f"rope.scaling.yarn_{name}")
     if "rope_freqs.weight" in tensors:
         divisors = _read(header, next(each for each in header.tensors if each.name == "rope_freqs.weight"))
         rope |= {"rope_type": "divided", "divisors": divisors.view(np.float32).ravel().tolist()}
@@ -204,14 +221,38 @@ class GgufWeights(Weights):
         return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
 
 
-def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    """How the rows of a canonical tensor are taken from one of the file. llama.cpp's rotary embedding for Llama rotates
-    element 2i of a head with 2i + 1, ours i with i + D/2, so rows of queries and keys are in another order there."""
+def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
+    """Name in the file -> canonical names of the tensors in it, one after another."""
+    found: dict[str, list[str]] = {}
+    for name in config.shapes():
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("layers."):
+            found[f"{_TOP[stem]}.{kind}"] = [name]
+            continue
+        _, layer, part = stem.split(".", 2)
+        expert = _EXPERT.fullmatch(part)
+        stored = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
+        if config.model_type == "gpt2" and stored in ("attn_q", "attn_k", "attn_v"):
+            stored = "attn_qkv"
+        found.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
+    return found
+
+
+def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
+    """Rows of a query or key projection in the order of llama.cpp's rotary embedding for Llama: it rotates element 2i
+    of a head with 2i + 1, the checkpoint has i and i + D/2."""
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
-    count = shape[0]
-    chosen: slice | np.ndarray = slice(first, first + count)
-    if heads and config.model_type in ("llama", "mixtral"):
-        chosen = np.arange(count).reshape(heads, config.head_dim // 2, 2).swapaxes(1, 2).ravel() + first
+    if config.model_type not in ("llama", "mistral", "mixtral") or not heads:
+        return values
+    halves = values.reshape(heads, 2, config.head_dim // 2, -1)
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """How the rows of a canonical tensor are taken from one of the file, where they begin at row `first`."""
+    rows = np.arange(shape[0])
+    stored = rotated(config, name, rows)
+    chosen = slice(first, first + shape[0]) if stored is rows else np.argsort(stored) + first
     if len(shape) == 1:
         return lambda raw: raw[:, chosen]
     return lambda raw: raw[chosen]

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.gguf_header import CONTROL, USER_DEFINED, GgufHeader, read_header
-from slipstream.models.gguf_shape import gguf_shape, tokens_of_type
+from slipstream.models.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape, read_header
 
 _ERROR, _CONTINUED = 4, 5
 """Levels of llama.cpp's log (ggml.h)."""
@@ -109,7 +108,7 @@ class LlamaModel:
         if not self.header.has_tokenizer:
             return ()
         ends, named = self.library.llama_vocab_is_eog, gguf_shape(self.header).eos_ids
-        special = tokens_of_type(self.header, CONTROL) | tokens_of_type(self.header, USER_DEFINED) | set(named)
+        special = self.header.tokens_of(CONTROL, USER_DEFINED) | set(named)
         return tuple(token for token in sorted(special) if ends(self.vocab, token))
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
-from slipstream.models.checkpoint import few, resolve, weight_files
+from slipstream.models.checkpoint import few, resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import read_header
 from slipstream.models.lora import Adapter
@@ -51,15 +51,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
             why="every token computed with it would be meaningless",
             fix="download the checkpoint again; if it was made here, look there for an overflow",
         )
-
-
-def unreadable(path: Path, fault: Exception) -> CheckpointError:
-    """What to raise for a safetensors file that cannot be read."""
-    return CheckpointError(
-        f"{path} is not a readable safetensors file: {fault}",
-        why="it is truncated or corrupt",
-        fix="download or export this file again",
-    )
 
 
 class Weights(Mapping[str, Tensor]):

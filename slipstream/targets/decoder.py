@@ -1,6 +1,6 @@
 """`Decoder`: a Llama-, Mistral-, Qwen- or GPT-2-like checkpoint as a `Target`.
 
-It turns sequences and drafts into packed batches (`layout`), passes them to an executor, and tells the executor which
+It turns sequences and drafts into packed batches, passes them to an executor, and tells the executor which
 KV to keep. The executor does the arithmetic, the step decides.
 """
 
@@ -23,10 +23,9 @@ from slipstream.core.target import Capabilities, HeadHost, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Executor, Output
+from slipstream.models.executor import Batch, Executor, Output, batch_of, prompt_piece
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import in_blocks
-from slipstream.models.layout import batch_of, prompt_piece
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weights import Progress, Weights, from_module, load_weights

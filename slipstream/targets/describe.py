@@ -13,7 +13,7 @@ import torch
 from slipstream.backends.table import usable_device
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
-from slipstream.models.gguf_header import is_gguf
+from slipstream.models.checkpoint import is_gguf
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Progress
 from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS

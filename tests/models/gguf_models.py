@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_convert import names_in_file, rotated
-from slipstream.models.gguf_weights import FAMILIES
+from slipstream.models.gguf_weights import FAMILIES, names_in_file, rotated
 from tests.models.gguf_bytes import gguf_bytes
 from tests.models.random_blocks import SIZES, random_bytes
 

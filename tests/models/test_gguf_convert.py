@@ -14,7 +14,6 @@ from slipstream.models.facts import facts
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_tokenizer import WHOLE, GgufTokenizer
-from slipstream.models.gguf_words import words_of
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
 from slipstream.targets.describe import as_target
@@ -130,11 +129,6 @@ def test_llamacpp_encodes_texts_with_bytes_for_unknown_characters_in_the_same_wa
         assert load_tokenizer(file).encode(text) == theirs.encode(text)
 
 
-def test_a_way_to_split_texts_that_llamacpp_does_not_know_is_said(tmp_path: Path, tiny: Tiny) -> None:
-    assert not words_of(tiny.target, 320).known  # type: ignore[union-attr]
-    assert words_of(folder(tmp_path / "m", byte_level(QWEN2)), 320).known  # type: ignore[union-attr]
-
-
 def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp_path):
     made = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
     assert (made.tokens, made.differing) == (0, None)
@@ -177,6 +171,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_that_became_another_is_found(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is left of the conversion, nor is an earlier file lost."""
+    pytest.importorskip("llama_cpp")
     file = convert_to_gguf(tiny.target, tmp_path / "a.gguf", "f32").file
     before, write = file.read_bytes(), gguf_convert.add_words
 
@@ -228,6 +223,6 @@ def test_a_file_that_names_no_end_has_none_that_is_an_ordinary_token(tiny: Tiny,
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipstream.models.gguf_words.ENDS", "another.key")
+        patch.setattr("slipstream.models.gguf_tokenizer.ENDS", "another.key")
         file = convert_to_gguf(source, tmp_path / "a.gguf", "f32").file
     assert as_target(file, executor="llamacpp").capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
+from slipstream.models.checkpoint import is_gguf
 from slipstream.models.facts import facts
-from slipstream.models.gguf_header import is_gguf, read_header
-from slipstream.models.gguf_shape import gguf_shape
+from slipstream.models.gguf_header import gguf_shape, read_header
 from slipstream.models.pair_check import check_pair
 from slipstream.models.text import load_tokenizer, tokenizer_of
 from tests.models.gguf_bytes import gguf_bytes, tiny_model
@@ -36,7 +36,7 @@ def test_metadata_and_tensors_are_what_was_written(tmp_path: Path) -> None:
     metadata = {"general.architecture": "x", "x.f": 0.5, "x.list": [1, -2], "x.texts": ["", "é"], "x.on": True}
     header = read_header(write(tmp_path, gguf_bytes(metadata, tensors)))
     assert header.metadata == metadata
-    assert (header.own("f"), header.own("missing", 4)) == (0.5, 4)
+    assert (header.setting("f"), header.setting("missing", 4)) == (0.5, 4)
     assert [(t.name, t.shape, t.type, t.nbytes) for t in header.tensors] == [
         ("a", (3, 5), "F32", 60),
         ("b", (7,), "F32", 28),

@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams
 from slipstream.cli.main import main
 from slipstream.errors import CheckpointError, ConfigError, LoadError, ParameterError, UnsupportedModelError
-from slipstream.models.gguf_header import MAGIC
+from slipstream.models.checkpoint import GGUF_MAGIC
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import Tiny, clone, random_llama
 from tests.targets.huggingface.architectures import random_model
@@ -223,7 +223,7 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
         LLM(random_llama(), lora=good)
     with pytest.raises(ParameterError, match=r"lora=.*was given with a loaded target"):
         LLM(Decoder.load(tiny.target), lora=good)
-    (tmp_path / "x.gguf").write_bytes(MAGIC)
+    (tmp_path / "x.gguf").write_bytes(GGUF_MAGIC)
     with pytest.raises(ParameterError, match=r"lora=.*was given with a GGUF file.*adapters are merged into"):
         LLM(tmp_path / "x.gguf", lora=good)
     quantised = tmp_path / "quantised"

@@ -20,7 +20,7 @@ from slipstream.targets.gguf.cell_memory import CellMemory
 from slipstream.targets.gguf.llama_context import ROWS, LlamaContext, Row
 
 if TYPE_CHECKING:
-    from slipstream.models.gguf_shape import GgufShape
+    from slipstream.models.gguf_header import GgufShape
 
 _NOT_FINITE = "use kv_dtype='float32' if keys overflow in float16, or convert the model again"
 

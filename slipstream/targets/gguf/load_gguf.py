@@ -13,8 +13,7 @@ from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.host.cores import available_cores
 from slipstream.host.free_memory import available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_shape import ENDS, GgufShape, gguf_shape
+from slipstream.models.gguf_header import ENDS, GgufShape, gguf_shape, read_header
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Progress
