@@ -7,7 +7,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter
 
@@ -79,13 +78,14 @@ class BlockScript(Script):
 
 
 def chat_endpoint(
+    router: APIRouter,
     service: Service,
     where: str,
     summary: str,
     chat_of: Callable[[Object], Object],
     script: Callable[[Generation, Object], Script],
     names: Mapping[str, str],
-) -> APIRouter:
+) -> None:
     """The route /v1/WHERE.
 
     chat_of  its fields -> those of a chat. names: field of a chat -> the one that it comes from, for errors.
@@ -100,7 +100,7 @@ def chat_endpoint(
         except ApiError as fault:
             raise renamed(fault, names) from fault
 
-    return endpoint(service, where, f"/v1/{where}", summary, answered)
+    endpoint(router, service, where, f"/v1/{where}", summary, answered)
 
 
 def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
@@ -110,10 +110,3 @@ def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
     pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
     message, param = (pattern.sub(lambda found: names[found[0]], each) for each in (fault.message, fault.param))
     return ApiError(fault.status, message, param, fault.code)
-
-
-def checked(value: Any, where: str) -> Object:
-    """A value that must be an object, those of its members that are null left out. Raises ApiError 400."""
-    if not isinstance(value, dict):
-        raise ApiError(400, f"{where} is {value!r}, must be an object", where)
-    return {name: each for name, each in value.items() if each is not None}

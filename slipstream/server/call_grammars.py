@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.structured import Structured, Trigger
-from slipstream.server.tools import SPACING, call_schema
+from slipstream.server.tools import SPACING, call_schema, calls_schema
 
 SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
 """Not more: small models go on with white space without end."""
@@ -43,9 +43,7 @@ class Calls:
 
     def array(self, arguments: str) -> str:
         """An array of these."""
-        call, shared = call_schema(self.schemas, arguments)
-        most = {} if self.parallel else {"maxItems": 1}
-        return _schema({"type": "array", "items": call, "minItems": 1, **most, "$defs": shared, **SPACING})
+        return _schema(calls_schema(self.schemas, arguments, self.parallel))
 
     def form(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
         """Text with calls of these rules, which begin with a trigger."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +12,20 @@ from typing import Any
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
-from slipstream.server.chat_messages import checked_messages
-from slipstream.server.fields import CHAT, count, sampling_params
+from slipstream.server.fields import CHAT, count, list_of, members, object_of, plain_text, sampling_params
 from slipstream.server.generation import Generation, generation_of
 from slipstream.server.reply_format import template_names
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
+
+MEMBERS = {
+    "system": ("content",),
+    "developer": ("content",),
+    "user": ("content",),
+    "assistant": ("content", "tool_calls", "reasoning_content", "reasoning"),
+    "tool": ("content", "tool_call_id", "name"),
+}
+"""Role -> what its messages may hold."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 """Names of the chat template that are not the request's."""
@@ -35,7 +44,9 @@ async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generat
     """The choices of a chat, from the fields that are set. Raises ApiError 400."""
     talk = await asyncio.to_thread(conversation, service, given)
     n = count(given, "n", 1, service.limits.choices, 1)
-    params = service.checked(sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling))
+    params = service.checks.params(
+        sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling)
+    )
     params = replace(params, structured=_form(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
     markers = service.replies.markers
@@ -71,10 +82,9 @@ def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) ->
                 "unsupported_field",
             )
         names["tools"] = list(use.tools)
-    own = given.get("chat_template_kwargs", {})
-    if not isinstance(own, dict):
-        raise ApiError(400, f"chat_template_kwargs is {own!r}, must be an object", "chat_template_kwargs")
-    asked = {f"chat_template_kwargs.{name}": (name, value) for name, value in own.items()}
+    kwargs = given.get("chat_template_kwargs", {})
+    object_of(kwargs, "chat_template_kwargs")
+    asked = {f"chat_template_kwargs.{name}": (name, value) for name, value in kwargs.items()}
     if "reasoning_effort" in given:
         asked["reasoning_effort"] = ("reasoning_effort", given["reasoning_effort"])
     for field, (name, value) in asked.items():
@@ -96,3 +106,62 @@ def _form(service: Service, talk: Conversation, form: Structured | None) -> Stru
     form = called or form
     end = service.replies.end_of_reasoning(talk.text)
     return form if form is None or end is None else replace(form, after=end)
+
+
+def checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages for a chat template. Raises ApiError 400."""
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    """A message: parts of text are joined, arguments of calls are read, and the role "developer" is the system's newer
+    name."""
+    given = {name: value for name, value in object_of(message, where).items() if value != []}
+    role = given.pop("role", None)
+    if not isinstance(role, str) or role not in MEMBERS:
+        raise ApiError(400, f"{where}.role is {role!r}, must be one of {', '.join(MEMBERS)}", f"{where}.role")
+    for name in given:
+        if name not in MEMBERS[role]:
+            known = ", ".join(MEMBERS[role])
+            raise ApiError(
+                400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
+            )
+    found: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    found["content"] = plain_text(given.get("content", ""), f"{where}.content")
+    for name in ("tool_call_id", "name"):
+        if name in given:
+            found[name] = plain_text(given[name], f"{where}.{name}")
+    if role == "tool" and "tool_call_id" not in found:
+        raise ApiError(400, f"{where}.tool_call_id is missing: it says which call is answered", f"{where}.tool_call_id")
+    reasoning = given.get("reasoning_content", given.get("reasoning"))
+    if reasoning is not None:
+        found["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
+    if "tool_calls" in given:
+        calls = list_of(given["tool_calls"], f"{where}.tool_calls")
+        found["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return found
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    asked = object_of(call, where, ("id", "type", "function", "index"))
+    function = members(asked, "function", ("name", "arguments"))
+    name = function.get("name")
+    if asked.get("type", "function") != "function" or not isinstance(name, str) or not name:
+        raise ApiError(400, f"{where} must be a call of a function with a name", where)
+    found = {"type": "function", "function": {"name": name, "arguments": _arguments(function, where)}}
+    if "id" in asked:
+        found["id"] = plain_text(asked["id"], f"{where}.id", where)
+    return found
+
+
+def _arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
+    text = function.get("arguments", "{}")
+    try:
+        read = json.loads(text or "{}")
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise ApiError(400, f"{where}.function.arguments is not JSON text: {fault}", where) from fault
+    if not isinstance(read, dict):
+        raise ApiError(400, f"{where}.function.arguments is {text!r}, must be the text of a JSON object", where)
+    return read

@@ -1,24 +1,115 @@
-"""`/v1/completions`."""
+"""`/v1/completions` and `/v1/chat/completions`: answers with a list of choices."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as Seq
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence as Seq
 from itertools import accumulate
 from typing import Any
+from uuid import uuid4
 
 from fastapi import APIRouter
 
 from slipstream.core.token_logprob import TokenLogprob
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
-from slipstream.server.choice_script import ChoiceScript
-from slipstream.server.fields import COMPLETIONS, count, flag, sampling_params
+from slipstream.server.chat_requests import chat_generation
+from slipstream.server.event_stream import DONE
+from slipstream.server.fields import CHAT, COMPLETIONS, count, flag, members, sampling_params
 from slipstream.server.generation import Choice, Generation, Part, generation_of
-from slipstream.server.script import Object, endpoint
+from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
+from slipstream.server.script import Event, Object, Script, endpoint, stop_text
 from slipstream.server.service import Service
 
 LENGTHS = ("max_tokens", "max_completion_tokens")
+
+
+def completions(service: Service) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    endpoint(router, service, COMPLETIONS, "/v1/completions", "Complete a text", _completion)
+    endpoint(router, service, CHAT, "/v1/chat/completions", "Answer a conversation", _chat)
+    return router
+
+
+class ChoiceScript(Script):
+    """given: the fields of the request. chunk_name, name: the values of `object`; prefix: of ids."""
+
+    name = chunk_name = prefix = ""
+    done = DONE
+
+    def __init__(self, generation: Generation, given: Object):
+        super().__init__(generation)
+        service = generation.service
+        self._head = {"id": f"{self.prefix}-{uuid4().hex}", "created": service.now(), "model": service.name}
+        self._statistics = flag(given, "statistics")
+        options = members(given, "stream_options", ("include_usage", "continuous_usage_stats"))
+        self._usage = flag(options, "include_usage")
+        self._continuous = flag(options, "continuous_usage_stats") and self._usage
+
+    @abstractmethod
+    def choice(self, choice: Choice) -> Object:
+        """A choice of a whole answer."""
+
+    @abstractmethod
+    def first(self, choice: Choice) -> Object | None:
+        """What comes before the first part of a choice in a stream, if anything does."""
+
+    @abstractmethod
+    def part(self, part: Part) -> Object:
+        """A part of a choice in a stream."""
+
+    def common(self, choice: Choice, logprobs: Object | None, finish: str | None) -> Object:
+        """What a choice, or a part of one, has at both endpoints."""
+        stop = stop_text(choice, finish)
+        return {"index": choice.index, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
+
+    def hear(self, part: Part) -> None:
+        """Nothing: the choices themselves hold what a whole answer needs."""
+
+    def begun(self) -> Iterator[Event]:
+        for choice in self.generation.choices:
+            if (before := self.first(choice)) is not None:
+                yield self._chunk([before])
+
+    def added(self, part: Part) -> Iterator[Event]:
+        if part.text or part.deltas or part.logprobs or part.finish or (self._statistics and part.tokens):
+            written = self.part(part)
+            if self._statistics:
+                written["tokens"] = [{"text": text, "drafter": drafter} for text, drafter in part.tokens]
+            if part.finish is not None:
+                written |= self._of_choice(part.choice)
+            yield self._chunk([written])
+
+    def ended(self) -> Iterator[Event]:
+        if self._usage:
+            yield self._chunk([], last=True)
+
+    def failed(self, fault: ApiError) -> Iterator[Event]:
+        yield "", fault.body
+
+    def whole(self) -> Object:
+        choices = [self.choice(choice) | self._of_choice(choice) for choice in self.generation.choices]
+        return self._head | {"object": self.name, "choices": choices, "usage": self.generation.usage}
+
+    def _chunk(self, choices: list[Object], last: bool = False) -> Event:
+        body = self._head | {"object": self.chunk_name, "choices": choices}
+        if self._usage:
+            body["usage"] = self.generation.usage if last or self._continuous else None
+        return "", body
+
+    def _of_choice(self, choice: Choice) -> Object:
+        """The statistics of a choice that has ended, if they were asked for."""
+        if not self._statistics or choice.stats is None:
+            return {}
+        more = {
+            "drafted_by": choice.proposers,
+            "others": choice.others,
+            "decode_tokens": choice.decode_tokens,
+            "decode_seconds": choice.decode_seconds,
+        }
+        return {"statistics": choice.stats.as_dict() | more}
 
 
 class CompletionScript(ChoiceScript):
@@ -80,11 +171,6 @@ class CompletionScript(ChoiceScript):
         return {name: before[name] + each for name, each in found.items()}
 
 
-def completions(service: Service) -> APIRouter:
-    """The route."""
-    return endpoint(service, COMPLETIONS, "/v1/completions", "Complete a text", _completion)
-
-
 async def _completion(service: Service, given: Object) -> CompletionScript:
     prompts = await asyncio.to_thread(_prompts, service, given.get("prompt"))
     n = count(given, "n", 1, service.limits.choices, 1)
@@ -97,11 +183,11 @@ async def _completion(service: Service, given: Object) -> CompletionScript:
     if nothing:  # the specification allows it
         given = {name: value for name, value in given.items() if name not in LENGTHS}
     room = service.checks.room(max(map(len, prompts)))
-    params = service.checked(sampling_params(given, COMPLETIONS, room, service.facts.sampling))
+    params = service.checks.params(sampling_params(given, COMPLETIONS, room, service.facts.sampling))
     scored = echo and params.logprobs is not None
     generation = await generation_of(service, prompts, params, n, given, scored=scored)
-    if nothing:
-        generation.finish_empty()
+    for choice in generation.choices if nothing else ():
+        choice.finish = "length"
     return CompletionScript(generation, given, [service.text(prompt) for prompt in prompts] if echo else [])
 
 
@@ -117,3 +203,70 @@ def _prompts(service: Service, prompt: Any) -> list[list[int]]:
         return [service.checks.prompt(each) for each in prompt]
     except PromptError as fault:
         raise service.prompt_error(fault, "prompt") from fault
+
+
+class ChatScript(ChoiceScript):
+    """Messages, and deltas in streams."""
+
+    name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def choice(self, choice: Choice) -> Object:
+        reply = choice.reply
+        message: Object = {"role": "assistant", "content": reply.content or None, "refusal": None}
+        if not (reply.calls or reply.reasoning):
+            message["content"] = reply.content
+        if reply.reasoning:
+            message |= _reasoning(reply.reasoning)
+        if reply.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in reply.calls
+            ]
+        return self._choice(choice, choice.logprobs, choice.finish) | {"message": message}
+
+    def first(self, choice: Choice) -> Object | None:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def part(self, part: Part) -> Object:
+        delta: Object = {}
+        calls: dict[int, Object] = {}
+        for each in part.deltas:
+            if each.kind == CONTENT:
+                delta["content"] = delta.get("content", "") + each.text
+            elif each.kind == REASONING:
+                delta |= _reasoning(each.text)
+            elif each.kind == CALL:
+                call = {"id": part.choice.reply.calls[each.index].id, "type": "function"}
+                calls[each.index] = {"index": each.index, **call, "function": {"name": each.text, "arguments": ""}}
+            elif each.kind == ARGUMENTS:
+                calls.setdefault(each.index, {"index": each.index, "function": {"arguments": ""}})
+                calls[each.index]["function"]["arguments"] += each.text
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return self._choice(part.choice, part.logprobs, part.finish) | {"delta": delta}
+
+    def _choice(self, choice: Choice, logprobs: list[TokenLogprob], finish: str | None) -> Object:
+        written = self.common(choice, self._logprobs(logprobs), finish)
+        return written | ({"finish_reason": "tool_calls"} if finish == "stop" and choice.reply.calls else {})
+
+    def _logprobs(self, found: list[TokenLogprob]) -> Object | None:
+        if self.generation.params.logprobs is None:
+            return None
+
+        def token(token_id: int, logprob: float) -> Object:
+            text = self.generation.service.token_text(token_id)
+            written = None if "\ufffd" in text else list(text.encode())  # of a part of a character they are unknown
+            return {"token": text, "logprob": logprob, "bytes": written}
+
+        content = [token(each.id, each.logprob) | {"top_logprobs": [token(*top) for top in each.top]} for each in found]
+        return {"content": content, "refusal": None}
+
+
+def _reasoning(text: str) -> Object:
+    """Under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+async def _chat(service: Service, given: Object) -> ChatScript:
+    return ChatScript(await chat_generation(service, given), given)

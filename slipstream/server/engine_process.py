@@ -199,7 +199,6 @@ def facts_of(llm: Any) -> ModelFacts:
         llm.most_draft_tokens,
         "" if runtime is None else runtime.backend,
         "" if runtime is None else runtime.weights,
-        {llm.drafter.name: llm.most_draft_tokens} if llm.drafter.traits.drafts else {},
         llm.target.capabilities.encoder,
         llm.defaults.sampling,
         kv_blocks(llm.target, llm.max_batch),

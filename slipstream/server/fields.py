@@ -13,8 +13,7 @@ from typing import Any
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
-from slipstream.engine.request_checks import predicted_text
-from slipstream.errors import ParameterError, PromptError, RequestError, did_you_mean
+from slipstream.errors import ParameterError, RequestError, did_you_mean
 from slipstream.server.api_error import ApiError
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = ENDPOINTS = ("completions", "chat", "responses", "messages")
@@ -124,10 +123,6 @@ FIELDS = (
     Field("reasoning_effort", "The same, for this one value.", _STRING, (CHAT,)),
     Field("reasoning", "effort: a value that the model's chat template reads.", _OBJECT, (RESPONSES,), unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
-    Field("guided_json", "JSON schema of the text.", {}, BOTH),
-    Field("guided_regex", "Regular expression of the text.", _STRING, BOTH),
-    Field("guided_choice", "The text is one of these.", _STRINGS, BOTH),
-    Field("guided_grammar", "Grammar of the text, in Lark or EBNF.", _STRING, BOTH),
     Field("speculation", "enabled, drafter, draft_tokens (most a step), rule.", _OBJECT),
     Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
@@ -219,20 +214,32 @@ def count(given: Mapping[str, Any], name: str, low: int, high: int, default: int
 
 def members(given: Mapping[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
     """A field that is an object with these members, those that are null left out. Raises ApiError 400."""
-    value = given.get(name, {})
+    return object_of(given.get(name, {}), name, known)
+
+
+def object_of(value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
+    """A value that must be an object, with these members if they are known, those that are null left out. Raises
+    ApiError 400."""
     if not isinstance(value, dict):
-        raise ApiError(400, f"{name} is {value!r}, must be an object", name)
+        raise ApiError(400, f"{where} is {value!r}, must be an object", where)
     for member in value:
-        if member not in known:
-            raise ApiError(400, f"{name} has {member!r}; {did_you_mean(member, known)}", f"{name}.{member}")
+        if known is not None and member not in known:
+            raise ApiError(400, f"{where} has {member!r}; {did_you_mean(member, known)}", f"{where}.{member}")
     return {member: each for member, each in value.items() if each is not None}
+
+
+def list_of(value: Any, where: str) -> list[Any]:
+    """A value that must be a list. Raises ApiError 400."""
+    if not isinstance(value, list):
+        raise ApiError(400, f"{where} is {value!r}, must be a list", where)
+    return value
 
 
 def sampling_params(
     given: Mapping[str, Any], where: str, room: int, defaults: Mapping[str, Any] | None = None
 ) -> SamplingParams:
     """The parameters of a request. room: tokens that the context has left; defaults: fields that the model sets where
-    the request does not. Raises ApiError 400 with the field."""
+    the request does not. Raises ApiError 400 with the field, or ParameterError."""
     checks, named = declared(SamplingParams), dict[str, str]()
     values: dict[str, Any] = {"temperature": 1.0} | dict(defaults or {})
     for name, known in fields_of(where).items():
@@ -264,10 +271,7 @@ def sampling_params(
         values["draft_tokens"] = speculation["draft_tokens"]
     if "enabled" in speculation and not flag(speculation, "enabled"):
         values["draft_tokens"] = 0
-    try:
-        return SamplingParams(**values)
-    except ParameterError as fault:
-        raise ApiError(400, str(fault)) from fault
+    return SamplingParams(**values)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -293,26 +297,6 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     return count(given, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0) if flag(given, "logprobs") else None
 
 
-def check_drafter(given: Mapping[str, Any], in_use: str) -> None:
-    """Raise ApiError 400 unless `speculation.drafter` is the drafter of the server, or left out."""
-    asked = members(given, "speculation", SPECULATION).get("drafter")
-    if asked is not None and asked != in_use:
-        raise ApiError(
-            400,
-            f"speculation.drafter is {asked!r}, but this server drafts with {in_use!r} for all requests; leave it out, "
-            f"or start the server with --drafter {asked}",
-            "speculation.drafter",
-        )
-
-
-def prediction_text(given: Mapping[str, Any]) -> str:
-    """The text of `prediction`, "" if there is none. Raises ApiError 400."""
-    try:
-        return predicted_text(given.get("prediction"))
-    except PromptError as fault:
-        raise ApiError(400, str(fault), "prediction") from fault
-
-
 def plain_text(content: Any, where: str, param: str | None = None, kinds: tuple[str, ...] = ("text",)) -> str:
     """Text, or parts of text of these kinds, which are joined. Raises ApiError 400, of `param` (default: `where`)."""
     parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else content
@@ -324,41 +308,43 @@ def plain_text(content: Any, where: str, param: str | None = None, kinds: tuple[
     return "".join(part["text"] for part in parts)
 
 
-_GUIDED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-"""vLLM's name of a form -> ours."""
+_FORMS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "json_object": "json_object",
+}
+"""Members of the field `structured_outputs` -> those of `Structured`."""
 
 
 def _structured(given: Mapping[str, Any]) -> Structured | None:
-    found: dict[str, tuple[str, Any]] = {}  # our kind -> (field, value)
+    name, forms = "structured_outputs", members(given, "structured_outputs", _FORMS)
+    form = {_FORMS[member]: value for member, value in forms.items()}
     if "response_format" in given:
-        asked = members(given, "response_format", ("type", "json_schema"))
-        kind = asked.get("type")
-        if kind == "json_schema":
-            schema = members(asked, "json_schema", ("name", "description", "schema", "strict"))
-            if "schema" not in schema:
-                raise ApiError(400, "response_format.json_schema has no schema", "response_format")
-            found["json_schema"] = ("response_format", schema["schema"])
-        elif kind == "json_object":
-            found["json_object"] = ("response_format", True)
-        elif kind != "text":
-            raise ApiError(
-                400, f"response_format.type is {kind!r}, must be text, json_object or json_schema", "response_format"
-            )
-    forms = members(given, "structured_outputs", (*_GUIDED, "json_object"))
-    for name, value in forms.items():
-        found[_GUIDED.get(name, name)] = ("structured_outputs", value)
-    for name, kind in _GUIDED.items():
-        if f"guided_{name}" in given:
-            found[kind] = (f"guided_{name}", given[f"guided_{name}"])
-    if not found:
+        if form:
+            raise ApiError(400, f"response_format and {name} both give the form of the text", name)
+        name, form = "response_format", _response_format(given)
+    if not form:
         return None
-    (name, _), *more = found.values()
-    if more:
-        raise ApiError(400, f"{name} and {more[0][0]} both give the form of the text", more[0][0])
     try:
-        return Structured(**{kind: value for kind, (_, value) in found.items()})
+        return Structured(**form)
     except RequestError as fault:
         raise ApiError(400, str(fault), name) from fault
+
+
+def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+    name = "response_format"
+    asked = members(given, name, ("type", "json_schema"))
+    kind = asked.get("type")
+    if kind == "json_schema":
+        schema = members(asked, "json_schema", ("name", "description", "schema", "strict"))
+        if "schema" not in schema:
+            raise ApiError(400, f"{name}.json_schema has no schema", name)
+        return {"json_schema": schema["schema"]}
+    if kind not in ("json_object", "text"):
+        raise ApiError(400, f"{name}.type is {kind!r}, must be text, json_object or json_schema", name)
+    return {} if kind == "text" else {"json_object": True}
 
 
 def body_schema(known: Mapping[str, Field], required: list[str]) -> dict[str, Any]:

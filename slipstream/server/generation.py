@@ -16,8 +16,10 @@ from slipstream.core.stats import SpecStats
 from slipstream.core.structured import Structured
 from slipstream.core.token_logprob import TokenLogprob
 from slipstream.engine.messages import Ask, Update
+from slipstream.engine.request_checks import predicted_text
+from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import SPECULATION, check_drafter, members, prediction_text
+from slipstream.server.fields import SPECULATION, members
 from slipstream.server.reply import Delta, Reply
 from slipstream.server.service import Service
 
@@ -79,10 +81,21 @@ async def generation_of(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
-    rule = members(given, "speculation", SPECULATION).get("rule")
-    check_drafter(given, service.facts.drafter)
-    prediction = await asyncio.to_thread(service.checks.prediction, prediction_text(given))
-    return Generation(service, prompts, params, n, rule, prediction, **more)
+    speculation = members(given, "speculation", SPECULATION)
+    asked, in_use = speculation.get("drafter"), service.facts.drafter
+    if asked is not None and asked != in_use:
+        raise ApiError(
+            400,
+            f"speculation.drafter is {asked!r}, but this server drafts with {in_use!r} for all requests; leave it out, "
+            f"or start the server with --drafter {asked}",
+            "speculation.drafter",
+        )
+    try:
+        text = predicted_text(given.get("prediction"))
+    except PromptError as fault:
+        raise ApiError(400, str(fault), "prediction") from fault
+    prediction = await asyncio.to_thread(service.checks.prediction, text)
+    return Generation(service, prompts, params, n, speculation.get("rule"), prediction, **more)
 
 
 class Generation:
@@ -143,11 +156,6 @@ class Generation:
                 "rejected_prediction_tokens": sum(each.proposed for each in stats) - accepted,
             }
         return usage
-
-    def finish_empty(self) -> None:
-        """Answer with no tokens, without running anything."""
-        for choice in self.choices:
-            choice.finish = "length"
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """Run all choices. Closing the iterator aborts them. Raises ApiError 503 past a time limit, and what ended a

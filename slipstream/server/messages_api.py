@@ -12,9 +12,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from slipstream.server.api_error import ApiError
-from slipstream.server.block_script import Block, BlockScript, chat_endpoint, checked, renamed
+from slipstream.server.block_script import Block, BlockScript, chat_endpoint, renamed
 from slipstream.server.chat_requests import conversation
-from slipstream.server.fields import MESSAGES, body_schema, fields_of, flag, members, passed_on, plain_text
+from slipstream.server.fields import (
+    MESSAGES,
+    body_schema,
+    fields_of,
+    flag,
+    list_of,
+    members,
+    object_of,
+    passed_on,
+    plain_text,
+)
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
 from slipstream.server.request_body import request_fields
@@ -32,8 +42,9 @@ COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template
 
 def messages(service: Service) -> APIRouter:
     """The routes."""
+    router = APIRouter()
     summary = "Answer in the form of Anthropic's Messages"
-    router = chat_endpoint(service, MESSAGES, summary, chat_of, MessageScript, NAMES)
+    chat_endpoint(router, service, MESSAGES, summary, chat_of, MessageScript, NAMES)
     known = {name: fields_of(MESSAGES)[name] for name in COUNTED}
     schema = body_schema(known, ["messages"])
 
@@ -66,9 +77,7 @@ def chat_of(given: Object) -> Object:
         schema = {"json_schema": {"schema": form["schema"]}} if "schema" in form else {}
         found["response_format"] = {"type": form.get("type"), **schema}
     if "tools" in given:
-        if not isinstance(given["tools"], list):
-            raise ApiError(400, f"tools is {given['tools']!r}, must be a list", "tools")
-        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
+        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
     choice = members(given, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
     if flag(choice, "disable_parallel_tool_use"):
         found["parallel_tool_calls"] = False
@@ -83,7 +92,7 @@ def chat_of(given: Object) -> Object:
 
 
 def _tool(tool: Any, where: str) -> Object:
-    asked = checked(tool, where)
+    asked = object_of(tool, where)
     asked.pop("cache_control", None)
     if asked.pop("type", "custom") != "custom":
         raise ApiError(400, f"{where}.type must be custom: other tools are not supported", f"{where}.type")
@@ -103,7 +112,7 @@ def _messages(given: Any) -> list[Object]:
 
 def _message(message: Any, where: str) -> list[Object]:
     """One message, or several: results of tools are messages of their own."""
-    asked = checked(message, where)
+    asked = object_of(message, where)
     role, content = asked.get("role"), asked.get("content")
     if role not in ("user", "assistant"):
         raise ApiError(400, f"{where}.role is {role!r}, must be user or assistant", f"{where}.role")
@@ -114,7 +123,7 @@ def _message(message: Any, where: str) -> list[Object]:
     results: list[Object] = []
     for i, block in enumerate(blocks):
         here = f"{where}.content[{i}]"
-        part = checked(block, here)
+        part = object_of(block, here)
         kind = part.get("type")
         if kind == "text":
             found["content"] += plain_text([part], here)

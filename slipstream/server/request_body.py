@@ -1,4 +1,4 @@
-"""Reads the body of a request: bounded, UTF-8, JSON, an object with known fields."""
+"""Reads a request: its API key, and its body: bounded, UTF-8, JSON, an object with known fields."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
+from starlette.types import Scope
 
 from slipstream.server.api_error import ApiError
 from slipstream.server.fields import Field, given_fields
@@ -81,3 +82,10 @@ def _check_text(field: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as fault:
         raise ApiError(400, f"{field} holds half of a surrogate pair", field, "invalid_text") from fault
+
+
+def given_key(scope: Scope) -> bytes:
+    """The API key that a request names, as OpenAI's clients do, or as Anthropic's; empty if it names none."""
+    headers = dict(scope["headers"])
+    kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return bytes(key.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b""))

@@ -9,8 +9,8 @@ from uuid import uuid4
 from fastapi import APIRouter
 
 from slipstream.server.api_error import ApiError
-from slipstream.server.block_script import Block, BlockScript, chat_endpoint, checked
-from slipstream.server.fields import RESPONSES, members, passed_on, plain_text
+from slipstream.server.block_script import Block, BlockScript, chat_endpoint
+from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
 from slipstream.server.script import Event, Object
@@ -28,8 +28,10 @@ _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 def responses(service: Service) -> APIRouter:
     """The route."""
+    router = APIRouter()
     summary = "Answer in the form of OpenAI's Responses"
-    return chat_endpoint(service, RESPONSES, summary, chat_of, ResponseScript, NAMES)
+    chat_endpoint(router, service, RESPONSES, summary, chat_of, ResponseScript, NAMES)
+    return router
 
 
 def chat_of(given: Object) -> Object:
@@ -43,14 +45,14 @@ def chat_of(given: Object) -> Object:
         found["reasoning_effort"] = reasoning["effort"]
     form = members(given, "text", ("format",)).get("format")
     if form is not None:
-        asked = checked(form, "text.format")
+        asked = object_of(form, "text.format")
         kind = asked.pop("type", None)
         schema = {"json_schema": asked} if kind == "json_schema" else {}
         found["response_format"] = {"type": kind, **schema}
         if kind == "text":
             del found["response_format"]
     if "tools" in given:
-        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(given["tools"], "tools"))]
+        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
     choice = given.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
@@ -60,16 +62,10 @@ def chat_of(given: Object) -> Object:
 
 
 def _tool(tool: Any, where: str) -> Object:
-    asked = checked(tool, where)
+    asked = object_of(tool, where)
     if asked.pop("type", None) != "function":
         raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
     return {"type": "function", "function": asked}
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ApiError(400, f"{name} is {value!r}, must be a list", name)
-    return value
 
 
 def _messages(given: Any) -> list[Object]:
@@ -83,9 +79,9 @@ def _messages(given: Any) -> list[Object]:
             found.append({"role": "assistant", "content": ""})
         return found[-1]
 
-    for i, item in enumerate(_list(given, "input")):
+    for i, item in enumerate(list_of(given, "input")):
         where = f"input[{i}]"
-        asked = checked(item, where)
+        asked = object_of(item, where)
         kind = asked.get("type", "message")
         if kind == "message":
             text = plain_text(asked.get("content"), f"{where}.content", kinds=TEXTS)

@@ -37,7 +37,7 @@ def routes(service: Service) -> APIRouter:
         "owned_by": "slipstream",
         "max_model_len": facts.context,
         "drafter": facts.drafter,
-        "drafters": facts.drafters,
+        "drafters": {} if facts.drafter == "none" else {facts.drafter: facts.draft_tokens},
         "draft_tokens": facts.draft_tokens,
         "rule": facts.rule,
         "backend": facts.backend,

@@ -13,11 +13,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from slipstream.server.api_error import ApiError, api_error
-from slipstream.server.api_keys import given_key
 from slipstream.server.event_stream import EventStream, event, while_connected
 from slipstream.server.fields import REQUIRED, body_schema, fields_of, flag
 from slipstream.server.generation import Choice, Generation, Part
-from slipstream.server.request_body import request_fields
+from slipstream.server.request_body import given_key, request_fields
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
@@ -63,34 +62,34 @@ class Script(ABC):
 
 
 def endpoint(
-    service: Service, where: str, path: str, summary: str, script: Callable[[Service, Object], Awaitable[Script]]
-) -> APIRouter:
-    """The route of an endpoint. where: as in `Field`; script: from the fields that are set."""
-    router = APIRouter()
+    router: APIRouter,
+    service: Service,
+    where: str,
+    path: str,
+    summary: str,
+    script: Callable[[Service, Object], Awaitable[Script]],
+) -> None:
+    """The route of an endpoint. where: as in `Field`; script: from the fields that are set.
+
+    The answer is one body, or a stream that begins with the first token. Everything that is wrong before the first
+    token is raised, and has a status of its own."""
     known = fields_of(where)
 
     @router.post(path, openapi_extra=body_schema(known, REQUIRED[where]), summary=summary, name=where)
     async def create(request: Request) -> Response:
         given = await request_fields(request, service, known)
         streamed = flag(given, "stream")
-        return await answer(request, await script(service, given), streamed)
-
-    return router
-
-
-async def answer(request: Request, script: Script, streamed: bool) -> Response:
-    """The answer that a script writes: one body, or a stream that begins with the first token. Everything that is wrong
-    before the first token is raised, and has a status of its own."""
-    generation = script.generation
-    if generation.service.keys:
-        generation.key = given_key(request.scope)
-    if not streamed:
-        await while_connected(request, _hear_all(script))
-        return JSONResponse(script.whole())
-    parts = generation.parts()
-    first = await while_connected(request, _first(parts))
-    # The parts are closed even if no event is asked for: a generator around them passes that on only once it has begun.
-    return EventStream(_events(script, first, parts), parts, generation.service.limits.send_seconds)
+        writer = await script(service, given)
+        generation = writer.generation
+        if service.keys:
+            generation.key = given_key(request.scope)
+        if not streamed:
+            await while_connected(request, _hear_all(writer))
+            return JSONResponse(writer.whole())
+        parts = generation.parts()
+        first = await while_connected(request, _first(parts))
+        # The parts are closed even if no event is asked for: a generator around them passes that on only once begun.
+        return EventStream(_events(writer, first, parts), parts, service.limits.send_seconds)
 
 
 async def _hear_all(script: Script) -> None:

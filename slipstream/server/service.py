@@ -10,10 +10,9 @@ from time import time
 from typing import Any
 
 from slipstream.core.encoder import Encoder
-from slipstream.core.params import SamplingParams
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.engine.streams import Streams
-from slipstream.errors import PromptError, RequestError
+from slipstream.errors import PromptError
 from slipstream.models.text import Decode, TextStream, decoder_keeping, decoder_of, stray_byte
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
@@ -26,7 +25,6 @@ class ModelFacts:
 
     vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
     drafter, rule        their names.
-    drafters             the one in use, if there is one, with its most draft tokens a step.
     backend, weights     what runs it, and the format of its weights; empty for a target that does not say.
     encoder              as of `Capabilities`.
     kv_blocks            tokens in a block of the KV cache, and blocks in all, as `kv_blocks` of the engine's thread.
@@ -41,7 +39,6 @@ class ModelFacts:
     draft_tokens: int
     backend: str = ""
     weights: str = ""
-    drafters: dict[str, int] = field(default_factory=dict)
     encoder: Encoder | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     kv_blocks: tuple[int, int] | None = None
@@ -98,7 +95,8 @@ class Service:
         self.metrics = ServerMetrics(name, metrics_prefix, facts.kv_blocks)
         streams.heard = self.metrics.heard
         self._stray = stray_byte(tokenizer)
-        self._decode = decoder_of(tokenizer)
+        self.text = decoder_of(tokenizer)
+        """Makes the text of ids, without special tokens."""
         self._decoders: dict[tuple[str, ...] | None, Decode] = {}
 
     @staticmethod
@@ -153,25 +151,14 @@ class Service:
             self.admitted -= choices
             self.admitted_of[key] -= choices
 
-    def checked(self, params: SamplingParams) -> SamplingParams:
-        """`RequestChecks.params`. Raises ApiError 400."""
-        try:
-            return self.checks.params(params)
-        except RequestError as fault:
-            raise ApiError(400, str(fault)) from fault
-
     def prompt_error(self, fault: PromptError, field: str) -> ApiError:
         """The answer to a prompt that cannot be run."""
         code = "context_length_exceeded" if "context" in fault.what else "invalid_prompt"
         return ApiError(400, str(fault), field, code)
 
-    def text(self, ids: list[int]) -> str:
-        """The text of ids, without special tokens."""
-        return self._decode(ids)
-
     def text_stream(self, stop: tuple[str, ...], markers: tuple[str, ...] | None = ()) -> TextStream:
         """What turns the tokens of one choice into text, with those special tokens that are markers (None: all)."""
-        return TextStream(self._decode if markers == () else self._marked(markers), stop, self._stray)
+        return TextStream(self.text if markers == () else self._marked(markers), stop, self._stray)
 
     def _marked(self, markers: tuple[str, ...] | None) -> Decode:
         if markers not in self._decoders:

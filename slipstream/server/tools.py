@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import flag, members
+from slipstream.server.fields import flag, members, object_of
 
 MOST_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -48,9 +48,7 @@ class ToolUse:
     def _schema(self) -> Any:
         if self.choice == "named":
             return SPACING | self.schemas[self.tools[0]["function"]["name"]]
-        call, shared = call_schema(self.schemas, "arguments")
-        most = {} if self.parallel else {"maxItems": 1}
-        return {"type": "array", "items": call, "minItems": 1, **most, "$defs": shared, **SPACING}
+        return calls_schema(self.schemas, "arguments", self.parallel)
 
     @property
     def schemas(self) -> dict[str, Any]:
@@ -76,6 +74,13 @@ def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[s
         for i, name in enumerate(schemas)
     ]
     return {"anyOf": calls}, shared
+
+
+def calls_schema(schemas: Mapping[str, Any], arguments: str, parallel: bool) -> Any:
+    """Schema of an array of calls, of one call if they may not be `parallel`."""
+    call, shared = call_schema(schemas, arguments)
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "items": call, "minItems": 1, **most, "$defs": shared, **SPACING}
 
 
 SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
@@ -137,7 +142,7 @@ def tool_use(given: Mapping[str, Any]) -> ToolUse:
 def _named(choice: Any) -> Any:
     if not isinstance(choice, dict) or choice.get("type") != "function":
         raise ApiError(400, f"tool_choice is {choice!r}, must be none, auto, required or a function", "tool_choice")
-    asked = members({"tool_choice": choice}, "tool_choice", ("type", "function"))
+    asked = object_of(choice, "tool_choice", ("type", "function"))
     return members(asked, "function", ("name",)).get("name")
 
 
@@ -145,7 +150,7 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
     """A function that was declared. Its `strict` is no field of chat templates."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
-    asked = members({where: tool}, where, ("type", "function"))
+    asked = object_of(tool, where, ("type", "function"))
     function = members(asked, "function", ("name", "description", "parameters", "strict"))
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):

@@ -115,7 +115,7 @@ user = [{{"role": "user", "content": "hi"}}]
 call = {{"id": "a", "type": "function", "function": {{"name": "now", "arguments": "{{}}"}}}}
 tools = [{{"type": "function", "function": {{"name": "now"}}}}]
 asked = [
-    ("/v1/completions", {{"prompt": "a b", "logprobs": 1, "guided_regex": "a+", "stop": "x"}}),
+    ("/v1/completions", {{"prompt": "a b", "logprobs": 1, "structured_outputs": {{"regex": "a+"}}, "stop": "x"}}),
     ("/v1/chat/completions", {{"messages": user, "tools": tools, "chat_template_kwargs": {{"enable_thinking": True}}}}),
     ("/v1/chat/completions", {{"messages": [*user, {{"role": "assistant", "content": "", "tool_calls": [call]}},
                                {{"role": "tool", "tool_call_id": "a", "content": "9"}}], "tools": tools}}),

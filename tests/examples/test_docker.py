@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import __version__
 from slipstream.core.stats import SpecStats
-from slipstream.server.api_keys import OPEN
+from slipstream.server.app import OPEN
 from slipstream.server.server_metrics import ServerMetrics
 from tests.examples.served import EXAMPLES, documents, options
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipstream.kv.blocks import BLOCK
-from slipstream.server.api_keys import OPEN
+from slipstream.server.app import OPEN
 from tests.examples.served import documents, options
 
 DEPLOYMENT, SERVICE, MONITOR = documents("kubernetes/slipstream.yaml")

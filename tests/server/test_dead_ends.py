@@ -41,7 +41,11 @@ def test_parameters_that_forbid_every_first_token_are_refused(host: Host, fields
 
 def test_a_form_none_of_whose_first_tokens_is_allowed_is_refused(host: Host) -> None:
     beginning = [token for token in ALL if host.service.token_text(token).startswith("x")]
-    body = {"prompt": "a", "guided_regex": "x+", "logit_bias": dict.fromkeys(map(str, beginning), -100)}
+    body = {
+        "prompt": "a",
+        "structured_outputs": {"regex": "x+"},
+        "logit_bias": dict.fromkeys(map(str, beginning), -100),
+    }
     assert "as the first one" in refused(host.post(PATH, **body), 400)
 
 
@@ -49,7 +53,12 @@ def test_a_form_none_of_whose_first_tokens_is_allowed_is_refused(host: Host) -> 
 def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, temperature: float) -> None:
     """The form is x, then y, which is forbidden."""
     y = [token for token in ALL if "y" in host.service.token_text(token)]
-    dead = {"prompt": "a", "guided_regex": "xy", "bad_words": [[token] for token in y], "temperature": temperature}
+    dead = {
+        "prompt": "a",
+        "structured_outputs": {"regex": "xy"},
+        "bad_words": [[token] for token in y],
+        "temperature": temperature,
+    }
     well = {"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
     text = host.post(PATH, **well).json()["choices"][0]["text"]
     with ThreadPoolExecutor(3) as pool:

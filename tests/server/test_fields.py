@@ -56,9 +56,9 @@ def test_what_is_not_given_is_the_apis_default() -> None:
         ),
         ({"structured_outputs": {"json": SCHEMA}}, Structured(json_schema=SCHEMA)),
         ({"structured_outputs": {"json_object": True}}, Structured(json_object=True)),
-        ({"guided_json": json.dumps(SCHEMA)}, Structured(json_schema=SCHEMA)),
-        ({"guided_choice": ["a", "b"]}, Structured(choice=["a", "b"])),
-        ({"guided_grammar": 'start: "a"'}, Structured(grammar='start: "a"')),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, Structured(json_schema=SCHEMA)),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Structured(choice=["a", "b"])),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, Structured(grammar='start: "a"')),
     ],
 )
 def test_forms_are_understood_in_each_way_of_writing_them(body: dict[str, Any], form: Structured | None) -> None:

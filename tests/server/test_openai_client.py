@@ -45,7 +45,7 @@ def test_structured_output(client: clients.openai.OpenAI) -> None:
     found = client.chat.completions.create(**body, response_format=form)
     assert found.choices[0].finish_reason == "stop", found.choices[0].message.content
     assert json.loads(found.choices[0].message.content).keys() == {"ok", "size"}
-    choice = client.chat.completions.create(**body, extra_body={"guided_choice": ["red", "blue"]})
+    choice = client.chat.completions.create(**body, extra_body={"structured_outputs": {"choice": ["red", "blue"]}})
     assert choice.choices[0].message.content in ("red", "blue")
 
 

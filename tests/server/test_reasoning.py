@@ -21,14 +21,16 @@ THOUGHT = "<think>\nIt is simple.\n</think>\n\n42"
 
 def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(pair: LLM, tmp_path: Any) -> None:
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path)) as host:
-        body = {"messages": USER, "guided_choice": [THOUGHT], "max_tokens": 100}
+        body = {"messages": USER, "structured_outputs": {"choice": [THOUGHT]}, "max_tokens": 100}
         message = host.post(PATH, **body).json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["reasoning"]) == ("It is simple.",) * 2
         assert message["content"] == "42"
         deltas = [json.loads(event)["choices"][0]["delta"] for event in host.events(PATH, **body)]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is simple."
         assert "".join(delta.get("content", "") for delta in deltas) == "42"
-        both = host.post(PATH, **body | {"guided_choice": [f"<think>Hm.</think>{CALL}"], "tools": TOOLS})
+        both = host.post(
+            PATH, **body | {"structured_outputs": {"choice": [f"<think>Hm.</think>{CALL}"]}, "tools": TOOLS}
+        )
         message = both.json()["choices"][0]["message"]
         assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Hm.", None, 1)
         back = host.post("/tokenize", messages=[*USER, message, {"role": "tool", "tool_call_id": "a", "content": "b"}])
@@ -43,7 +45,7 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
             "messages": USER, "max_tokens": 300, "frequency_penalty": 2, "seed": 3,
             "chat_template_kwargs": {"enable_thinking": True},
         }  # fmt: skip
-        found = host.post(PATH, **body, guided_choice=["red", "blue"]).json()["choices"][0]
+        found = host.post(PATH, **body, structured_outputs={"choice": ["red", "blue"]}).json()["choices"][0]
         assert found["finish_reason"] == "stop", found
         assert found["message"]["reasoning"]
         assert found["message"]["content"] in ("red", "blue")
@@ -52,7 +54,7 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
         assert found["message"]["reasoning"]
         assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])["city"] in ("Rome", "Oslo")
         body["chat_template_kwargs"] = {"enable_thinking": False}
-        found = host.post(PATH, **body, guided_choice=["red", "blue"]).json()["choices"][0]
+        found = host.post(PATH, **body, structured_outputs={"choice": ["red", "blue"]}).json()["choices"][0]
         assert found["message"].keys() == {"role", "content", "refusal"}
 
 
@@ -63,7 +65,7 @@ def test_the_response_template_of_a_checkpoint_is_followed(pair: LLM, tmp_path: 
         client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
         text = 'Now: <call>{"name": "now", "arguments": {}}</call>'
         given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "max_tokens": 100}
-        given["extra_body"] = {"guided_choice": [text]}
+        given["extra_body"] = {"structured_outputs": {"choice": [text]}}
         if stream:
             with client.chat.completions.stream(**given) as answered:
                 found = answered.get_final_completion()

@@ -112,7 +112,9 @@ def test_a_form_that_explodes_in_mid_text_ends_its_own_request_alone(host: Host)
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(host.post, PATH, prompt="def f(", temperature=0, max_tokens=200, ignore_eos=True)
         eventually(lambda: host.service.admitted == 1)
-        bomb = host.post(PATH, prompt="a", guided_regex=BOMB, temperature=0, max_tokens=900, ignore_eos=True)
+        bomb = host.post(
+            PATH, prompt="a", structured_outputs={"regex": BOMB}, temperature=0, max_tokens=900, ignore_eos=True
+        )
         assert (bomb.status_code, bomb.json()["error"]["code"]) == (400, "dead_end")
         assert "cannot be followed after" in bomb.json()["error"]["message"]
         assert other.result().json()["usage"]["completion_tokens"] == 200

@@ -43,7 +43,7 @@ def test_metrics_add_up_to_the_statistics_of_the_answers(pair: LLM) -> None:
         assert {name: found[f"slipstream:{name}"] for name in total} == total
         per_position = [value for name, value in found.items() if "accepted_tokens_per_pos_total" in name]
         assert sum(per_position) == total["spec_decode_num_accepted_tokens_total"]
-        host.post(PATH, prompt="a", guided_regex="(((")
+        host.post(PATH, prompt="a", structured_outputs={"regex": "((("})
         ended = {name: value for name, value in shown(host).items() if "request_success_total" in name}
         assert sorted(ended.values()) == [1, 3]
         assert {"length" in name or "error" in name for name in ended} == {True}

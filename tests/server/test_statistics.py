@@ -37,7 +37,7 @@ def test_each_piece_of_a_stream_says_which_drafter_proposed_its_tokens(host: Hos
 
 
 def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) -> None:
-    body = BODY | {"temperature": 1, "seed": 1, "max_tokens": 120, "guided_regex": "(é|漢|🙂){12}"}
+    body = BODY | {"temperature": 1, "seed": 1, "max_tokens": 120, "structured_outputs": {"regex": "(é|漢|🙂){12}"}}
     parts = streamed(host, **body, statistics=True)
     tokens = [token for part in parts for token in part["tokens"]]
     assert len(tokens) == parts[-1]["statistics"]["tokens"] > 12
@@ -46,32 +46,6 @@ def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) ->
 
 def test_a_stream_is_as_ever_for_who_does_not_ask(host: Host) -> None:
     assert not any({"tokens", "statistics"} & set(part) for part in streamed(host, **BODY))
-
-
-@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
-def test_an_answer_of_one_choice_has_the_acceptance_as_vllm_writes_it(host: Host, path: str) -> None:
-    own = {"prompt": BODY["prompt"]} if path == PATH else {"messages": [{"role": "user", "content": BODY["prompt"]}]}
-    body = {"temperature": 0, "max_tokens": 32, "statistics": True, **own}
-    answer = host.post(path, **body).json()
-    stats, found = answer["choices"][0]["statistics"], answer["metrics"]["speculative_decoding"]
-    assert set(found) == {
-        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps",
-        "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens",
-    }  # fmt: skip
-    histogram = found["acceptance_histogram"]
-    assert len(histogram) == found["num_spec_tokens"] + 1 == 5
-    assert sum(histogram) == found["num_spec_steps"] == stats["steps"] - stats["undrafted"] > 0
-    accepted = sum(j * count for j, count in enumerate(histogram))
-    assert accepted == found["num_accepted_draft_tokens"] == stats["accepted"]
-    assert found["num_draft_tokens"] == stats["proposed"]
-    assert found["mean_acceptance_length"] == 1 + accepted / sum(histogram)
-    assert found["draft_acceptance_rate"] == stats["acceptance_rate"]
-    events = [json.loads(event) for event in host.events(path, **body, stream_options={"include_usage": True})]
-    assert [event.get("metrics") for event in events] == [None] * (len(events) - 1) + [answer["metrics"]]
-    for more in ({"n": 2}, {"statistics": False}):
-        assert "metrics" not in host.post(path, **body | more).json()
-    plain = host.post(path, **body, speculation={"enabled": False}).json()["metrics"]["speculative_decoding"]
-    assert (plain["num_spec_steps"], plain["draft_acceptance_rate"]) == (0, 0.0)
 
 
 def test_a_stack_names_its_members(pair: LLM) -> None:

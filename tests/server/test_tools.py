@@ -18,7 +18,7 @@ PATH = "/v1/chat/completions"
 
 def said(host: Host, text: str, **body: Any) -> dict[str, Any]:
     """The choice of an answer that is made to be `text`."""
-    given = {"messages": USER, "tools": TOOLS, "guided_choice": [text], "max_tokens": 200} | body
+    given = {"messages": USER, "tools": TOOLS, "structured_outputs": {"choice": [text]}, "max_tokens": 200} | body
     answered = host.post(PATH, **given)
     assert answered.status_code == 200, answered.text
     return answered.json()["choices"][0]  # type: ignore[no-any-return]
@@ -58,7 +58,7 @@ def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host)
     client = clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
     given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
     text = f"I look. {CALL}{NOW}"
-    with client.chat.completions.stream(**given, extra_body={"guided_choice": [text]}) as stream:
+    with client.chat.completions.stream(**given, extra_body={"structured_outputs": {"choice": [text]}}) as stream:
         kinds = [event.type for event in stream]
         message = stream.get_final_completion().choices[0].message
     assert kinds.count("tool_calls.function.arguments.delta") > 2
@@ -71,7 +71,9 @@ def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host)
     for call in back[1]["tool_calls"]:
         call["function"].pop("parsed_arguments", None)
         back.append({"role": "tool", "tool_call_id": call["id"], "content": "Sun."})
-    answered = client.chat.completions.create(**given | {"messages": back}, extra_body={"guided_choice": ["Sun!"]})
+    answered = client.chat.completions.create(
+        **given | {"messages": back}, extra_body={"structured_outputs": {"choice": ["Sun!"]}}
+    )
     assert answered.choices[0].message.content == "Sun!"
     ids = talker.post("/tokenize", messages=back, tools=TOOLS).json()["tokens"]
     prompt = talker.service.tokenizer.decode(ids)
@@ -122,7 +124,7 @@ def test_a_named_function_is_called(talker: Host) -> None:
         ("tool_choice", {"tools": TOOLS, "tool_choice": "some"}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}}),
         ("tool_choice", {"tool_choice": "required"}),
-        ("tool_choice", {"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}),
         (None, {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "text"}}}],
                 "tool_choice": "required"}),
         ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": "no"}),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream import LLM
+from slipstream.server.app import FILES
 from slipstream.server.service import Limits
-from slipstream.server.web_page import FILES
 from tests.server.browser import Browser, Page
 from tests.server.hosting import Host, eventually, hosted
 from tests.server.page_actions import (
