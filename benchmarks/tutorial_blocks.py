@@ -87,13 +87,13 @@ def closed_form(kit: Kit) -> str:
 
 
 def pairs(kit: Kit) -> str:
-    from slipstream.cli.pair_tables import assumed, published, rate
-    from slipstream.plan.hardware import find_hardware
+    from slipstream.cli.simulate_tables import assumed, published, rate
     from slipstream.plan.known_pairs import PAIRS, outlook
+    from slipstream.plan.roofline import find_hardware
 
     place, body = find_hardware("h100"), []
     for pair in PAIRS:
-        seen = outlook(pair, place).forecast
+        _, seen = outlook(pair, place)
         gain = f"{times(seen.speedup)}, K={seen.draft_tokens}" if seen.draft_tokens else "no gain"
         body.append([
             f"{pair.target} + {pair.draft}", published(pair.acceptance, "%"), published(pair.speedup, "x"),

@@ -16,7 +16,7 @@ from slipstream.bench import plots
 from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result, read
 from slipstream.bench.tables import Section, remark
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 
 WIDTH = 100
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,9 +10,8 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels, contender, values_of
-from slipstream.cli.early import check_contenders
 from slipstream.cli.engines import EngineOptions, compared, started
-from slipstream.cli.loading import load, on
+from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
@@ -122,7 +121,7 @@ def bench(
         tokens=tokens, rounds=rounds, seconds=seconds, seed=seed, **axes,
         sampling={"top_k": top_k, "top_p": top_p, "ignore_eos": ignore_eos},
     )  # fmt: skip
-    check_contenders(models, contenders)
+    check_drafters(models, [(each.drafter, each.options) for each in contenders])
     asked = list(map(config.params, config.temperatures))
     llm = load(models.one("none", draft_tokens=None), quiet=files.as_json, asked=asked)
     from slipstream.bench import benchmark

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.beam_options import BeamOptions, as_line, plain, show
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
-from slipstream.cli.structured_options import StructuredOptions
 from slipstream.core.checked_text import check_text
-from slipstream.errors import PromptError
+from slipstream.core.structured import Structured
+from slipstream.errors import ParameterError, PromptError
 from slipstream.host.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -25,12 +24,55 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion, Prompt
 
 
+@dataclass(frozen=True)
+class StructuredOptions:
+    """See `Structured`."""
+
+    PANEL: ClassVar[str] = "Structured output"
+    json_schema: str | None = option(None, "JSON schema that the text meets: a file, or JSON.", metavar="FILE|JSON")
+    json_object: bool = option(False, "The text is a JSON object.")
+    regex: str | None = option(None, "Regular expression that the text matches.")
+    grammar: str | None = option(None, "File of a grammar, in Lark or EBNF.", metavar="FILE")
+    choice: list[str] | None = option(None, "The text is one of these; repeatable.")
+    after: str | None = option(None, "The form begins after this text, as in </think>.")
+
+    def form(self) -> Structured | None:
+        """The form asked for, or None. Raises ParameterError, also for files that cannot be read."""
+        given: dict[str, Any] = {
+            "json_schema": self.json_schema,
+            "json_object": self.json_object or None,
+            "regex": self.regex,
+            "grammar": self.grammar,
+            "choice": self.choice or None,
+            "after": self.after,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        if "grammar" in given:
+            given["grammar"] = _read("--grammar", given["grammar"])
+        schema = given.get("json_schema")
+        if schema is not None and not schema.lstrip().startswith("{") and schema not in ("true", "false"):
+            given["json_schema"] = _read("--json-schema", schema)
+        if not given:
+            return None
+        form = Structured(**given)
+        from slipstream.grammar.compiler import check_form
+
+        check_form(form)
+        return form
+
+
+def _read(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ParameterError(f"{option} {path} cannot be read: {fault}", fix="check the file name") from fault
+
+
 @grouped
 def generate(
     models: ModelOptions,
     sampling: SamplingOptions,
     structured: StructuredOptions,
-    beams: BeamOptions,
     prompt: str | None = argument("The prompt; - or none: standard input.", default=None, shown=False),
     file: Path | None = option(None, "Read the prompt from a file.", "--file", "-f"),
     chat: bool = option(False, "Treat the prompt as a chat message."),
@@ -42,21 +84,11 @@ def generate(
     On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target.
     """
     params = replace(sampling.params(), structured=structured.form())
-    searched = beams.params(params)
-    if searched is not None:
-        models = plain(models)
     text = read_prompt(prompt, file)
     llm = load(models, quiet or as_json, silent=quiet, asked=[params])
     request: Prompt = llm.chat_prompt(text) if chat else text
     if not quiet:
         render.line(banner(llm, models))
-    if searched is not None:
-        found = llm.beam_search([request], searched)[0]
-        if as_json:
-            print(as_line(found))
-        else:
-            show(found, searched, quiet)
-        return
     completion, finish = run(llm, request, params, shown=not as_json, legend=not quiet)
     if as_json:
         print(json.dumps(as_dict(completion, finish, llm.rule.name), ensure_ascii=False))

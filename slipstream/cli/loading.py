@@ -1,19 +1,21 @@
-"""Loads an `LLM` from command-line options, with a progress bar, and formats the line that describes it."""
+"""Loads an `LLM` from command-line options, after the checks that need no weights, and describes it in a line."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
+from slipstream.drafters.draft_plan import DraftPlan
+from slipstream.errors import ParameterError
+from slipstream.settings import SAME
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -26,22 +28,16 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
     """Load target and drafter. quiet: no progress bar; silent: no warnings; asked: what will be requested, which is
     checked before. Raises the errors of `LLM`."""
     with uncollected():
-        return _loaded(models, quiet, silent, asked)
+        quieten(silent)
+        drafter, arguments = checked_arguments(models, silent)
+        check_requests(models, asked)
+        with loading(quiet) as progress:
+            from slipstream.llm import LLM
 
-
-def _loaded(models: ModelOptions, quiet: bool, silent: bool, asked: Iterable[SamplingParams]) -> LLM:
-    quieten(silent)
-    drafter, arguments = checked_arguments(models, silent)
-    from slipstream.cli.early import check_requests
-
-    check_requests(models, asked)
-    with loading(render.err(), quiet) as progress:
-        from slipstream.llm import LLM
-
-        llm = LLM(models.target, drafter, **arguments, progress=progress)
-        if llm.tokenizer is None:  # prompts of the command line are text
-            tokenizer(models)
-        return llm
+            llm = LLM(models.target, drafter, **arguments, progress=progress)
+            if llm.tokenizer is None:  # prompts of the command line are text
+                tokenizer(models)
+            return llm
 
 
 def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -50,15 +46,9 @@ def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, 
     drafter, own = models.speculation
     if not (silent or models.draft_is_read):
         render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
-    from slipstream.cli.early import check_drafters
-
     check_drafters(models, [(drafter, options | own)])
-    return drafter, {
-        **models.keywords,
-        "draft_tokens": models.length,
-        "rule": models.rule,
-        "draft_options": options | own,
-    }
+    more = {"draft_tokens": models.length, "rule": models.rule, "draft_options": options | own}
+    return drafter, models.keywords | more
 
 
 def tokenizer(models: ModelOptions) -> Any:
@@ -95,18 +85,9 @@ def quieten(silent: bool = False) -> None:
 
 
 @contextmanager
-def loading(console: Console, quiet: bool = False) -> Iterator[Any]:
+def loading(quiet: bool) -> Iterator[Any]:
     """A progress bar over the bytes of the weights, removed when loading is done. Yields the callback for `LLM`."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
-    with bar:
+    with render.progress_bar(DownloadColumn(), quiet) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -136,3 +117,40 @@ def on(target: Target) -> str:
     if runtime is None:
         return str(target.device)
     return f"{runtime.backend} on {target.device}" + (f" in {runtime.quantize}" if runtime.quantize else "")
+
+
+def check_drafters(models: ModelOptions, drafters: Seq[tuple[Any, Mapping[str, Any]]]) -> None:
+    """Raise what `DraftPlan.check` raises, and ParameterError for settings of the draft model if none of the drafters
+    loads one, as `LLM` does. drafters: arguments of `LLM.use`."""
+    plans = [DraftPlan.of(*each) for each in drafters]
+    for plan in plans:
+        plan.check(models.target, models.draft_tokenizer)
+    named = [plan for plan in plans if plan.name != "none"]
+    if not named or any(plan.loads_model for plan in named):
+        return
+    names = ", ".join(dict.fromkeys(plan.label for plan in named))
+    what = f"the drafter {names} loads" if len(named) == 1 else f"the drafters {names} load"
+    for option, value, default, fix in (
+        ("--draft-quantize", models.draft_quantize, None, "leave it out; for a draft head write -o quantize=..."),
+        ("--draft-tokenizer", models.draft_tokenizer, SAME, "leave it out, or name a draft model with --draft"),
+    ):
+        if value != default:
+            raise ParameterError(
+                f"{option} is {value!r}, but {what} no draft model",
+                why="it is for a draft model, and would be ignored",
+                fix=fix,
+            )
+
+
+def check_requests(models: ModelOptions, asked: Iterable[SamplingParams]) -> None:
+    """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
+    have. Of the target the small files are read."""
+    from slipstream.core.rules import check_params, rule_named
+    from slipstream.engine.request_checks import RequestChecks
+    from slipstream.models.facts import facts
+
+    for params in asked:
+        check_params(rule_named(models.rule), params)
+        if params.logprobs is not None or params.token_ids:
+            width = facts(checkpoint_of(models.target, "target")).config.vocab_size
+            RequestChecks(None, width, 0).in_vocabulary(params)

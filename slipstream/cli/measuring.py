@@ -86,7 +86,7 @@ def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] 
     show  prints the result for people; None: print the tables and the finding of `reports.section`.
     """
     from slipstream.bench.results import INTERRUPTED
-    from slipstream.cli.reports import section
+    from slipstream.cli.report import section
 
     if files.as_json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))

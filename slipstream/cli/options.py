@@ -32,8 +32,6 @@ from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
-    "--num-beams": "--beams",
-    "--num-return-sequences": "--beam-texts",
     "--n-predict": "--max-new-tokens",
 }
 """Option names of other programs -> our name of the same option."""

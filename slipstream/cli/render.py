@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.color import ColorSystem
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -162,12 +162,16 @@ def restore_terminal() -> None:
             stream.flush()
 
 
+def progress_bar(count: ProgressColumn, quiet: bool = False) -> Progress:
+    """A bar on standard error, removed when done. count: shows how much is done."""
+    console, columns = err(), (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
     """A progress bar on standard error, removed when done; yields the function that advances it by one."""
-    console = err()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 

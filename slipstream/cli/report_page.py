@@ -16,7 +16,7 @@ from slipstream.bench.plots import Plot
 from slipstream.bench.provenance import public
 from slipstream.bench.results import INTERRUPTED, Result, check_writable, write_text
 from slipstream.bench.tables import Alarm, Column, Section, Table, remark
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -4,25 +4,84 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
-from slipstream.cli.pair_tables import HARDWARE, show_advice, show_known_pairs
-from slipstream.cli.simulate_options import CostOptions, DraftOptions, HardwareOptions, ListOptions
-from slipstream.cli.simulate_tables import section
-from slipstream.errors import ParameterError
+from slipstream.cli.simulate_tables import HARDWARE, section, show_advice, show_known_pairs
+from slipstream.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
-    from slipstream.plan.hardware import Hardware
-    from slipstream.plan.roofline import ModelSize
+    from slipstream.plan.roofline import Hardware, ModelSize
     from slipstream.theory.forecast import Rates, StepCosts
 
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Draft length and acceptance rates."""
+
+    PANEL: ClassVar[str] = "Acceptance and drafts"
+    alpha: float | None = option(
+        None, "Acceptance rate of a draft token.", shown="the published rate of the pair, else 0.7"
+    )
+    rates: str | None = option(
+        None, "Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.", metavar="R1,R2,..."
+    )
+    draft_tokens: int | None = option(None, "Draft length (K).", "--draft-tokens", "-k", shown="the best")
+    longest: int = option(16, "Maximum draft length to consider.")
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """Cost of a speculative step, in decode steps of the target or as measured."""
+
+    PANEL: ClassVar[str] = "Costs"
+    c: float = option(0.05, "Cost of a draft token, in decode steps of the target.")
+    row_cost: float = option(0.0, "Cost of verifying one more token, in decode steps of the target.")
+    host: float = option(0.0, "Fixed overhead of a speculative step, in decode steps of the target.")
+    measure: bool = option(False, "Measure the costs of -m and -md on this machine.")
+
+
+@dataclass(frozen=True)
+class HardwareOptions:
+    """Hardware to predict for, with a roofline model."""
+
+    PANEL: ClassVar[str] = "Hardware"
+    hardware: str | None = option(None, "Hardware preset: a100, h100, h200, rtx3090 or rtx4090.")
+    gpus: int | None = option(None, "Number of devices.", shown="as many as memory requires")
+    bandwidth: float | None = option(None, "Peak memory bandwidth, GB/s.")
+    tflops: float | None = option(None, "Peak 16-bit TFLOP/s.")
+    memory: float | None = option(None, "Memory per device, GB.")
+    link: float | None = option(None, "Bandwidth between devices, GB/s per direction.")
+    bits: float = option(16, "Bits per weight of the target.")
+    draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
+    kv_bits: float = option(16, "Bits per KV cache entry.")
+    context: int | None = option(None, "Tokens of context per sequence.", shown="1024")
+    latency_ms: float | None = option(None, "Find the number of users served with at most this time per token.")
+    users: int | None = option(None, "Find the number of devices for this many concurrent users.")
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Lists in place of a prediction."""
+
+    PANEL: ClassVar[str] = "Lists"
+    pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
+    advice: bool = option(False, "What to do in which situation, with commands.")
+
+    @property
+    def asked(self) -> str:
+        """The list that is asked for; "" if none is. Raises ParameterError for several."""
+        asked = [name for name in ("pairs", "advice") if getattr(self, name)]
+        if len(asked) > 1:
+            raise ParameterError(f"--{' and --'.join(asked)} are given", fix="ask for one list")
+        return asked[0] if asked else ""
 
 
 @grouped
@@ -49,7 +108,7 @@ def simulate(
     if asked == "advice":
         return show_advice(as_json)
     if asked == "pairs":
-        from slipstream.plan.hardware import PRESETS
+        from slipstream.plan.roofline import PRESETS
 
         return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
     if given:
@@ -162,7 +221,7 @@ def _plan(
 def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
     from slipstream.models.facts import facts
-    from slipstream.plan.known_pairs import known_model
+    from slipstream.plan.known_pairs import MODELS, known_model
     from slipstream.plan.roofline import ModelSize
 
     known = known_model(name)
@@ -174,13 +233,11 @@ def _model(name: str, role: str) -> ModelSize:
         return ModelSize.like_llama(size * unit, name)
     if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
         return ModelSize.of(facts(checkpoint(name, role)), name)
-    from slipstream.plan.known_pairs import require_model
-
-    return require_model(name).size
+    raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
 
 
 def _hardware(place: HardwareOptions) -> Hardware:
-    from slipstream.plan.hardware import Hardware, find_hardware
+    from slipstream.plan.roofline import Hardware, find_hardware
 
     own = {"bandwidth": place.bandwidth, "flops": place.tflops, "memory": place.memory, "link": place.link}
     units = {"bandwidth": 1e9, "flops": 1e12, "memory": 1e9, "link": 1e9}

@@ -1,10 +1,20 @@
-"""Tables and sentences of `slipstream simulate`."""
+"""What `slipstream simulate` prints: predictions, known pairs, advice."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.tables import Column, Section, Table, percent, size, times, words
+from rich.padding import Padding
+
+from slipstream.bench.tables import Column, Section, Table, count, percent, size, times, words
+from slipstream.cli import render
+
+if TYPE_CHECKING:
+    from slipstream.plan.known_pairs import KnownPair
+    from slipstream.plan.roofline import Hardware
+    from slipstream.theory.forecast import Forecast
 
 
 def section(found: dict[str, Any]) -> Section:
@@ -16,7 +26,7 @@ def lengths(found: dict[str, Any]) -> Section:
     columns = [Column("K"), Column("tokens per step", digits=2), Column("step cost", digits=2), Column("speed-up", "x"),
                Column("break-even"), words("")]  # fmt: skip
     rows = [
-        [row["draft_tokens"], row["tau"], row["step_cost"], row["speedup"], break_even_text(row["break_even"]),
+        [row["draft_tokens"], row["tau"], row["step_cost"], row["speedup"], break_even(row["break_even"]),
          "best" if row["draft_tokens"] == found["best"] else ""]
         for row in found["lengths"]
     ]  # fmt: skip
@@ -29,15 +39,15 @@ def lengths(found: dict[str, Any]) -> Section:
     made = Section("Speed-up", lead if found["best"] else "No draft length is faster than plain decoding.")
     made.tables.append(Table("Speed-up by draft length", columns, rows, note))
     if found["costs"]["curve"] and len(found["costs"]["curve"]["rows"]) > 2:  # measured
-        from slipstream.plan.report_diagnosis import costs
+        from slipstream.plan.report_tune import costs
 
         made.tables.append(costs(found["costs"]["curve"]))
     made.notes = [f"Assumptions: {found['assumptions']}."]
     return made
 
 
-def break_even_text(break_even: float | None) -> str:
-    return "never" if break_even is None else percent(break_even)
+def break_even(rate: float | None) -> str:
+    return "never" if rate is None else percent(rate)
 
 
 def plan(found: dict[str, Any]) -> Section:
@@ -99,3 +109,103 @@ def assumptions(found: dict[str, Any]) -> list[str]:
     if min(target["bits"], draft["bits"]) < 16:
         lines.append("This is optimistic: kernels for quantised weights reach less of the bandwidth in practice")
     return [*lines, "Prefill and queueing are not included"]
+
+
+HARDWARE = "h100"
+"""Default hardware of predictions for models of the registry."""
+
+
+def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> None:
+    """Print the recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all;
+    None: the published ones."""
+    from slipstream.core.params import check_number
+    from slipstream.plan.known_pairs import MODELS, PAIRS, outlook
+
+    if alpha is not None:
+        check_number("alpha", alpha, 0.0, 1.0)
+    rows = [(pair, *outlook(pair, place, alpha)) for pair in PAIRS]
+    if as_json:
+        print(json.dumps({"pairs": [record(*row) for row in rows]}))
+        return
+    sources = [source for pair in PAIRS for source in (pair.acceptance_source, pair.speedup_source) if source]
+    numbers = {source: i for i, source in enumerate(dict.fromkeys(sources), start=1)}
+    columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
+               Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
+    cells = []
+    for pair, hardware, found in rows:
+        sizes = [count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)]
+        gain = f"{times(found.speedup)}, K={found.draft_tokens}" if found.draft_tokens else "no speed-up"
+        cells.append(
+            [
+                f"{pair.target}\n+ {pair.draft}",
+                "\n".join(sizes),
+                published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
+                published(pair.speedup, "x", numbers.get(pair.speedup_source)),
+                hardware.devices,
+                f"{found.costs.c:.2f}\n{found.costs.verify(found.draft_tokens or 1):.2f}",
+                break_even(found.break_even),
+                f"{gain}\n{rate(found)}",
+            ]
+        )
+    note = (
+        "accept, speed-up: as published; -: no published figure. break-even: acceptance rate. c, verify: cost of one "
+        "draft token and of verifying K draft tokens, in decode steps of the target. predicted: expected tokens per "
+        f"step divided by the cost of a step, at the best draft length K. {assumed(place)}"
+    )
+    render.titled(Table("Recommended pairs", columns, cells, note))
+    console = render.out()
+    console.print()
+    for source, number in numbers.items():
+        console.print(f"[{number}] {source}.")
+    for pair in PAIRS:
+        if pair.note:
+            console.print(f"- {pair.target} + {pair.draft}: {pair.note}.")
+
+
+def record(pair: KnownPair, hardware: Hardware, predicted: Forecast) -> dict[str, Any]:
+    """One pair as plain JSON values."""
+    from slipstream.plan.known_pairs import MODELS
+
+    made = asdict(pair)
+    for role, name in (("target_model", pair.target), ("draft_model", pair.draft)):
+        model = MODELS[name]
+        made[role] = {"hub": model.hub, "parameters": model.facts.parameters, "tokenizer": model.tokenizer}
+    assumed = predicted.rates.source != "published"
+    return made | {"predicted": predicted.as_dict() | {"assumed": assumed, "hardware": asdict(hardware)}}
+
+
+def assumed(place: Hardware) -> str:
+    """The assumptions of all predictions of a table, in one line."""
+    from slipstream.plan.known_pairs import CONTEXT
+
+    basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
+    return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
+
+
+def rate(found: Forecast) -> str:
+    """The acceptance rate of a prediction and its source: "at 78%", "assumed 70%"."""
+    shown = percent(found.rates.alpha)
+    return f"at {shown}" if found.rates.source == "published" else f"{found.rates.source} {shown}"
+
+
+def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:
+    """(.75, .8) -> "75-80%", with the number of its source on the next line."""
+    from slipstream.plan.known_pairs import span
+
+    return "-" if values is None else span(values, unit) + (f"\n[{number}]" if number else "")
+
+
+def show_advice(as_json: bool) -> None:
+    """Print what to do in which situation, with commands."""
+    from slipstream.plan.advice import ADVICE
+
+    if as_json:
+        print(json.dumps({"advice": [asdict(one) for one in ADVICE]}))
+        return
+    console = render.out()
+    for one in ADVICE:
+        console.print(one.situation[0].upper() + one.situation[1:], style="bold")
+        for text in (one.recommendation, one.why):
+            console.print(Padding(f"{text}.", (0, 0, 0, 2)))
+        for command in one.commands:
+            console.print(f"    {command}", soft_wrap=True)  # stays one line to copy

@@ -9,15 +9,13 @@ from rich.text import Text
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
-from slipstream.cli.early import check_contenders
-from slipstream.cli.loading import load, on
+from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import OutputOptions, finish, unfinished
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.bench.prompts import Entry
     from slipstream.bench.results import Result
 
 
@@ -26,9 +24,7 @@ def trace(
     models: LabModels,
     sampling: SamplingOptions,
     *,
-    prompt: str | None = argument("The prompt; default: an embedded prompt.", default=None, shown=False),
-    kind: str = option("code", "Kind of the embedded prompt: code or edit."),
-    number: int = option(1, "Index of the embedded prompt, from 1.", min=1),
+    prompt: str | None = argument("The prompt; default: the first embedded prompt.", default=None, shown=False),
     chat: bool = option(False, "Treat the prompt as a chat message."),
     files: OutputOptions,
 ) -> None:
@@ -42,17 +38,16 @@ def trace(
             f"{len(contenders)} drafters were named, only one can be traced", fix="name one; A+B combines two"
         )
     files.check()
-    entry = embedded(kind, number) if prompt is None else None
-    check_contenders(models, contenders[:1])
+    traced = contenders[0]
+    check_drafters(models, [(traced.drafter, traced.options)])
     from slipstream.bench import prompts as texts, tracing
 
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:
-        assert entry is not None
+        entry = texts.entries("code")[0]
         ids, name = texts.encode(llm, entry, "auto")[-max(1, llm.target.context // 2) :], entry.name
     else:
         ids, name = texts.encode(llm, texts.Entry(prompt, "", ""), "chat" if chat else "raw"), "prompt"
-    traced = contenders[0]
     render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {on(llm.target)}")
     with render.progress("generating", params.max_tokens) as advance:
         done = 0
@@ -68,22 +63,9 @@ def trace(
     raise typer.Exit(code)
 
 
-def embedded(kind: str, number: int) -> Entry:
-    """One embedded prompt, counted from 1. Raises ParameterError."""
-    from slipstream.bench.prompts import entries
-
-    shipped = entries(kind)
-    if number > len(shipped):
-        raise ParameterError(
-            f"number is {number}, but there are {len(shipped)} prompts of kind {kind!r}",
-            fix=f"give 1 to {len(shipped)}",
-        )
-    return shipped[number - 1]
-
-
 def show(result: Result) -> None:
     """Print the text in colours, and the tables."""
-    from slipstream.cli.reports import section
+    from slipstream.cli.report import section
 
     console, data = render.out(), result.data
     text = Text()

@@ -12,9 +12,8 @@ import typer
 
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
-from slipstream.cli.early import check_contenders
 from slipstream.cli.engines import EngineOptions
-from slipstream.cli.loading import load, on
+from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
@@ -128,7 +127,7 @@ def tune(
     from slipstream.bench.results import write_text
     from slipstream.plan import tuning
 
-    check_contenders(models, contenders)
+    check_drafters(models, [(each.drafter, each.options) for each in contenders])
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
@@ -147,7 +146,7 @@ def tune(
 
 def show(result: Result) -> None:
     """Print the tables, the choice, and the equivalent settings of other programs."""
-    from slipstream.cli.reports import section
+    from slipstream.cli.report import section
 
     render.section(section(result))
     console = render.out()

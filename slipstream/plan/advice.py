@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.core.params import Strict
 
@@ -16,9 +15,6 @@ class Advice(Strict):
     recommendation: str
     why: str
     commands: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return vars(self) | {"commands": list(self.commands)}
 
 
 ADVICE = (

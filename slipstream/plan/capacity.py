@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.params import Strict
-from slipstream.plan.hardware import Hardware
-from slipstream.plan.roofline import MEMORY_SHARE, ModelSize, PairCosts, memory_needed, pair_costs
+from slipstream.plan.roofline import MEMORY_SHARE, Hardware, ModelSize, PairCosts, memory_needed, pair_costs
 from slipstream.theory.forecast import Forecast, Rates, forecast
 
 MOST_ROWS = 65536

@@ -15,11 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from slipstream.core.params import Strict
-from slipstream.errors import ParameterError, did_you_mean
 from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import ModelFacts
-from slipstream.plan.hardware import Hardware
-from slipstream.plan.roofline import ModelSize, pair_costs, placed
+from slipstream.plan.roofline import Hardware, ModelSize, pair_costs, placed
 from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 
 NOTEBOOK = 'tutorial "Speculative Decoding: 2-3x Faster LLM Inference"'
@@ -164,24 +162,15 @@ PAIRS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Outlook(Strict):
-    """The predicted speed-up of a pair on some hardware at batch 1, to compare with the published one."""
-
-    hardware: Hardware
-    forecast: Forecast
-
-
-def outlook(pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = CONTEXT) -> Outlook:
-    """The prediction for one sequence of `context` tokens, on the fewest of these devices that hold both models in 16
-    bits.
-
-    Raises ParameterError if 64 devices do not.
-    """
+def outlook(
+    pair: KnownPair, hardware: Hardware, acceptance: float | None = None, context: int = CONTEXT
+) -> tuple[Hardware, Forecast]:
+    """The fewest of these devices that hold both models in 16 bits, and the prediction there for one sequence of
+    `context` tokens. Raises ParameterError if 64 devices do not hold them."""
     models = MODELS[pair.target].size, MODELS[pair.draft].size
     hardware = placed(models, hardware, context)
     rates = acceptance_rates(pair.target, pair.draft, acceptance)
-    return Outlook(hardware, forecast(rates, pair_costs(*models, hardware, 1, context)))
+    return hardware, forecast(rates, pair_costs(*models, hardware, 1, context))
 
 
 def acceptance_rates(
@@ -189,10 +178,9 @@ def acceptance_rates(
 ) -> Rates:
     """The acceptance rate used to predict for this pair: `given`, else the middle of the published range if the
     registry knows the pair, else `ASSUMED_ACCEPTANCE`."""
-    known = [known_model(name) if name else None for name in (target, draft)]
-    pair = published(known[0].name, known[1].name) if known[0] and known[1] else None
     if given is not None:
         return Rates.constant(given, "given", longest)
+    pair = published(target, draft) if target and draft else None
     if pair is not None and pair.acceptance is not None:
         return Rates.constant(sum(pair.acceptance) / 2, "published", longest)
     return Rates.constant(ASSUMED_ACCEPTANCE, "assumed", longest)
@@ -210,22 +198,15 @@ def known_model(name: str) -> KnownModel | None:
     return next((m for m in MODELS.values() if wanted in (_key(m.name), _key(m.hub))), None)
 
 
-def require_model(name: str) -> KnownModel:
-    """`known_model`, or ParameterError."""
-    model = known_model(name)
-    if model is None:
-        raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
-    return model
-
-
 def published_figures(target: str, draft: str) -> list[str]:
     """What is published of the pair with these names, hub ids or folders, in clauses with their sources."""
-    models = known_model(target), known_model(draft)
-    pair = published(models[0].name, models[1].name) if models[0] and models[1] else None
+    pair = published(target, draft)
     if pair is None:
         return []
-    figures = [("acceptance", pair.acceptance, "%", pair.acceptance_source), ("speed-up", pair.speedup, "x",
-               pair.speedup_source)]  # fmt: skip
+    figures = [
+        ("acceptance", pair.acceptance, "%", pair.acceptance_source),
+        ("speed-up", pair.speedup, "x", pair.speedup_source),
+    ]
     return [f"published {what}: {span(values, unit)}, {source}" for what, values, unit, source in figures if values]
 
 
@@ -236,5 +217,6 @@ def span(values: tuple[float, float], unit: str) -> str:
 
 
 def published(target: str, draft: str) -> KnownPair | None:
-    """The published pair of these two registry names, or None."""
-    return next((p for p in PAIRS if (p.target, p.draft) == (target, draft)), None)
+    """The pair of these two names, hub ids or folders, or None."""
+    models = known_model(target), known_model(draft)
+    return next((p for p in PAIRS if models == (MODELS[p.target], MODELS[p.draft])), None)

@@ -1,4 +1,4 @@
-"""What works with what: architecture x drafter x rule x quantisation x batch, from what the code declares."""
+"""What works with what: architecture x drafter x rule x quantisation, from what the code declares."""
 
 from __future__ import annotations
 
@@ -61,11 +61,6 @@ def cell(kind: Kind, spec: DrafterSpec) -> Cell:
     return Cell(True)
 
 
-def rules(kind: Kind) -> dict[str, str]:
-    """Rule -> "lossless" or "lossy"; every rule works with every target and drafter."""
-    return {name: "lossless" if lossless else "lossy" for name, lossless in RULES.items()}
-
-
 def quantisations(kind: Kind) -> dict[str, str]:
     """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
     in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
@@ -80,46 +75,12 @@ def quantisations(kind: Kind) -> dict[str, str]:
     return found
 
 
-def batch(kind: Kind) -> str:
-    """What a batch of several requests costs."""
-    return "one forward" if kind.one_forward else "a forward for each request"
-
-
-def beams(kind: Kind) -> str:
-    """What two beams have in common that continue the same text."""
-    return "KV blocks are shared" if kind.one_forward else "each has a copy of the cache"
-
-
 DRAFT_TOKENIZERS = {
     SAME: "another tokenizer than the target's is refused",
     INTERSECTION: "lossless, with every option of a draft model",
     STRING: "lossless, chains of the most likely tokens",
 }
 """`draft_tokenizer` -> what becomes of a draft model with another tokenizer."""
-
-
-def matrix() -> dict[str, object]:
-    """The whole table as plain JSON values."""
-    return {
-        "kinds": {
-            kind.name: {
-                "note": kind.note,
-                "speculation_pays": kind.pays,
-                "trees": kind.trees,
-                "drafters": {
-                    name: {"works": (found := cell(kind, spec)).works, "why": found.why}
-                    for name, spec in DRAFTERS.items()
-                },
-                "rules": rules(kind),
-                "quantisations": quantisations(kind),
-                "batch": batch(kind),
-                "beams": beams(kind),
-            }
-            for kind in KINDS
-        },
-        "draft_tokenizers": DRAFT_TOKENIZERS,
-        "architectures": {name: kind.name for name, kind in architectures().items()},
-    }
 
 
 def page() -> str:
@@ -140,14 +101,16 @@ def page() -> str:
     ]
     for cells, kinds in rows.items():
         lines.append("| " + "; ".join(f"**{kind.name}**" for kind in kinds) + " | " + " | ".join(cells) + " |")
-    lines += ["", "*chains*: of a tree, the first branch is verified. *no*: " + _refusals() + ".", ""]
+    refusals = {made.why for kind in KINDS for spec in DRAFTERS.values() if not (made := cell(kind, spec)).works}
+    lines += ["", f"*chains*: of a tree, the first branch is verified. *no*: {'; '.join(sorted(refusals))}.", ""]
     lines += [
         "| kind of target | architectures (`model_type`) | what runs it | a batch of requests |",
         "|---|---|---|---|",
     ]
     for kind in KINDS:
         models = kind.models or ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
-        lines.append(f"| **{kind.name}** | {models} | {kind.note} | {batch(kind)} |")
+        batch = "one forward" if kind.one_forward else "a forward for each request"
+        lines.append(f"| **{kind.name}** | {models} | {kind.note} | {batch} |")
     shared, copied = ("; ".join(kind.name for kind in KINDS if kind.one_forward is one) for one in (True, False))
     lines += [
         "",
@@ -163,7 +126,7 @@ def page() -> str:
     }
     for (need, kinds), names in _alike(works, lambda each: (each[1], "; ".join(works[each]))).items():
         lines.append(f"| {', '.join(name for name, _ in names)} | {kinds} | {need} |")
-    said = ", ".join(f"`{name}` ({kind})" for name, kind in rules(OWN).items())
+    said = ", ".join(f"`{name}` ({'lossless' if lossless else 'lossy'})" for name, lossless in RULES.items())
     lines += [
         "",
         f"Every rule works with every cell: {said}. So does every batch size,",
@@ -184,8 +147,3 @@ def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[
     for thing in things:
         groups.setdefault(key(thing), []).append(thing)
     return groups
-
-
-def _refusals() -> str:
-    reasons = {cell(kind, spec).why for kind in KINDS for spec in DRAFTERS.values() if not cell(kind, spec).works}
-    return "; ".join(sorted(reasons))

@@ -9,7 +9,7 @@ import pytest
 from slipstream.bench.benchmark import BenchConfig, Contender, bench, steps, text_verdict
 from slipstream.bench.plots import svg
 from slipstream.bench.results import read
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import DrafterTraits
 from slipstream.errors import ParameterError

@@ -151,8 +151,6 @@ TABLE: list[tuple[str, str]] = [
     # trace
     ("trace {pair} --drafter ngram --drafter model", "2 drafters were named, only one can be traced"),
     ("trace {pair} --drafter none", "0 drafters were named"),
-    ("trace {pair} --kind codes", "no prompt file 'codes'"),
-    ("trace {pair} --number 999", "number is 999, but there are"),
     ("trace {pair} --out /nonexistent/t.json", "does not exist"),
     ("trace {pair} --top-p 0", "top_p is 0"),
     # tune
@@ -191,6 +189,7 @@ TABLE: list[tuple[str, str]] = [
     (f"{PLAN} --bits 0", "bits is 0"),
     (f"{PLAN} --latency-ms 0", "latency_ms is 0"),
     (f"{PLAN} --users 0", "users is 0"),
+    ("simulate --hardware h100 -m Qwen2.5-72 -md 8B", "did you mean 'Qwen2.5-72B'"),
     ("simulate --bandwidth 100", "lacks --tflops, --memory"),
     ("simulate --rates .5,.6", "rates fall with the position"),
     ("simulate --rates .5,x", "'x', which is not a number"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream import LLM, SamplingParams
-from slipstream.cli.chat import FENCE
-from slipstream.cli.session import Session
+from slipstream.cli.chat import FENCE, Session
 from slipstream.errors import ParameterError, PromptError
 from tests.checkpoints import CONTEXT, Tiny
 

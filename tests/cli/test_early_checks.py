@@ -150,7 +150,5 @@ def test_the_quantisation_of_a_draft_model_that_one_of_the_drafters_loads(cli, p
         raise_what(cli, "bench", texts, *pair, *named, "--draft-quantize", "int8")
 
 
-def test_an_unknown_prompt_number_and_category(cli, texts):
-    assert "number is 999, but there are" in cli("trace", "--number", "999").said
-    assert "there are" in cli("trace", "--kind", "edit", "--number", "999").said
+def test_an_unknown_category(cli, texts):
     assert "has no category 'x'" in cli("bench", texts, "--category", "x").said

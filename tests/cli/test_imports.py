@@ -69,7 +69,7 @@ def test_help_and_lists_import_nothing_heavy(line):
         "generate x --threads 0", "generate x --drafter sufix", "generate x --draft-quantize int3",
         "generate x --draft-tokens -1", "generate x -o wrong", "chat --temperature -1", "verify --drafter sufix",
         "bench nowhere.jsonl", "bench --temperature cold", "bench --batch 1,x", "bench --context x",
-        "bench --draft-tokens x", "trace --number 999",
+        "bench --draft-tokens x",
         "tune nowhere.jsonl", "report nowhere", "serve --port 70000", "serve --max-batch 0", "serve --drafter sufix",
     ],
 )  # fmt: skip

@@ -36,8 +36,8 @@ def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):
 
 
 def test_a_pair_is_measured(cli, tiny, monkeypatch):
-    monkeypatch.setattr("slipstream.cli.pair.PASSES", 1)
-    monkeypatch.setattr("slipstream.cli.pair.TOKENS", 8)
+    monkeypatch.setattr("slipstream.cli.info.PASSES", 1)
+    monkeypatch.setattr("slipstream.cli.info.TOKENS", 8)
     found = json.loads(cli("info", tiny.target, tiny.draft, "--measure", "--json").out)
     plain, speculative = found["measured"]
     assert speculative["draft_tokens"] == 4
@@ -48,8 +48,8 @@ def test_a_pair_is_measured(cli, tiny, monkeypatch):
 
 def test_another_target_of_the_same_draft_is_measured_beside(cli, tiny, tmp_path, monkeypatch):
     """For example the target, quantised: both acceptance rates are in one table."""
-    monkeypatch.setattr("slipstream.cli.pair.PASSES", 1)
-    monkeypatch.setattr("slipstream.cli.pair.TOKENS", 8)
+    monkeypatch.setattr("slipstream.cli.info.PASSES", 1)
+    monkeypatch.setattr("slipstream.cli.info.TOKENS", 8)
     other = tmp_path / "disturbed"
     make_model(other, noise=0.05)
     make_tokenizer(other)

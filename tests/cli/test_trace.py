@@ -22,7 +22,7 @@ def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
     assert "Accepted draft tokens per step" in page
 
 
-def test_an_embedded_prompt_and_json(cli, pair):
-    result = cli("trace", *pair, "--kind", "edit", "--number", "2", "--drafter", "ngram", "-n", "6", "--json")
+def test_the_first_embedded_prompt_and_json(cli, pair):
+    result = cli("trace", *pair, "--drafter", "ngram", "-n", "6", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["settings"]["contender"] == "ngram"

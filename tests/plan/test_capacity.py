@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from slipstream.plan.capacity import Serving, groups_needed
-from slipstream.plan.hardware import PRESETS
 from slipstream.plan.known_pairs import MODELS
+from slipstream.plan.roofline import PRESETS
 from slipstream.theory.forecast import Rates
 
 PLAN = Serving(

@@ -9,7 +9,7 @@ from slipstream.bench.estimates import Estimate
 from slipstream.bench.measured_steps import Counting, Measured, Tally
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis, tuning

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.bench.counters import Counters
 from slipstream.bench.results import Result
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 from slipstream.plan.diagnosis_served import KIND, diagnose_served
 from slipstream.theory.closed_forms import expected_length, geometric_rates
 

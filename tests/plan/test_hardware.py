@@ -3,9 +3,17 @@
 import pytest
 
 from slipstream.errors import ParameterError
-from slipstream.plan.hardware import PRESETS, Hardware, find_hardware
 from slipstream.plan.known_pairs import MODELS
-from slipstream.plan.roofline import ModelSize, devices_needed, forward_seconds, pair_costs, roofline_curve
+from slipstream.plan.roofline import (
+    PRESETS,
+    Hardware,
+    ModelSize,
+    devices_needed,
+    find_hardware,
+    forward_seconds,
+    pair_costs,
+    roofline_curve,
+)
 from slipstream.theory.forecast import Rates, forecast
 
 LLAMA_7B, LLAMA_70B = MODELS["Llama-2-7B"].size, MODELS["Llama-2-70B"].size

@@ -4,8 +4,8 @@ import pytest
 
 from slipstream.errors import ParameterError
 from slipstream.plan.advice import ADVICE
-from slipstream.plan.hardware import PRESETS, Hardware
-from slipstream.plan.known_pairs import MODELS, PAIRS, known_model, outlook, published, require_model
+from slipstream.plan.known_pairs import MODELS, PAIRS, known_model, outlook, published
+from slipstream.plan.roofline import PRESETS, Hardware
 
 RECOMMENDED = [
     # target, draft, acceptance, speed-up; None: no source gives a figure
@@ -60,8 +60,6 @@ def test_names_are_found_in_any_spelling():
     for name, key in others.items():
         assert known_model(name) is MODELS[key]
     assert known_model("Llama-3.1-405B") is None
-    with pytest.raises(ParameterError, match=r"did you mean .Qwen2\.5-72B."):
-        require_model("Qwen2.5-72")
 
 
 def test_every_hub_id_leads_to_its_own_model():
@@ -72,7 +70,7 @@ def test_every_hub_id_leads_to_its_own_model():
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
 def test_every_pair_has_a_forecast(pair):
-    found = outlook(pair, PRESETS["h100"]).forecast
+    _, found = outlook(pair, PRESETS["h100"])
     assert found.rates.source == ("assumed" if pair.acceptance is None else "published")
     assert found.speedup >= 1
     assert (found.speedup > 1) == (found.draft_tokens > 0)
@@ -84,17 +82,17 @@ def test_every_pair_has_a_forecast(pair):
 def test_forecasts_agree_with_published_speedups_where_they_are_possible():
     """70B + 3B is within the published range; GPT-2 + DistilGPT-2 cannot be, on any hardware: a draft token reads two
     thirds of the bytes of a target step."""
-    seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"]).forecast
+    _, seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"])
     assert 2 <= seen.speedup <= 3
     ideal = Hardware("no overhead", 1e12, 1e15, 80e9, overhead=0.0)
-    small = outlook(published("GPT-2", "DistilGPT-2"), ideal, context=0).forecast
+    _, small = outlook(published("GPT-2", "DistilGPT-2"), ideal, context=0)
     assert small.costs.c == pytest.approx(81_126_144 / 123_653_376, rel=1e-3)
     assert small.break_even == pytest.approx(small.costs.c, rel=1e-2)
     assert small.speedup < 1.1
 
 
 def test_a_given_acceptance_is_used_and_called_given():
-    rates = outlook(PAIRS[1], PRESETS["h100"], acceptance=0.9).forecast.rates
+    rates = outlook(PAIRS[1], PRESETS["h100"], acceptance=0.9)[1].rates
     assert (rates.alpha, rates.source) == (0.9, "given")
 
 

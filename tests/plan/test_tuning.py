@@ -11,7 +11,7 @@ from slipstream.bench.configs import Choice
 from slipstream.bench.measured_steps import Measured, contradiction
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import tuning

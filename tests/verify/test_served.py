@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream.bench.endpoint import Answer, Endpoint
-from slipstream.cli.reports import section
+from slipstream.cli.report import section
 from slipstream.errors import ParameterError, ServedError
 from slipstream.verify.served import (
     ServedConfig,
