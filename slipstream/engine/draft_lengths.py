@@ -41,8 +41,7 @@ from enum import Enum
 
 import numpy as np
 
-from slipstream.engine.step_times import Mean, Times
-from slipstream.engine.survival import Survival
+from slipstream.engine.step_history import Mean, Survival, Times
 
 log = logging.getLogger("slipstream")
 
@@ -229,29 +228,23 @@ class DraftLengths:
 
     # --- learning ------------------------------------------------------------------------------------------------
 
-    @property
-    def learning(self) -> bool:
-        """Whether `learn` is to be told of the next step. If not, tell `rest` how many tokens it gave."""
-        return not self.resting or self._rest <= LEARN_LAST
-
     def joined(self) -> None:
         """A request begins, which may be one that drafts pay for: a rest ends if its trial is paid for."""
         if self.resting and self._unpaid <= 0:
-            self._begin_trial()
-
-    def rest(self, tokens: int) -> None:
-        """Count tokens per request that were decoded plainly while the drafter rests."""
-        self._rest -= tokens
-        self._unpaid -= tokens
-        self._forward.age(tokens)
-        if self._rest <= 0:
-            self._begin_trial()
+            self.state, self._trial = State.TRIAL, _Trial()
 
     def learn(self, step: Step) -> None:
         """Take note of a step: of its time, and of what became of its draft tokens."""
         count, drafting = len(step.ids), sum(length > 0 for length in step.lengths)
         if self.resting:
-            self.rest(step.repeats)
+            learning = self._rest <= LEARN_LAST
+            self._rest -= step.repeats
+            self._unpaid -= step.repeats
+            self._forward.age(step.repeats)
+            if self._rest <= 0:
+                self.state, self._trial = State.TRIAL, _Trial()
+            if not learning:
+                return
         self._with_prompts.add(float(step.prompt_rows > 0))
         if step.prompt_rows:
             step = self._without_prompts(step)
@@ -297,9 +290,6 @@ class DraftLengths:
         draft = max(0.0, step.draft - read * self._reading.value)
         without, with_them = self._forward.estimate(np.array([tokens, whole])).tolist()
         return replace(step, draft=draft, rest=step.rest - (with_them - without))
-
-    def _begin_trial(self) -> None:
-        self.state, self._trial = State.TRIAL, _Trial()
 
     def _begin_rest(self, gain: float) -> None:
         """gain: of the best lengths over plain decoding, as predicted."""

@@ -33,8 +33,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
 from slipstream.engine.attached import Attached
 from slipstream.engine.draft_lengths import DraftLengths
-from slipstream.engine.fits_target import check_fits, check_source, fitting_lengths, slots
-from slipstream.engine.shared_prefixes import SharedPrefixes
+from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
@@ -196,7 +195,7 @@ class Engine:
                 timed = None
                 self._run_alone([*seqs, *prompts], lengths, fault)
             if timed is not None and self.lengths is not None:
-                timed.teach(self.lengths)
+                self.lengths.learn(timed.ended())
             for seq, length in zip(seqs, lengths, strict=True):
                 self._request(seq).followed = length > 0
             self.stats.steps += 1
@@ -257,10 +256,10 @@ class Engine:
         return TimedStep(
             [seqs[b] for b in decoding],
             [lengths[b] for b in decoding],
-            any(lengths[b] and not one.followed for b, one in zip(decoding, requests, strict=True)),
-            _prompt_rows(seqs, prompts),
-            _prompt_rows(*drafts),
-            len(seqs) + len(prompts),
+            sharing=len(seqs) + len(prompts),
+            catching_up=any(lengths[b] and not one.followed for b, one in zip(decoding, requests, strict=True)),
+            prompt_rows=_prompt_rows(seqs, prompts),
+            read_rows=_prompt_rows(*drafts),
         )
 
     def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:

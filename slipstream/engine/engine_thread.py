@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
@@ -51,21 +52,8 @@ class _Live:
     started: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Add:
-    key: int
-    request: Prepared
-
-
-@dataclass(frozen=True)
-class _Refuse:
-    key: int
-    fault: Exception
-
-
-@dataclass(frozen=True)
-class _Abort:
-    key: int
+Command = Callable[[], list[Update]]
+"""Called in the engine's thread, between two steps; returns the updates of requests that were refused."""
 
 
 class EngineThread:
@@ -76,7 +64,7 @@ class EngineThread:
         self.dead: Exception | None = None
         """Why no request can be decoded any more; None while it works."""
         self._prepare, self._deliver = prepare, deliver
-        self._commands: queue.SimpleQueue[_Add | _Refuse | _Abort | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._wanted: set[int] = set()  # submitted, and neither aborted nor ended
         self._live: dict[int, _Live] = {}  # by the id of the sequence
         self._guard = threading.Lock()  # of `dead` and `_wanted`
@@ -97,7 +85,7 @@ class EngineThread:
         """Forget a request; no update of it is delivered after the current step. Unknown keys are ignored."""
         with self._guard:
             self._wanted.discard(key)
-        self._commands.put(_Abort(key))
+        self._commands.put(partial(self._drop, key))
 
     def close(self) -> None:
         """End every request and the thread, after the current step."""
@@ -128,9 +116,9 @@ class EngineThread:
         try:
             request = self._prepare(ask)
         except Exception as fault:
-            self._commands.put(_Refuse(key, _deliverable(fault)))
+            self._commands.put(partial(self._refuse, key, _deliverable(fault)))
         else:
-            self._commands.put(_Add(key, request))
+            self._commands.put(partial(self._add, key, request))
 
     # --- in the engine's thread ----------------------------------------------------------------------------------
 
@@ -142,7 +130,7 @@ class EngineThread:
                     if command is None:
                         self._end(EngineError("the engine was closed", fix="start it again"))
                         return
-                    refused += self._obey(command)
+                    refused += command()
                 self._deliver(Report([*refused, *self._step()], self.load()))
         except BaseException as fault:
             log.exception("the engine has stopped")
@@ -150,32 +138,34 @@ class EngineThread:
                 EngineError(f"the engine has stopped ({type(fault).__name__}: {fault})", fix="start the server again")
             )
 
-    def _taken(self) -> list[_Add | _Refuse | _Abort | None]:
+    def _taken(self) -> list[Command | None]:
         """The commands that have arrived; waits for one if there is nothing to step."""
         taken = [] if self.engine.unfinished else [self._commands.get()]
         while not self._commands.empty():
             taken.append(self._commands.get())
         return taken
 
-    def _obey(self, command: _Add | _Refuse | _Abort) -> list[Update]:
-        if isinstance(command, _Abort):
-            for live in [live for live in self._live.values() if live.key == command.key]:
-                del self._live[live.seq.id]
-                self.engine.abort(live.seq)
+    def _add(self, key: int, request: Prepared) -> list[Update]:
+        if key not in self._wanted:
             return []
-        if command.key not in self._wanted:
+        try:
+            self.engine.add(request.seq, request.rule, request.draft_tokens, request.chosen)
+        except SlipstreamError as fault:  # the KV cache is too small for it
+            return self._refuse(key, fault)
+        self._live[request.seq.id] = _Live(key, request.seq)
+        return []
+
+    def _refuse(self, key: int, fault: Exception) -> list[Update]:
+        if key not in self._wanted:
             return []
-        if isinstance(command, _Add):
-            try:
-                request = command.request
-                self.engine.add(request.seq, request.rule, request.draft_tokens, request.chosen)
-            except SlipstreamError as fault:  # the KV cache is too small for it
-                command = _Refuse(command.key, fault)
-            else:
-                self._live[request.seq.id] = _Live(command.key, request.seq)
-                return []
-        self._forget(command.key)
-        return [Update(command.key, error=command.fault)]
+        self._forget(key)
+        return [Update(key, error=fault)]
+
+    def _drop(self, key: int) -> list[Update]:
+        for live in [live for live in self._live.values() if live.key == key]:
+            del self._live[live.seq.id]
+            self.engine.abort(live.seq)
+        return []
 
     def _step(self) -> list[Update]:
         if not self.engine.unfinished:

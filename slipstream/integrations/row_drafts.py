@@ -29,7 +29,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats
-from slipstream.engine.step_times import Mean, Times
+from slipstream.engine.step_history import Mean, Times
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
 """An engine that is not ours shows none; lookups read none."""

@@ -27,8 +27,5 @@ class ErraticLengths(DraftLengths):
     def learn(self, step: Step) -> None:
         pass
 
-    def rest(self, tokens: int) -> None:
-        pass
-
     def joined(self) -> None:
         pass

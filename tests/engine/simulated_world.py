@@ -112,12 +112,7 @@ class BusyServer:
 
 def adaptive(world: World, policy: DraftLengths, tokens: int) -> float:
     ids, limits = range(len(world.acceptance)), [policy.most] * len(world.acceptance)
-    return world.run(lambda: policy.choose(ids, limits), tokens, taught(policy))
-
-
-def taught(policy: DraftLengths) -> Callable[[Step], None]:
-    """What an engine does after a step."""
-    return lambda step: policy.learn(step) if policy.learning else policy.rest(step.repeats)
+    return world.run(lambda: policy.choose(ids, limits), tokens, policy.learn)
 
 
 def fixed(world: World, length: int, tokens: int) -> float:

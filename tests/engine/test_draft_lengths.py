@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from slipstream.engine.draft_lengths import TRIAL_STEPS, DraftLengths, Step
-from slipstream.engine.step_times import Times
-from tests.engine.simulated_world import BusyServer, World, adaptive, fixed, taught
+from slipstream.engine.step_history import Times
+from tests.engine.simulated_world import BusyServer, World, adaptive, fixed
 
 TOKENS = 3000
 ALPHAS = (0.0, 0.3, 0.6, 0.8, 0.95)
@@ -51,7 +51,7 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
                 busy.run(lambda _, most, __, k=k: [min(k, n) for n in most], 300, resting=lambda k=k: k == 0)
                 for k in (0, 1, 4)
             ]
-            found = busy.run(policy.choose, 300, taught(policy), lambda policy=policy: policy.resting, policy.joined)
+            found = busy.run(policy.choose, 300, policy.learn, lambda policy=policy: policy.resting, policy.joined)
             where = f"acceptance {alpha}, level {level}: {found:.4f}, fixed {[round(rate, 4) for rate in rates]}"
             assert found >= 0.97 * rates[0], where
             assert found >= 0.95 * max(rates), where
@@ -163,7 +163,7 @@ def test_pauses_of_a_drafter_that_never_pays_grow() -> None:
         drafted += any(lengths)
         return lengths
 
-    world.run(choose, 20_000, taught(policy))
+    world.run(choose, 20_000, policy.learn)
     assert drafted <= 13 * TRIAL_STEPS
 
 
@@ -182,10 +182,7 @@ def test_steps_that_take_no_time_by_the_clock_divide_nothing_by_zero() -> None:
     policy = DraftLengths()
     for _ in range(200):
         length = policy.choose([0], [8])[0]
-        if policy.learning:
-            policy.learn(Step([0], [length], [length], [0]))
-        else:
-            policy.rest(1)
+        policy.learn(Step([0], [length], [length], [0]))
 
 
 def test_requests_that_left_are_forgotten() -> None:

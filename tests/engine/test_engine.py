@@ -454,8 +454,7 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     class Told(DraftLengths):
         def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
             lengths = super().choose(ids, limits, prompt_rows)
-            if self.learning:
-                chosen.append((list(ids), prompt_rows))
+            chosen.append((list(ids), prompt_rows))
             return lengths
 
         def learn(self, step: Step) -> None:

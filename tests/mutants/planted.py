@@ -323,14 +323,14 @@ MUTANTS = (
     ),
     Mutant(
         "one token more is kept for later",
-        "engine.shared_prefixes",
+        "engine.request_memory",
         "self._memory.keep(seq.id, seq.tokens[: seq.kv_len])",
         "self._memory.keep(seq.id, [*seq.tokens[: seq.kv_len], *seq.tokens[seq.kv_len :][:1]])",
         ENGINE,
     ),
     Mutant(
         "a prefix counts as read to its end",
-        "engine.shared_prefixes",
+        "engine.request_memory",
         "seq.kv_len = self._memory.begin(seq.id, seq.tokens, most)",
         "seq.kv_len = min(most, self._memory.begin(seq.id, seq.tokens, most) + 1)",
         ENGINE,
