@@ -127,8 +127,13 @@ def native(config: DecoderConfig) -> dict[str, Any]:
     float64. kl and agreement: as in `Distance`; refused: why a setting is not supported, else None."""
     import torch
 
-    from slipstream.backends.native.accuracy import MEASURED_ON, bfloat16_products, distances, int8_products
-    from slipstream.backends.native.packed_weights import refusal
+    from slipstream.backends.native.native_backend import (
+        MEASURED_ON,
+        bfloat16_products,
+        distances,
+        int8_products,
+        refusal,
+    )
 
     asked: dict[str, Any] = {name: {"quantised": each} for name, each in WEIGHT_FORMATS.items()}
     asked["bfloat16"] = {"dtype": torch.bfloat16}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.backends.torch.torch_dflash import TorchDFlash
+from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import DrafterTraits

@@ -52,7 +52,7 @@ class BlockPool:
     tables    sequence id -> its blocks, in the order of its slots. Changed by this class only.
     version   number that changes with every change of a table, so that copies of tables can be checked.
     used      blocks 0..used-1 were handed out at least once.
-    reclaim   called with a number of blocks when free ones are short: whoever keeps blocks for later (see `prefix`)
+    reclaim   called with a number of blocks when free ones are short: whoever keeps blocks for later (see `kv_memory`)
               drops that many, if it can.
     """
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
-from slipstream.host.cores import available_cores
+from slipstream.host.machine import available_cores
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import FILE_TYPES, UNUSED, read_header
 from slipstream.models.gguf_tokenizer import GgufTokenizer, Words, add_words, words_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.core.sizes import size
 from slipstream.errors import LoadError
-from slipstream.host.free_memory import available_bytes
+from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.targets.described import Described
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
-from slipstream.backends.torch.torch_dflash import TorchDFlash
+from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams, zoo
-from slipstream.backends.native.native_eagle import NativeEagle
-from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.backends.native.native_heads import NativeEagle
+from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.core.decode_steps import DecodedSteps
 from slipstream.core.dice import invert
 from slipstream.core.draft import Draft

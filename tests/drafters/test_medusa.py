@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native.native_medusa import NativeMedusa
+from slipstream.backends.native.native_heads import NativeMedusa
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
-from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
@@ -27,7 +27,7 @@ from tests.heads.tiny_heads import head, head_host
 
 NATIVE = importlib.util.find_spec("numba") is not None
 if NATIVE:
-    from slipstream.backends.native.native_eagle import NativeEagle
+    from slipstream.backends.native.native_heads import NativeEagle
     from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
 needs_numba = pytest.mark.skipif(not NATIVE, reason="numba is not installed")
 
@@ -284,7 +284,7 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quant
     one = NativeEagle(made, 1, format_of(quantize))
     together = one.decode_steps(batch, features, 4)
     three = NativeEagle(made, 3, format_of(quantize))
-    three._workspace.threads._small = False
+    three._workspace._small = False
     assert torch.equal(three.decode_steps(batch, features, 4).logits, together.logits)
     for b, text in enumerate(texts):
         last = len(text.tokens) - 1

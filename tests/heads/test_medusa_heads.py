@@ -67,7 +67,7 @@ def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
 @pytest.mark.parametrize("rows", [[1, 1], [3, 1, 3], [80, 2]])
 def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int]) -> None:
     pytest.importorskip("numba")
-    from slipstream.backends.native.native_medusa import NativeMedusa
+    from slipstream.backends.native.native_heads import NativeMedusa
 
     there: MedusaRuntime = NativeMedusa(heads)
     for n in rows:  # memory is reused, and grows
@@ -82,12 +82,12 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(
     heads: MedusaHeads, quantize: str | None, dtype: torch.dtype
 ) -> None:
     pytest.importorskip("numba")
-    from slipstream.backends.native.native_medusa import NativeMedusa
+    from slipstream.backends.native.native_heads import NativeMedusa
 
     rounded = heads.to(dtype).float()
     quantised = LoadSettings(quantize=quantize, role="draft").weight_format
     one, several = (NativeMedusa(rounded, threads, quantised) for threads in (1, 3))
-    several._workspace.threads._small = False
+    several._workspace._small = False
     hidden = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
     alone = torch.cat([one(hidden[i : i + 1]).clone() for i in range(40)])
     for count in (2, 13, 40):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.backends.torch.torch_dflash import TorchDFlash
-from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter

@@ -12,8 +12,7 @@ import pytest
 
 import slipstream
 from slipstream import LLM, BeamParams, SamplingParams, Structured
-from slipstream.backends.torch.torch_dflash import TorchDFlash
-from slipstream.backends.torch.torch_eagle import TorchEagle
+from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
 from slipstream.core.target import Target, needed
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.backends.native.packed_weights import refusal
+from slipstream.backends.native.native_backend import refusal
 from slipstream.models.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
 

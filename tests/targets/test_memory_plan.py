@@ -8,7 +8,7 @@ import torch
 
 from slipstream import LLM
 from slipstream.errors import LoadError, ParameterError
-from slipstream.host.free_memory import available_bytes
+from slipstream.host.machine import available_bytes
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets import memory_plan
 from slipstream.targets.decoder import Decoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.backends.torch.torch_dflash import TorchDFlash
+from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import rotary_tables
 from slipstream.models.executor import Batch

@@ -12,18 +12,14 @@ from slipstream.backends.native.kernels import decoder_pass
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.layer import FINE
 from slipstream.backends.native.kernels.processor import converts_half
-from slipstream.backends.native.packed_weights import (
-    Layout,
-    SharedEmbedding,
-    check_supported,
-    decoder_weights,
-)
+from slipstream.backends.native.native_backend import check_supported
+from slipstream.backends.native.packed_weights import Layout, SharedEmbedding, decoder_weights
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
-from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
+from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.target import Runtime
 from slipstream.errors import ParameterError, TargetError
-from slipstream.host.free_memory import give_back_freed
+from slipstream.host.machine import give_back_freed
 from slipstream.host.torch_threads import host_threads
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, Output, check_slice, check_steps
@@ -67,10 +63,9 @@ class NativeExecutor(NativePaged):
             self._layout = Layout()
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
             give_back_freed()
-            chosen = Threads(settings.threads, self._layout.nbytes)
-            self._workspace = Workspace(chosen)
+            self._workspace = Workspace(settings.threads, self._layout.nbytes)
             kv_dtype, quantize = settings.kv_dtype or "float32", quantised.name if quantised else weights.quantised
-            self.runtime = Runtime("native", dtype, quantize, kv_dtype, chosen.most)
+            self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread

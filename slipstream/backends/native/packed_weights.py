@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.quantise import GROUP as BLOCK_COLUMNS, quantise_blocks, quantise_rows
-from slipstream.backends.table import unsupported
-from slipstream.host.free_memory import give_back_freed
+from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels.addresses import matrix_tile_address
+from slipstream.backends.native.kernels.formats import BLOCKS, FORMATS, Format, named
+from slipstream.backends.native.kernels.processor import PANEL, byte_offset
+from slipstream.backends.native.kernels.products import ALIGN
+from slipstream.backends.native.kernels.records import EMBEDDING, GELU, GELU_TANH, LAYER, MATRIX, MODEL, RELU, SILU
+from slipstream.backends.native.threads import aligned
+from slipstream.backends.quantise import quantise_blocks, quantise_rows
+from slipstream.host.machine import give_back_freed
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weight_blocks import Blocks, stacked
 from slipstream.models.weights import Weights
 from slipstream.settings import WeightFormat
-
-if TYPE_CHECKING:
-    from slipstream.backends.native.kernels.formats import Format
-
-MOST_COLUMNS = 1 << 16
-"""Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
 
 INPUTS = {
     "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
@@ -34,40 +33,6 @@ INPUTS = {
     "down": ["mlp.down_proj"],
 }
 """Matrix of the kernels -> the linear layers that it joins."""
-
-
-def refusal(
-    config: DecoderConfig, quantised: WeightFormat | None = None, dtype: torch.dtype = torch.float32
-) -> str | None:
-    """Why the native backend cannot run this decoder, or None if it can."""
-    if importlib.util.find_spec("numba") is None:
-        return "Numba is not installed"
-    if config.head_dim % 16:
-        return f"heads of {config.head_dim} values are not a multiple of 16"
-    columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
-    if quantised and not quantised.head and columns > MOST_COLUMNS:
-        return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
-    if quantised and quantised.head:  # weights in blocks
-        for name, shape in config.shapes().items():
-            if len(shape) == 2 and "embed" not in name and shape[1] % BLOCK_COLUMNS:
-                return f"{name} has rows of {shape[1]} numbers, {quantised.name} needs a multiple of {BLOCK_COLUMNS}"
-    if quantised and dtype != torch.float32:
-        return f"integer products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
-    if dtype == torch.bfloat16:
-        from slipstream.backends.native.kernels.processor import has_bfloat16_dots
-
-        if not has_bfloat16_dots():
-            return "this processor has no bfloat16 products (AVX-512 BF16)"
-    elif dtype != torch.float32:
-        return f"it computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
-    return None
-
-
-def check_supported(config: DecoderConfig, quantised: WeightFormat | None, dtype: torch.dtype) -> None:
-    """Raise UnsupportedModelError if the native backend cannot run this decoder."""
-    why = refusal(config, quantised, dtype)
-    if why is not None:
-        raise unsupported("native", config, why)
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
@@ -83,20 +48,15 @@ def narrowest(tensors: Iterable[Tensor]) -> str:
 
 def format_of(stored: torch.dtype) -> str:
     """The format that represents this dtype exactly: float32 for float16 if the processor cannot convert float16."""
-    from slipstream.backends.native.kernels.processor import converts_half
-
     if stored == torch.bfloat16:
         return "bfloat16"
-    return "float16" if stored == torch.float16 and converts_half() else "float32"
+    return "float16" if stored == torch.float16 and processor.converts_half() else "float32"
 
 
 def quantised_format(quantised: WeightFormat) -> str:
     """The first of its kernels that this processor can run: without groups, steps of 4 need byte dot products."""
-    from slipstream.backends.native.kernels import formats
-    from slipstream.backends.native.kernels.processor import has_byte_dots
-
-    kinds = (formats.named(name) for name in quantised.kernels)
-    return next(kind.name for kind in kinds if kind.step < 4 or kind.span or has_byte_dots())
+    kinds = (named(name) for name in quantised.kernels)
+    return next(kind.name for kind in kinds if kind.step < 4 or kind.span or processor.has_byte_dots())
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:
@@ -121,8 +81,6 @@ class Layout:
 
     def room(self, nbytes: int, value: int = 0) -> np.ndarray:
         """uint8 [nbytes] of this value."""
-        from slipstream.backends.native.threads import aligned
-
         made = aligned(nbytes, value)
         self.held.append(made)
         self.nbytes += made.nbytes
@@ -152,11 +110,7 @@ class Layout:
     def _stacked(self, parts: Iterable[Tensor], form: str, bias: Tensor | None, shape: tuple[int, ...]) -> Any:
         """A MATRIX record of weights [out, in], one below the other, `shape` in all. Each is rounded and packed before
         the next one is read."""
-        from slipstream.backends.native.kernels import formats
-        from slipstream.backends.native.kernels.processor import PANEL, byte_offset
-        from slipstream.backends.native.kernels.products import ALIGN
-
-        kind, (outs, width) = formats.named(form), shape
+        kind, (outs, width) = named(form), shape
         if kind.span:
             return self.blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
         unit = kind.group or kind.step
@@ -180,9 +134,6 @@ class Layout:
     def blocks(self, parts: Iterable[Blocks], kind: Format, bias: Tensor | None, outs: int, columns: int) -> Any:
         """A MATRIX record of weights in blocks, one below the other: the same weights, see `block_tiles`. Each is
         packed before the next one is read."""
-        from slipstream.backends.native.kernels.processor import PANEL
-        from slipstream.backends.native.kernels.products import ALIGN
-
         padded = -(-outs // ALIGN) * ALIGN
         whole = self.room(padded // PANEL * (columns // kind.span) * kind.span_bytes)
         panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
@@ -197,11 +148,8 @@ class Layout:
     ) -> Any:
         """A MATRIX record of weights in panels, in memory of this layout. outs: padded. columns: `width`, padded;
         scales: an address."""
-        from slipstream.backends.native.kernels import addresses, formats
-        from slipstream.backends.native.kernels.records import MATRIX
-
         made = np.zeros((), MATRIX)
-        made["tile"], made["form"] = addresses.matrix_tile_address(kind), formats.FORMATS.index(kind)
+        made["tile"], made["form"] = matrix_tile_address(kind), FORMATS.index(kind)
         made["weights"], made["scales"] = whole.ctypes.data, scales
         if bias is None:
             made["bias"] = self._no_bias(outs)
@@ -235,11 +183,8 @@ class Layout:
 
     def embedding(self, weights: Mapping[str, Tensor], name: str) -> Any:
         """An EMBEDDING record of a weight [V, d], stored by rows in the narrowest exact format."""
-        from slipstream.backends.native.kernels import formats
-        from slipstream.backends.native.kernels.records import EMBEDDING
-
         shape, parts = _read(weights, name)
-        kind, made, at = formats.named(narrowest(parts)), np.zeros((), EMBEDDING), 0
+        kind, made, at = named(narrowest(parts)), np.zeros((), EMBEDDING), 0
         before = self.nbytes
         whole = self.room(math.prod(shape) * kind.bytes)
         self.nbytes = before  # a pass reads only single rows
@@ -247,7 +192,7 @@ class Layout:
             each = np.ascontiguousarray(_bits(part, kind.name)).reshape(-1).view(np.uint8)
             whole[at : at + each.nbytes] = each
             at += each.nbytes
-        made["values"], made["form"] = whole.ctypes.data, formats.FORMATS.index(kind)
+        made["values"], made["form"] = whole.ctypes.data, FORMATS.index(kind)
         made["count"], made["width"] = shape
         return made[()]
 
@@ -261,8 +206,6 @@ def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], It
 
 def _in_panels(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Iterator[tuple[int, Any]]:
     """The rows of all parts, one after another, in pieces of whole panels but for the last one: (first row, piece)."""
-    from slipstream.backends.native.kernels.processor import PANEL
-
     left, at = None, 0
     for each in parts:
         part = each if left is None else join([left, each])
@@ -276,8 +219,6 @@ def _in_panels(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Iterat
 
 def _panels(weight: Blocks, kind: Format) -> np.ndarray:
     """Weights in the form of a format as bytes [panels, spans, bytes of a span], see `block_tiles`."""
-    from slipstream.backends.native.kernels.processor import PANEL, byte_offset
-
     outs, columns = weight.shape
     spans, padded = columns // kind.span, -(-outs // PANEL) * PANEL
 
@@ -317,26 +258,21 @@ class SharedEmbedding:
 
 def format_of_blocks(weight: Blocks) -> Format | None:
     """The narrowest format that holds these weights exactly; None if none does."""
-    from slipstream.backends.native.kernels import formats
-
     factors, minima, columns = weight.scales.factors is not None, weight.minima is not None, weight.shape[1]
 
     def holds(kind: Format) -> bool:
         divides = weight.group % kind.group == weight.span % kind.span == columns % kind.span == 0
         return divides and kind.bits >= weight.bits and kind.minima >= minima and kind.factors >= factors
 
-    return next(filter(holds, formats.BLOCKS), None)
+    return next(filter(holds, BLOCKS), None)
 
 
 def panelled(matrix: Any, count: int) -> Any:
     """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
-    from slipstream.backends.native.kernels import formats
-    from slipstream.backends.native.kernels.records import EMBEDDING
-
     made = np.zeros((), EMBEDDING)
     made["values"], made["form"], made["width"] = matrix["weights"], matrix["form"], matrix["width"]
     made["panelled"], made["count"] = 1, count
-    kind = formats.FORMATS[int(matrix["form"])]
+    kind = FORMATS[int(matrix["form"])]
     made["group"], made["bits"], made["span"], made["minima"] = kind.group, kind.bits, kind.span, kind.minima
     return made[()]
 
@@ -344,18 +280,14 @@ def panelled(matrix: Any, count: int) -> Any:
 # --- decoders --------------------------------------------------------------------------------------------------------
 
 
-def activation_number(name: str) -> int:
-    from slipstream.backends.native.kernels import records
-
-    return {"silu": records.SILU, "gelu": records.GELU, "gelu_tanh": records.GELU_TANH, "relu": records.RELU}[name]
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU}
+"""Their numbers in the kernels."""
 
 
 def decoder_weights(
     config: DecoderConfig, weights: Weights, quantised: WeightFormat | None, dtype: torch.dtype, layout: Layout
 ) -> np.ndarray:
     """MODEL [1]; reads every tensor once. Without quantisation, float32 runs read matrices in their stored format."""
-    from slipstream.backends.native.kernels.records import LAYER, MATRIX, MODEL
-
     linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
     kinds = {weights.stored_dtype(name) for name in (*linear, weights.head)}
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
@@ -394,7 +326,7 @@ def decoder_weights(
     own = model[0]
     own["width"], own["vocab"] = config.hidden_size, config.vocab_size
     own["heads"], own["kv_heads"], own["size"] = config.heads, config.kv_heads, config.head_dim
-    own["layer_norm"], own["activation"] = config.norm == "layer", activation_number(config.activation)
+    own["layer_norm"], own["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
     own["gated"], own["rotary"], own["eps"] = config.gated, config.position == "rope", config.norm_eps
     own["norm"], own["norm_bias"] = vector("norm.weight"), vector("norm.bias")
     own["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)

@@ -9,20 +9,87 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.cache import NativeBlocks
 from slipstream.backends.native.kernels import addresses
+from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN
-from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import StepSampling
 from slipstream.errors import TargetError
-from slipstream.kv.blocks import BLOCK, BlockPool
-from slipstream.kv.kv_memory import KVMemory
+from slipstream.kv.blocks import BLOCK
+from slipstream.kv.kv_memory import PagedCache
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch, unknown_ids
 
 _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
+
+
+class NativeBlocks:
+    """A `CacheStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
+    The kernels read all slots of a key dimension at once, and all D of a value slot.
+
+    block_bytes  bytes of one block in all layers.
+
+    The system allocates memory when a block is first written, so a large capacity costs only address space.
+    The arrays grow one layer after another.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: type = np.float32):
+        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, np.dtype(dtype)
+        self.block_bytes = 2 * layers * kv_heads * BLOCK * head_dim * self.dtype.itemsize
+        self.keys: list[np.ndarray] = [np.empty((0, kv_heads, head_dim, BLOCK), dtype)] * layers
+        self.values: list[np.ndarray] = [np.empty((0, kv_heads, BLOCK, head_dim), dtype)] * layers
+        self._addresses = np.zeros((layers, 2), np.int64)
+        self._moved = True
+
+    def addresses(self) -> np.ndarray:
+        """int64 [L, 2]: addresses of each layer's keys and values. Every call returns the same array."""
+        if self._moved:
+            for i, arrays in enumerate(zip(self.keys, self.values, strict=True)):
+                self._addresses[i] = [array.ctypes.data for array in arrays]
+            self._moved = False
+        return self._addresses
+
+    def grow(self, blocks: int) -> None:
+        """Make room for `blocks` blocks and keep the content. Raises TargetError if there is not enough memory."""
+        self._moved = True  # set first: an interrupt may leave only some arrays replaced
+        for i in range(len(self.keys)):
+            for arrays in (self.keys, self.values):
+                old = arrays[i]
+                if len(old) >= blocks:
+                    continue  # already grown by an interrupted call
+                try:
+                    new = np.empty((blocks, *old.shape[1:]), self.dtype)
+                except MemoryError as error:
+                    raise TargetError(
+                        f"no memory for {blocks} KV blocks of {self.block_bytes} bytes: {error}",
+                        why="the running sequences do not fit",
+                        fix="run fewer or shorter sequences",
+                    ) from error
+                new[: len(old)] = old
+                arrays[i] = new
+
+    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copy whole blocks, in every layer."""
+        for data in (*self.keys, *self.values):
+            data[list(targets)] = data[list(sources)]
+
+    def move(self, src: Seq[int], dst: Seq[int]) -> None:
+        from_block, from_slot = np.divmod(np.asarray(src, np.int64), BLOCK)
+        to_block, to_slot = np.divmod(np.asarray(dst, np.int64), BLOCK)
+        for data in self.keys:
+            data[to_block, :, :, to_slot] = data[from_block, :, :, from_slot]
+        for data in self.values:
+            data[to_block, :, to_slot] = data[from_block, :, from_slot]
+
+    def read(self, places: Seq[int]) -> Tensor:
+        """Return a copy of these places, float32 [L, 2, Hk, places, D]."""
+        block, slot = np.divmod(np.asarray(places, np.int64), BLOCK)
+        layers = [
+            np.stack([keys[block, :, :, slot], values[block, :, slot]])  # [2, places, Hk, D]
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]
+        return torch.from_numpy(np.stack(layers)).float().transpose(2, 3).contiguous()
 
 
 class RotaryTable:
@@ -70,28 +137,24 @@ class PackedRows:
         self.record = np.array([own, (address(self._more), 0, 0, 0, 0)], np.int64).view(ROWS)[:, 0]
 
 
-class NativePaged:
-    """KV cache in blocks, and calls of kernels that use it. Only one Python thread at a time runs a call.
+class NativePaged(PagedCache[NativeBlocks]):
+    """The KV cache, and calls of kernels that use it: see `PagedCache`."""
 
-    kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
-    ahead      tokens after a slot that its content depends on (see `kv.prefix`).
-    """
+    _workspace: Workspace
 
     def __init__(
         self, config: DecoderConfig, kv_dtype: type = np.float32, kv_blocks: int | None = None, ahead: int = 0
     ):
-        self._shape = config.layers, config.kv_heads, config.head_dim
-        self._rotary, self._kv_dtype, self._kv_blocks = RotaryTable(config), kv_dtype, kv_blocks
-        self._ahead = ahead
+        self._options = (config, kv_dtype, kv_blocks, ahead)
+        self._rotary = RotaryTable(config)
         self._tiles = addresses.attention_tile_addresses(np.dtype(kv_dtype) == np.float16)
-        self._workspace: Workspace
         self._reset_cache()
 
     def _reset_cache(self) -> None:
         """Replace the cache by an empty one."""
-        self._blocks = NativeBlocks(*self._shape, self._kv_dtype)
-        self._pool = BlockPool(self._blocks, self._kv_blocks)
-        self.kv_memory = KVMemory(self._pool, kernel_lock, self._ahead)
+        config, kv_dtype, kv_blocks, ahead = self._options
+        blocks = NativeBlocks(config.layers, config.kv_heads, config.head_dim, kv_dtype)
+        super().__init__(blocks, kernel_lock, kv_blocks, ahead=ahead)
         self._tables: tuple[tuple[int, ...], np.ndarray] = ((), np.zeros((0, 0), np.int64))
         self._record = np.zeros(1, CACHE)
 
@@ -147,22 +210,6 @@ class NativePaged:
                 fix="shorten the prompt or max_tokens",
             )
         return status
-
-    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        with kernel_lock():
-            self._blocks.move(*self._pool.moves(seq_id, src, dst))
-
-    def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        with kernel_lock():
-            self._pool.fork(parent_id, child_id, length)
-
-    def release(self, seq_id: int) -> None:
-        with kernel_lock():
-            self._pool.release(seq_id)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        with kernel_lock():
-            return self._blocks.read(self._pool.first(seq_id, length))
 
 
 def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Picks:

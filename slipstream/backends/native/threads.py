@@ -19,9 +19,9 @@ import numpy as np
 from slipstream.backends.native.kernels import records
 from slipstream.backends.native.kernels.compiled import ready
 from slipstream.backends.native.kernels.layer import one_layer
+from slipstream.backends.native.kernels.matrices import run_unit
 from slipstream.backends.native.kernels.pool import COUNTER_BYTES, MOST_THREADS, POSTED, STOP, serve
-from slipstream.backends.native.kernels.units import run_unit
-from slipstream.host.cores import available_cores
+from slipstream.host.machine import available_cores
 
 IDLE_SPINS = 60_000
 """Spins (one or two milliseconds in all) before an idle worker sleeps. This is longer than the host's work between two
@@ -35,7 +35,7 @@ FEW_ROWS = 32
 
 
 def available_threads() -> int:
-    """Number of threads that can run at once (see `core.cores`), at most as many as the kernels can have."""
+    """Number of threads that can run at once (see `host.machine`), at most as many as the kernels can have."""
     return min(available_cores(), MOST_THREADS)
 
 
@@ -177,36 +177,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Threads:
-    """How many threads a model's calls use.
+class Workspace:
+    """Runs a model's kernels, with scratch memory, which grows when a kernel needs more.
 
-    most    maximum; None: as many as can run at once.
+    most    maximum number of threads; None: as many as can run at once.
     nbytes  bytes of weights that a pass reads.
     """
 
     def __init__(self, most: int | None, nbytes: int):
         self.most = min(most or available_threads(), MOST_THREADS)
         self._small = nbytes < SMALL_BYTES
+        self._arena = np.empty(1 << 16, np.uint8)
 
-    def of(self, rows: int) -> int:
+    def threads(self, rows: int) -> int:
+        """Number of threads for a pass over so many rows."""
         return 1 if self._small and rows <= FEW_ROWS else self.most
 
-    def run(self, function: Callable[..., Any], *args: Any, rows: int) -> Any:
-        """Call function(board, *args, threads) (see `WorkerPool.run`)."""
-        return pool(self.most).run(function, *args, threads=self.of(rows))
-
-
-class Workspace:
-    """Runs kernels with scratch memory, which grows when a kernel needs more."""
-
-    def __init__(self, threads: Threads):
-        self.threads, self._arena = threads, np.empty(1 << 16, np.uint8)
-
     def run(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:
-        """Call kernel(board, *args, arena, threads) and return its status. A negative status -n means that n bytes are
-        needed: the call is then repeated with a larger arena."""
+        """Call kernel(board, *args, arena, threads) (see `WorkerPool.run`) and return its status. A negative status -n
+        means that n bytes are needed: the call is then repeated with a larger arena."""
         while True:
-            status = int(self.threads.run(kernel, *args, self._arena, rows=rows))
+            status = int(pool(self.most).run(kernel, *args, self._arena, threads=self.threads(rows)))
             if status >= 0:
                 return status
             self._arena = np.empty(-status + (-status >> 2), np.uint8)

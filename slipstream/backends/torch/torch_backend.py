@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleHead

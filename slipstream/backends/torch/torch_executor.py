@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import rows_apart, spoilt
-from slipstream.backends.torch.torch_linear import Linear, linear, repacks
+from slipstream.backends.torch.torch_linear import Linear, repacks
 from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPaged
 from slipstream.core.target import Runtime
 from slipstream.errors import TargetError
@@ -31,9 +31,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
-_FOLD_ROWS = (
-    64  # with at most this many new tokens, query heads of a group become rows; with more, the mask is too large
-)
+_FOLD_ROWS = 64
+"""With at most this many new tokens, query heads of a group become rows; with more, the mask is too large."""
 
 
 class TorchExecutor(TorchPaged[TorchBlocks]):
@@ -44,12 +43,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     multi_step = None
     packed_embedding = None
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        weights: Weights,
-        settings: LoadSettings = DEFAULTS,
-    ):
+    def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
         self.config, self.device, self.dtype = config, torch.device(settings.device or "cpu"), weights.dtype
         self.runtime = Runtime("torch", self.dtype)
         with torch.inference_mode():
@@ -75,11 +69,8 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             nonlocal held
             rows = [weights[f"{n}.weight"] for n in names]
             bias = [weights[f"{n}.bias"] for n in names if f"{n}.bias" in weights]
-            layer = linear(
-                rows[0] if len(rows) == 1 else torch.cat(rows),
-                torch.cat(bias) if bias else None,
-                self.device,
-            )
+            joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+            layer = Linear(joined, torch.cat(bias) if bias else None, self.device)
             held += layer.nbytes
             return layer
 
@@ -156,11 +147,12 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         rotary = self._rotary(positions)
         scattered: list[int] = []
         rows = [self._row(batch, b, positions, scattered) for b in range(len(batch.seq_ids))]
-        cache = _Cache(written, torch.tensor(scattered, device=self.device) if scattered else None)
+        blocks = torch.tensor(scattered, device=self.device) if scattered else None
         seen: dict[int, Tensor] = {first: x} if first in taps else {}
         for i in range(first, last):
             layer = self._layers[i]
-            x = x + layer.o(self._attention(i, layer, layer.input_norm(x), rotary, rows, cache, apart))  # [M, d]
+            attended = self._attention(i, layer, layer.input_norm(x), rotary, rows, written, blocks, apart)
+            x = x + layer.o(attended)  # [M, d]
             x = x + layer.mlp(layer.post_norm(x))  # [M, d]
             if i + 1 in taps:
                 seen[i + 1] = x
@@ -214,10 +206,12 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         rows: list[_Row],
-        cache: _Cache,
+        written: Tensor,
+        scattered: Tensor | None,
         apart: bool,
     ) -> Tensor:
-        """Attention of layer `i` for x [M, d]. Writes the new keys and values; returns [M, H * D]."""
+        """Attention of layer `i` for x [M, d], [M, H * D]. Writes the new keys and values to places `written` [M].
+        scattered: the blocks that have to be gathered, one after another."""
         c = self.config
         heads, kv_heads = c.heads, c.kv_heads
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, c.head_dim)  # [M, H + 2 Hk, D]
@@ -230,8 +224,8 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             low, high = qk.chunk(2, -1)
             qk = torch.addcmul(qk * rotary[0], torch.cat((high, low), -1), rotary[1])
         out = torch.empty(len(x), heads, c.head_dim, dtype=x.dtype, device=x.device)  # [M, H, D]
-        held = self._blocks.write(i, cache.written, qk[:, heads:], v)
-        gathered = held if cache.scattered is None else self._blocks.gather(i, cache.scattered)
+        held = self._blocks.write(i, written, qk[:, heads:], v)
+        gathered = held if scattered is None else self._blocks.gather(i, scattered)
         for row in rows:
             n, fold = row.stop - row.start, row.fold
             keys, values = held if row.in_place else gathered  # [Hk, places, D] each
@@ -247,14 +241,6 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             seen = rows_apart(attend, *given, n) if apart else attend(*given)
             out[row.start : row.stop] = seen.view(heads, n, c.head_dim).transpose(0, 1)
         return out.view(len(x), heads * c.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cache:
-    """The location of a batch's KV."""
-
-    written: Tensor  # int64 [M], place of each new token
-    scattered: Tensor | None  # blocks of the sequences that have to be gathered, one after another
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,9 @@ Decoding is memory-bound: its time is that of reading W. A good kernel reads W o
 verifying a draft cheap. On a CPU `F.linear` does not: 8 rows cost 6 times 1 row for a 2048x2048 layer on one AVX-512
 core (1.20 and 0.21 ms). oneDNN with weights reordered for a few rows does (0.33 and 0.18 ms). Without this operator,
 `F.linear` runs instead.
-
-The caller of `linear` frees the unpacked weights; nothing here keeps them.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,44 +16,27 @@ _ROWS = 8
 """Rows that the packed layout is tuned for: one pending token and seven draft tokens."""
 
 
-class Linear(Protocol):
-    nbytes: int
-    """Bytes that this layer holds."""
+class Linear:
+    """The fastest layer for `weight` [out, in] and `bias` [out] on `device`. The caller frees the unpacked weights.
+
+    nbytes  bytes that this layer holds.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device):
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.bias = None if bias is None else bias.to(device)
+        self._packed = repacks(weight.dtype, device)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self._packed else weight.to(device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [M, in] -> [M, out]"""
-        ...
-
-
-def linear(weight: Tensor, bias: Tensor | None, device: torch.device) -> Linear:
-    """The fastest layer for `weight` [out, in] and `bias` [out] on `device`."""
-    if repacks(weight.dtype, device):
-        return PackedLinear(weight, bias)
-    return PlainLinear(weight.to(device), None if bias is None else bias.to(device))
-
-
-class PlainLinear:
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.weight, self.bias = weight, bias
-        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-
-    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
 
-class PackedLinear:
-    """float32 weights in oneDNN's blocked layout, reordered once."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.packed, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS), bias
-        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-
-
 def repacks(dtype: torch.dtype, device: torch.device) -> bool:
-    """True if `linear` copies the weights into its own layout, so that the checkpoint's can be freed."""
+    """True if `Linear` copies the weights into a layout of oneDNN, so that the checkpoint's can be freed."""
     return device.type == "cpu" and dtype == torch.float32 and _has_packed()
 
 

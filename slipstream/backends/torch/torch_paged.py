@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence as Seq
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from slipstream.errors import TargetError
-from slipstream.kv.blocks import BLOCK, BlockPool, BlockStore
-from slipstream.kv.kv_memory import KVMemory
+from slipstream.kv.blocks import BLOCK
+from slipstream.kv.kv_memory import PagedCache, S
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 
@@ -21,7 +20,7 @@ SPREAD = 16
 
 
 class TorchBlocks:
-    """A `BlockStore`: for each layer one tensor [2, Hk, places, D] of keys and values. It starts as zeros, because
+    """A `CacheStore`: for each layer one tensor [2, Hk, places, D] of keys and values. It starts as zeros, because
     attention to a masked NaN gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read
     without a copy.
 
@@ -50,12 +49,10 @@ class TorchBlocks:
             blocks[:, :, list(targets)] = blocks[:, :, list(sources)]  # the right side is a copy
 
     def move(self, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy places `src` to `dst` in every layer. All places are read before any is written."""
         for layer in self.layers:
             layer[:, :, list(dst)] = layer[:, :, list(src)]
 
     def read(self, places: Seq[int]) -> Tensor:
-        """Return a copy of these places, [L, 2, Hk, places, D]."""
         return torch.stack([layer[:, :, list(places)] for layer in self.layers])
 
     def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,40 +91,12 @@ def consecutive(blocks: Seq[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(blocks))
 
 
-class TorchStore(BlockStore, Protocol):
-    """A `BlockStore` of tensors."""
+class TorchPaged(PagedCache[S]):
+    """A KV cache of tensors, for decoders and heads: see `PagedCache`."""
 
-    def move(self, src: Seq[int], dst: Seq[int]) -> None: ...
-
-    def read(self, places: Seq[int]) -> Tensor: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-S = TypeVar("S", bound=TorchStore)
-
-
-class TorchPaged(Generic[S]):
-    """KV cache of sequences in blocks. Only one Python thread at a time runs a call.
-
-    blocks     where keys and values are.
-    kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
-    spread     see `BlockPool`.
-    ahead      tokens after a slot that its content depends on (see `kv.prefix`).
-    """
-
-    def __init__(
-        self,
-        blocks: S,
-        kv_blocks: int | None = None,
-        spread: int = 0,
-        ahead: int = 0,
-    ):
-        self._blocks = blocks
-        self._pool = BlockPool(self._blocks, kv_blocks, spread=spread)
+    def __init__(self, blocks: S, kv_blocks: int | None = None, spread: int = 0, ahead: int = 0):
         self._calls = threading.RLock()
-        self.kv_memory = KVMemory(self._pool, lambda: self._calls, ahead)
+        super().__init__(blocks, lambda: self._calls, kv_blocks, spread, ahead)
 
     def _reserve(self, batch: Batch, extra: int = 0) -> list[list[int]]:
         """Reserve the slots of each sequence's rows and `extra` slots after them. Returns their places, now
@@ -149,20 +118,3 @@ class TorchPaged(Generic[S]):
         if not in_place:
             scattered += table
         return total, in_place, first
-
-    @torch.inference_mode()
-    def move(self, seq_id: int, src: Seq[int], dst: Seq[int]) -> None:
-        with self._calls:
-            self._blocks.move(*self._pool.moves(seq_id, src, dst))
-
-    def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        with self._calls:
-            self._pool.fork(parent_id, child_id, length)
-
-    def release(self, seq_id: int) -> None:
-        with self._calls:
-            self._pool.release(seq_id)
-
-    def kv(self, seq_id: int, length: int) -> Tensor:
-        with self._calls:
-            return self._blocks.read(self._pool.first(seq_id, length))

@@ -10,8 +10,7 @@ import torch
 
 from slipstream.core.target import Runtime
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
-from slipstream.host.cores import available_cores
-from slipstream.host.free_memory import available_bytes
+from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.gguf_header import ENDS, GgufShape, gguf_shape, read_header
 from slipstream.models.llamacpp_library import LlamaModel

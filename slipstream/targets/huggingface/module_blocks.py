@@ -16,7 +16,7 @@ from slipstream.targets.huggingface.packed_pass import current_pass
 
 
 class ModuleBlocks:
-    """A `TorchStore`: for each layer one tensor of keys [Hk, places, D] and one of values [Hv, places, Dv], made when
+    """A `CacheStore`: for each layer one tensor of keys [Hk, places, D] and one of values [Hv, places, Dv], made when
     the layer first writes: heads and widths may differ between layers, and between keys and values."""
 
     def __init__(self, layers: int):

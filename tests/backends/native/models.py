@@ -109,7 +109,7 @@ def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **ch
     made = config(**SHAPES[shape] | changes)
     with byte_dots(form != "int8 without dot products"):
         found = NativeExecutor(made, weights(made, dtype), LoadSettings(threads=threads, **options))
-    found._workspace.threads._small = False
+    found._workspace._small = False
     return found
 
 

@@ -21,7 +21,8 @@ def _product(boards, matrices, x, scratch, packed, y, add, threads):  # type: ig
     board, matrix = boards[0], matrices[0]
     board.threads = threads
     board.prepare.scratch, board.prepare.scratch_bytes = address_of(scratch), scratch.shape[1]
-    linear(board, matrix, address_of(x), x.shape[1], x.shape[0], address_of(packed), address_of(y), y.shape[1], add)
+    board.room.packed = address_of(packed)
+    linear(board, matrix, address_of(x), x.shape[1], x.shape[0], address_of(y), y.shape[1], add)
 
 
 @njit

@@ -13,7 +13,7 @@ ALONE, TOGETHER = 100, 200  # ids of sequences
 
 
 def on_threads(model: NativeExecutor, threads: int) -> NativeExecutor:
-    model._workspace.threads.most = threads
+    model._workspace.most = threads
     return model
 
 

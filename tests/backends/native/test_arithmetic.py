@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from numba import njit
 
 from slipstream.backends.native.kernels import arithmetic, records
+from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks, pick
 from slipstream.backends.native.kernels.memory import address_of
-from slipstream.backends.native.kernels.picks import MAXIMUM, NOISE, UNIFORMS, Picks, pick
 from slipstream.core.dice import invert
 
 rng = np.random.default_rng(0)

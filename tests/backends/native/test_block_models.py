@@ -57,7 +57,7 @@ def executors(kind: str) -> tuple[NativeExecutor, TorchExecutor]:
         given = weights(config, FLOATS.get(kind, torch.float16))
         native = NativeExecutor(config, given, LoadSettings(threads=1, quantize="int4" if kind == "int4" else None))
         reference = TorchExecutor(config, in_float64(given, config, kind == "int4"))
-    native._workspace.threads._small = False  # every pass uses all its threads
+    native._workspace._small = False  # every pass uses all its threads
     return native, reference
 
 

@@ -77,7 +77,7 @@ def test_other_settings_are_close(family, options, allowed, checkpoint, referenc
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
 def test_several_sequences_and_threads_choose_their_own_experts(family: str, checkpoint: Files, reference: Ref) -> None:
     of, model = reference(family, torch.float64), load(checkpoint(family), threads=3)
-    model._workspace.threads._small = False
+    model._workspace._small = False
     texts = [ids(n, n) for n in (3, 17, 40)]
     found = model.forward(forest([(b, 0, text, []) for b, text in enumerate(texts)])).logits
     near(found, torch.cat([of(text) for text in texts]))

@@ -181,7 +181,7 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(shape: 
 def test_a_long_context_that_threads_share_is_not_spoilt_either(threads: int) -> None:
     model, past = overflowing("llama", "float32"), MIN_SPLIT_SLOTS + 40
     text = [t for t in ids(past + 60) if t != SPOILT]
-    model._workspace.threads._small = False
+    model._workspace._small = False
     begin(on_threads(model, threads), ALONE, text[:past])
     for at in range(1, 4):
         tokens = text[past : past + 4]

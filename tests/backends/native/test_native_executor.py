@@ -18,8 +18,8 @@ from torch import Tensor
 
 from slipstream.backends.native import native_executor, packed_weights as native_weights
 from slipstream.backends.native.kernels import decoder_pass, processor
+from slipstream.backends.native.native_backend import MOST_COLUMNS, check_supported, refusal
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.backends.native.packed_weights import MOST_COLUMNS, check_supported, refusal
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor

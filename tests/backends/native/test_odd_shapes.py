@@ -71,7 +71,7 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
     }
     with byte_dots(form != "int8 without dot products"):
         model = NativeExecutor(of, made_of(tensors, of, torch.float32), LoadSettings(threads=3, **options))
-    model._workspace.threads._small = False
+    model._workspace._small = False
     members = []
     for _ in range(3):
         parents = random_tree(draw, 9) if draw.random() < 0.7 else []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native.packed_weights import MOST_COLUMNS
+from slipstream.backends.native.native_backend import MOST_COLUMNS
 from slipstream.backends.quantise import quantise_rows
 from tests.backends.native.models import needs_bfloat16
 from tests.backends.native.products import Product, as_bfloat16, model

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native import cache, native_executor as native_executor
+from slipstream.backends.native import native_executor as native_executor, paged
 from slipstream.backends.native.kernels import processor
-from slipstream.backends.native.native_eagle import NativeEagle
+from slipstream.backends.native.native_heads import NativeEagle
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError, TargetError
@@ -149,7 +149,7 @@ def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(monke
         return empty(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.np, "empty", interrupted)
+        patch.setattr(paged.np, "empty", interrupted)
         with contextlib.suppress(KeyboardInterrupt):
             model._pool.reserve(2, 0, 2000)
     for _ in range(2):

@@ -19,13 +19,13 @@ from slipstream.backends.native import threads as native_threads
 from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import (
     ContentionMonitor,
-    Threads,
     WorkerPool,
+    Workspace,
     available_threads,
     pool,
 )
-from slipstream.host import cores
-from slipstream.host.cores import container_quota
+from slipstream.host import machine as host_machine
+from slipstream.host.machine import container_quota
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 
@@ -52,8 +52,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
-        monkeypatch.setattr(cores, "container_quota", lambda: quota)
-        monkeypatch.setattr(cores, "_cores", lambda given: {str(cpu // 2 if hyper else cpu) for cpu in given})
+        monkeypatch.setattr(host_machine, "container_quota", lambda: quota)
+        monkeypatch.setattr(host_machine, "_cores", lambda given: {str(cpu // 2 if hyper else cpu) for cpu in given})
         return available_threads()
 
     return count
@@ -183,7 +183,7 @@ def test_idle_workers_sleep() -> None:
     time.sleep(0.3)
     assert time.process_time() - before < 0.03
     want = model.forward(chain(0, 20, [5])).logits.clone()  # and wake up
-    model._workspace.threads.most = 1
+    model._workspace.most = 1
     assert torch.equal(model.forward(chain(0, 20, [5])).logits, want)
 
 
@@ -217,10 +217,10 @@ def test_a_pool_that_is_closed_has_no_threads() -> None:
 
 
 def test_a_small_model_uses_one_thread_for_few_rows() -> None:
-    small, large = Threads(4, 1 << 20), Threads(4, 1 << 30)
-    assert (small.of(1), small.of(32), small.of(33)) == (1, 1, 4)
-    assert (large.of(1), large.of(500)) == (4, 4)
-    assert Threads(10_000, 1).most == native_threads.MOST_THREADS
+    small, large = Workspace(4, 1 << 20), Workspace(4, 1 << 30)
+    assert (small.threads(1), small.threads(32), small.threads(33)) == (1, 1, 4)
+    assert (large.threads(1), large.threads(500)) == (4, 4)
+    assert Workspace(10_000, 1).most == native_threads.MOST_THREADS
 
 
 def test_memory_for_weights_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:

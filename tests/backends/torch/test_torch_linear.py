@@ -22,7 +22,7 @@ def layer(out: int, width: int, bias: bool) -> tuple[torch.Tensor, torch.Tensor 
 def test_packed_equals_plain(out: int, width: int, rows: int, bias: bool) -> None:
     weight, b = layer(out, width, bias)
     x = torch.randn(rows, width)  # [M, in]
-    made = packed.linear(weight, b, CPU)
+    made = packed.Linear(weight, b, CPU)
     torch.testing.assert_close(made(x), F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
     assert made.nbytes == weight.nbytes + (b.nbytes if b is not None else 0)
 
@@ -31,4 +31,4 @@ def test_plain_layers_are_used_if_the_operators_are_missing(monkeypatch: pytest.
     monkeypatch.setattr(packed, "_has_packed", lambda: False)
     weight, b = layer(16, 32, True)
     x = torch.randn(3, 32)
-    assert torch.equal(packed.linear(weight, b, CPU)(x), F.linear(x, weight, b))
+    assert torch.equal(packed.Linear(weight, b, CPU)(x), F.linear(x, weight, b))

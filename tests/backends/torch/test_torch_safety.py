@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from slipstream.backends.torch.torch_eagle import TorchEagle
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.errors import TargetError
 from slipstream.models.executor import Batch
 from tests.backends.native.models import SHAPES, VOCAB, chain, config, forest, ids, tree, weights

@@ -5,6 +5,7 @@ distributions, in float32.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,11 +111,7 @@ def layer_norm(x, weight, bias, eps, out):
 @kernel()
 def is_finite(x):
     """Whether all values of a row are finite."""
-    worst = np.int32(0)
-    bits = x.view(np.int32)
-    for i in range(x.shape[0]):
-        worst = max(worst, np.int32(bits[i] & np.int32(0x7F800000)))
-    return worst != np.int32(0x7F800000)
+    return max_abs(x) < np.inf
 
 
 @kernel(fastmath=FAST)
@@ -240,3 +237,33 @@ def first_maximum(logits, inv_temperature, noise):
         if value > top:
             best, top = i, value
     return best
+
+
+MAXIMUM, UNIFORMS, NOISE = range(3)
+
+
+class Picks(NamedTuple):
+    """How a call picks tokens in K steps of B sequences, among the ids below `vocab`: see `core.decode_steps`."""
+
+    kind: int  # MAXIMUM, UNIFORMS or NOISE
+    vocab: int
+    inv_temperature: np.ndarray  # float64 [B]
+    uniforms: np.ndarray  # float64 [K, B]
+    noise: np.ndarray  # float64 [K, B, V]
+
+
+@kernel()
+def pick(picks, j, logits, probs, drawn):
+    """drawn[b] = the token of step j, from logits [B, >= V]; unless it is a maximum, probs [B, V] receives its
+    distribution in float64."""
+    for b in range(drawn.shape[0]):
+        if picks.kind == MAXIMUM:
+            drawn[b] = argmax(logits[b], picks.vocab)
+            continue
+        row = probs[b, : picks.vocab]
+        softmax(logits[b], picks.inv_temperature[b], row)
+        probs[b, picks.vocab :] = 0
+        if picks.kind == UNIFORMS:
+            drawn[b] = first_above(row, picks.uniforms[j, b])
+        else:
+            drawn[b] = first_maximum(logits[b], picks.inv_temperature[b], picks.noise[j, b, : picks.vocab])

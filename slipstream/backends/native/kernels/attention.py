@@ -222,12 +222,6 @@ def _weighted_sum(job, group, scores, mixed, low, high):
 
 
 @kernel()
-def scratch_floats(size, width):
-    """Scratch floats of one group: packed queries or weighted sums, then scores."""
-    return MOST_HEADS * (size + width)
-
-
-@kernel()
 def attend(job, unit, thread):
     """Unit of work: the whole attention of a group of query heads."""
     room = job.scratch + thread * job.scratch_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.backends.native.kernels.arithmetic import is_finite
+from slipstream.backends.native.kernels.arithmetic import is_finite, pick
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import entry, kernel
 from slipstream.backends.native.kernels.layer import (
@@ -20,19 +20,16 @@ from slipstream.backends.native.kernels.layer import (
     NO_SUCH_POSITION,
     NO_SUCH_TOKEN,
     NOT_FINITE,
-    copy,
     embed,
     layer_of,
     next_rows,
-    norm_row,
     room,
     run_layer,
 )  # fmt: skip
-from slipstream.backends.native.kernels.matrices import multiply, prepare
+from slipstream.backends.native.kernels.matrices import transformed
 from slipstream.backends.native.kernels.memory import address_of, floats
-from slipstream.backends.native.kernels.picks import pick
+from slipstream.backends.native.kernels.products import NORM, copy, norm_row
 from slipstream.backends.native.kernels.records import NOTHING
-from slipstream.backends.native.kernels.rows import NORM
 
 
 @kernel()
@@ -89,33 +86,19 @@ def _pass(
         if not is_finite(floats(own.x + 4 * own.stride * (a if alone else wanted[a]), model.width)):
             state = NOT_FINITE
     if asked > 0:
-        prepare(
-            board, model.head, own.x, own.stride, asked, NORM, model.norm, model.norm_bias, model.layer_norm, NOTHING,
-            model.eps, NOTHING if alone else address_of(wanted), own.packed,
+        gather = NOTHING if alone else address_of(wanted)
+        transformed(
+            board, model, model.head, own.x, own.stride, asked, NORM, model.norm, model.norm_bias, gather,
+            address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
-        multiply(board, model.head, asked, own.packed, address_of(logits), logits.shape[1], NOTHING)
     return state
 
 
 @entry
 def forward(
-    boards,
-    models,
-    caches,
-    rows,
-    tokens,
-    given,
-    first,
-    last,
-    wanted,
-    alone,
-    taps,
-    tapped,
-    stream,
-    logits,
-    arena,
+    boards, models, caches, rows, tokens, given, first, last, wanted, alone, taps, tapped, stream, logits, arena,
     threads,
-):
+):  # fmt: skip
     """Run layers first..last-1 over R rows; keys and values are written to the cache.
 
     tokens   int64 [R], if first is 0; else `given` float32 [R, d] is the residual stream that the layers start from
@@ -152,22 +135,17 @@ def decode(
     """
     steps, streams = drawn.shape[0], stream.shape[0] > 0
     taps, tapped = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32)
-    given, no_stream, no_logits = (
-        np.empty((0, 0), np.float32),
-        np.empty((0, 0), np.float32),
-        np.empty((0, 0), np.float32),
-    )
-    bottom, each, state, here = NOTHING, np.arange(drawn.shape[1]), FINE, rows[0]
+    nothing, bottom, each, state, here = np.empty((0, 0), np.float32), NOTHING, np.arange(drawn.shape[1]), FINE, rows[0]
     for j in range(steps + 1 if streams else steps):
         if j > 0:
             next_rows(here, last, after[0])
             tokens, here, last = drawn[j - 1], after[0], each
-        wanted, out = (last, logits[j]) if j < steps else (each[:0], no_logits)
-        kept = no_stream
+        wanted, out = (last, logits[j]) if j < steps else (each[:0], nothing)
+        kept = nothing
         if streams:
             kept = stream if j == 0 else later[j - 1]
         found = _pass(
-            boards[0], models[0], caches[0], here, tokens, given, bottom, depth, wanted, not streams, taps, tapped,
+            boards[0], models[0], caches[0], here, tokens, nothing, bottom, depth, wanted, not streams, taps, tapped,
             kept, out, arena, threads,
         )  # fmt: skip
         if found != FINE:

@@ -16,7 +16,7 @@ class Format:
     step     columns per step of the inner loop
     bits     per weight
     passes   number of parts that an activation is split into
-    row      bytes of a packed row of activations: per column, and per group or row (see `tiles._matrix_tile`)
+    row      bytes of a packed row of activations: per column, and per group or row (see `tiles.matrix_tile`)
     group    columns of activations that share a scale, see `block_tiles`; 0: all
     span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
              larger than a group, each group has a factor of 8 bits besides

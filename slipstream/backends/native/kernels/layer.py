@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, types
 
-from slipstream.backends.native.kernels.arithmetic import exp, layer_norm, maximum, rms_norm
+from slipstream.backends.native.kernels.arithmetic import exp, maximum
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
@@ -17,11 +17,10 @@ from slipstream.backends.native.kernels.matrices import (
     attention_scratch,
     group_rows,
     linear,
-    multiply,
-    prepare,
     scratch_of,
+    transformed,
     write_kv,
-)  # fmt: skip
+)
 from slipstream.backends.native.kernels.memory import (
     address_of,
     call,
@@ -34,9 +33,8 @@ from slipstream.backends.native.kernels.memory import (
     where,
 )  # fmt: skip
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
-from slipstream.backends.native.kernels.products import ALIGN
-from slipstream.backends.native.kernels.records import BOARD, CACHE, LAYER, MATRIX, MODEL, NOTHING, ROWS
-from slipstream.backends.native.kernels.rows import ACTIVATE, GATE, NORM
+from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, copy, matrix_at
+from slipstream.backends.native.kernels.records import BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
@@ -58,12 +56,6 @@ def padded(n):
 
 
 @kernel()
-def copy(x, out):
-    for i in range(out.shape[0]):
-        out[i] = x[i]
-
-
-@kernel()
 def layer_of(model, number):
     """LAYER record of a model."""
     return carray(pointer(model.layers), (model.count,), LAYER)[number]
@@ -72,7 +64,7 @@ def layer_of(model, number):
 @kernel()
 def expert_of(model, number, part):
     """MATRIX record of an expert: part 0 up, 1 down."""
-    return carray(pointer(model.experts), (model.expert_count, 2), MATRIX)[number, part]
+    return matrix_at(model.experts, 2 * number + part)
 
 
 @kernel()
@@ -201,16 +193,6 @@ def embed(table, tokens, x, stride, add):
 
 
 @kernel()
-def norm_row(model, row, weight, bias, out):
-    """The model's kind of norm, for one row [d]."""
-    n = row.shape[0]
-    if model.layer_norm:
-        layer_norm(row, floats(weight, n), floats(bias, n), model.eps, out)
-    else:
-        rms_norm(row, floats(weight, n), model.eps, out)
-
-
-@kernel()
 def _choose(model, layer, scores, stride, count, chosen, shares):
     """Choose the `experts_per_token` best experts of each row, by the softmax of scores [count, experts]; shares
     receives their weights. They are distinct, even if scores are NaN: `_mixture` has room for each row once."""
@@ -236,43 +218,47 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
 
 
 @kernel()
+def _mlp(board, model, layer, up, down, count, gather, y, stride, add):
+    """y = the output of an MLP for `count` rows of the residual stream: the first, or those of `gather` if not 0."""
+    room = board.room
+    transformed(
+        board, model, up, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, gather, room.wide,
+        room.wide_stride, NOTHING,
+    )  # fmt: skip
+    transformed(
+        board, model, down, room.wide, room.wide_stride, count, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
+        NOTHING, y, stride, add,
+    )  # fmt: skip
+
+
+@kernel()
 def _mixture(board, model, layer, count, room):
     """x += the weighted outputs of each row's chosen experts. Only chosen experts are read. Their input is the layer's
     second norm of x; each row adds its experts in the order of their numbers."""
     most = model.experts_per_token
     chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
-    prepare(
-        board, layer.router, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm,
-        NOTHING, model.eps, NOTHING, room.packed,
+    transformed(
+        board, model, layer.router, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, NOTHING,
+        room.wide, room.wide_stride, NOTHING,
     )  # fmt: skip
-    multiply(board, layer.router, count, room.packed, room.wide, room.wide_stride, NOTHING)
     _choose(model, layer, room.wide, room.wide_stride, count, chosen, shares)
-    own, places = np.empty(count, np.int64), np.empty(count, np.int64)
+    chosen_by, places = np.empty(count, np.int64), np.empty(count, np.int64)
     sums = np.zeros((count, model.width), np.float32)
     for e in range(layer.experts):
-        found = NOTHING
+        count_here = NOTHING
         for r in range(count):
             for k in range(most):
                 if chosen[r, k] == e:
-                    own[found], places[found] = r, k
-                    found += 1
-        if found == 0:
+                    chosen_by[count_here], places[count_here] = r, k
+                    count_here += 1
+        if count_here == 0:
             continue
         up, down = expert_of(model, layer.first_expert + e, NOTHING), expert_of(model, layer.first_expert + e, DOWN)
-        prepare(
-            board, up, room.x, room.stride, found, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm, NOTHING,
-            model.eps, address_of(own), room.packed,
-        )  # fmt: skip
-        multiply(board, up, found, room.packed, room.wide, room.wide_stride, NOTHING)
-        prepare(
-            board, down, room.wide, room.wide_stride, found, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
-            NOTHING, model.activation, model.eps, NOTHING, room.packed,
-        )  # fmt: skip
-        multiply(board, down, found, room.packed, room.qkv, room.qkv_stride, NOTHING)
-        for i in range(found):
-            share, made = shares[own[i], places[i]], floats(room.qkv + 4 * room.qkv_stride * i, model.width)
+        _mlp(board, model, layer, up, down, count_here, address_of(chosen_by), room.qkv, room.qkv_stride, NOTHING)
+        for i in range(count_here):
+            share, out = shares[chosen_by[i], places[i]], floats(room.qkv + 4 * room.qkv_stride * i, model.width)
             for j in range(model.width):
-                sums[own[i], j] += share * made[j]
+                sums[chosen_by[i], j] += share * out[j]
     for r in range(count):
         out = floats(room.x + 4 * room.stride * r, model.width)
         for j in range(model.width):
@@ -288,11 +274,10 @@ def one_layer(
     cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
     active, room = integers(active_rows, active_count), board.room
     layer, count = layer_of(model, number), rows.count
-    prepare(
-        board, layer.qkv, given, given_stride, count, mode, norm, norm_bias, model.layer_norm, NOTHING, model.eps,
-        NOTHING, room.packed,
+    transformed(
+        board, model, layer.qkv, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv, room.qkv_stride,
+        NOTHING,
     )  # fmt: skip
-    multiply(board, layer.qkv, count, room.packed, room.qkv, room.qkv_stride, NOTHING)
     write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
     if active_count == 0:
         return
@@ -308,20 +293,11 @@ def one_layer(
         board, model, layer, cache, number, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
         room.mixed, room.mixed_stride,
     )  # fmt: skip
-    linear(board, layer.o, room.mixed, room.mixed_stride, active_count, room.packed, room.x, room.stride, ADD)
+    linear(board, layer.o, room.mixed, room.mixed_stride, active_count, room.x, room.stride, ADD)
     if layer.experts > 0:
         _mixture(board, model, layer, active_count, room)
-        return
-    prepare(
-        board, layer.up, room.x, room.stride, active_count, NORM, layer.mlp_norm, layer.mlp_norm_bias, model.layer_norm,
-        NOTHING, model.eps, NOTHING, room.packed,
-    )  # fmt: skip
-    multiply(board, layer.up, active_count, room.packed, room.wide, room.wide_stride, NOTHING)
-    prepare(
-        board, layer.down, room.wide, room.wide_stride, active_count, GATE if model.gated else ACTIVATE, NOTHING,
-        NOTHING, NOTHING, model.activation, model.eps, NOTHING, room.packed,
-    )  # fmt: skip
-    multiply(board, layer.down, active_count, room.packed, room.x, room.stride, ADD)
+    else:
+        _mlp(board, model, layer, layer.up, layer.down, active_count, NOTHING, room.x, room.stride, ADD)
 
 
 @kernel()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+from numba import carray, types
 
-from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, rows_at, scratch_floats
-from slipstream.backends.native.kernels.compiled import kernel
-from slipstream.backends.native.kernels.memory import address_of, integers
+from slipstream.backends.native.kernels import attention, products
+from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, rows_at
+from slipstream.backends.native.kernels.compiled import callback, kernel
+from slipstream.backends.native.kernels.memory import address_of, integers, pointer, where
 from slipstream.backends.native.kernels.pool import share
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.products import ALIGN, BAND
+from slipstream.backends.native.kernels.products import ALIGN, BAND, PLAIN, tiles_of
 from slipstream.backends.native.kernels.records import (
     ATTENDED,
+    BOARD,
     KV_WRITTEN,
     MIXED,
     NOTHING,
@@ -20,9 +22,6 @@ from slipstream.backends.native.kernels.records import (
     SCORED,
     SOFTMAX,
 )  # fmt: skip
-from slipstream.backends.native.kernels.rows import PLAIN, tiles_of
-
-_NO_EPS = np.float32(0)
 
 MIN_SHARED_BYTES = 1 << 15
 """Smaller products, in bytes of weights, run on one thread."""
@@ -39,49 +38,48 @@ MIN_SPLIT_SLOTS = 512
 
 @kernel()
 def scratch_of(columns):
-    """Scratch bytes that a thread needs to prepare a row: see `rows.prepare`."""
+    """Scratch bytes that a thread needs to prepare a row: see `products.prepare`."""
     return 10 * columns
 
 
 @kernel()
-def prepare(board, matrix, source, stride, rows, mode, norm, bias, layer_norm, activation, eps, gather, packed):
-    """Transform rows (see `rows.prepare`) and pack them for a product with this matrix."""
-    job = board.prepare
-    job.source, job.stride, job.gather, job.rows, job.width = source, stride, gather, rows, matrix.width
-    job.mode, job.weight, job.bias, job.layer_norm, job.activation, job.eps = (
-        mode, norm, bias, layer_norm, activation, eps,
-    )  # fmt: skip
-    job.packed, job.form, job.most_rows, job.columns = packed, matrix.form, matrix.most_rows, matrix.columns
-    job.group, job.row_bytes = matrix.group, matrix.row_bytes
-    units = tiles_of(rows, matrix.most_rows)
-    share(board, PREPARED, units, rows * matrix.columns > MIN_SHARED_NUMBERS)
+def attention_scratch(size, width):
+    """Scratch bytes of attention over `width` slots, per thread, or per group if the context is split: packed queries
+    or weighted sums, then scores."""
+    return 4 * MOST_HEADS * (size + width)
 
 
 @kernel()
-def multiply(board, matrix, rows, packed, y, stride, add):
-    """y[r] = (add ? y[r] : 0) + x[r] @ w.T + bias for packed rows; y float32 [rows, stride], stride >= padded outs."""
-    job = board.product
-    job.tile, job.weights, job.scales, job.bias, job.packed, job.y = (
-        matrix.tile, matrix.weights, matrix.scales, matrix.bias, packed, y,
-    )  # fmt: skip
-    job.columns, job.outs, job.out_bytes = matrix.columns, matrix.outs, matrix.out_bytes
-    job.row_bytes, job.rows, job.most_rows, job.stride, job.add = (
-        matrix.row_bytes, rows, matrix.most_rows, stride, add,
-    )  # fmt: skip
-    threads, share_of = board.threads, ALIGN
-    if matrix.outs < 4 * ALIGN * threads and rows > 2:
-        share_of = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
+def _multiply(board, matrix, source, stride, rows, y, y_stride, add):
+    """Prepare rows as `board.prepare` says, and multiply them."""
+    preparation, job, packed = board.prepare, board.product, board.room.packed
+    preparation.matrix, preparation.source, preparation.stride = where(matrix), source, stride
+    preparation.rows, preparation.packed = rows, packed
     tiles = tiles_of(rows, matrix.most_rows)
-    job.share, job.bands = share_of, max(1, min(tiles, rows // BAND))
-    units = (matrix.outs + share_of - 1) // share_of * job.bands
+    share(board, PREPARED, tiles, rows * matrix.columns > MIN_SHARED_NUMBERS)
+    outputs = ALIGN
+    if matrix.outs < 4 * ALIGN * board.threads and rows > 2:
+        outputs = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
+    job.matrix, job.packed, job.rows = where(matrix), packed, rows
+    job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, max(1, min(tiles, rows // BAND))
+    units = (matrix.outs + outputs - 1) // outputs * job.bands
     share(board, PRODUCTS, units, matrix.outs * matrix.out_bytes > MIN_SHARED_BYTES)
 
 
 @kernel()
-def linear(board, matrix, source, stride, rows, packed, y, y_stride, add):
-    """y = x @ w.T + bias for rows without a transformation; see `multiply`."""
-    prepare(board, matrix, source, stride, rows, PLAIN, NOTHING, NOTHING, NOTHING, NOTHING, _NO_EPS, NOTHING, packed)
-    multiply(board, matrix, rows, packed, y, y_stride, add)
+def linear(board, matrix, source, stride, rows, y, y_stride, add):
+    """y[r] = (add ? y[r] : 0) + x[r] @ w.T + bias for rows at `source`, `stride` apart; y float32 [rows, y_stride],
+    y_stride >= padded outs. They are packed in `board.room`."""
+    board.prepare.mode, board.prepare.gather = PLAIN, NOTHING
+    _multiply(board, matrix, source, stride, rows, y, y_stride, add)
+
+
+@kernel()
+def transformed(board, model, matrix, source, stride, rows, mode, norm, bias, gather, y, y_stride, add):
+    """`linear` of rows that are transformed first: see `products.prepare`."""
+    job = board.prepare
+    job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, norm, bias, gather
+    _multiply(board, matrix, source, stride, rows, y, y_stride, add)
 
 
 @kernel()
@@ -114,7 +112,7 @@ def group_rows(rows, active, each, starts):
 
 @kernel()
 def attend(board, model, layer, cache, number, rows, active, starts, bundles, longest, q, stride, out, out_stride):
-    """out[a] = attention of row going[a] in layer `number`; q: query heads of all rows, `stride` apart."""
+    """out[a] = attention of row active[a] in layer `number`; q: query heads of all rows, `stride` apart."""
     job, threads = board.attend, board.threads
     both = integers(cache.layers + 16 * number, 2)
     job.q, job.stride, job.out, job.out_stride = q, stride, out, out_stride
@@ -127,12 +125,8 @@ def attend(board, model, layer, cache, number, rows, active, starts, bundles, lo
     job.scores, job.mix = cache.scores, cache.mix
     groups = bundles * model.kv_heads * parts_of(model.heads, model.kv_heads)
     shared = active.shape[0] * model.heads * longest > MIN_SHARED_SCORES
-    if (
-        threads > 1
-        and groups < 2 * threads
-        and longest >= MIN_SPLIT_SLOTS
-        and job.width <= slots_in(job.scratch_bytes, model.size)
-    ):
+    fits = attention_scratch(model.size, job.width) <= job.scratch_bytes
+    if threads > 1 and groups < 2 * threads and longest >= MIN_SPLIT_SLOTS and fits:
         job.pieces = max(1, min(longest // 256, 4 * threads // groups))
         share(board, SCORED, groups * job.pieces, shared)
         share(board, SOFTMAX, groups * MOST_HEADS, shared)
@@ -141,13 +135,23 @@ def attend(board, model, layer, cache, number, rows, active, starts, bundles, lo
     share(board, ATTENDED, groups, shared)
 
 
-@kernel()
-def slots_in(bytes, size):
-    """Number of slots whose scores fit in `bytes` of scratch: see `attention.scratch_floats`."""
-    return bytes // (4 * MOST_HEADS) - size
-
-
-@kernel()
-def attention_scratch(size, width):
-    """Scratch bytes of attention over `width` slots: per thread, or per group if the context is split."""
-    return 4 * scratch_floats(size, width)
+@callback(types.void(types.int64, types.int64, types.int64))
+def run_unit(address, unit, thread):
+    """Do one unit of the work that the BOARD at `address` describes. A callback, because a kernel that calls another
+    one by name contains all of its code."""
+    board = carray(pointer(address), (1,), BOARD)[0]
+    op = board.op
+    if op == PRODUCTS:
+        products.product(board.product, unit, thread)
+    elif op == ATTENDED:
+        attention.attend(board.attend, unit, thread)
+    elif op == PREPARED:
+        products.prepare(board.prepare, unit, thread)
+    elif op == KV_WRITTEN:
+        attention.write_kv(board.write_kv, unit, thread)
+    elif op == SCORED:
+        attention.attend_scores(board.attend, unit, thread)
+    elif op == SOFTMAX:
+        attention.attend_weights(board.attend, unit, thread)
+    elif op == MIXED:
+        attention.attend_values(board.attend, unit, thread)

@@ -1,10 +1,21 @@
-"""Packed rows times a matrix."""
+"""Units of work of a matrix product: rows of activations are transformed (norm, gate) and packed for the tiles of a
+matrix, then multiplied."""
 
 from __future__ import annotations
 
-from slipstream.backends.native.kernels.compiled import kernel
-from slipstream.backends.native.kernels.memory import call
-from slipstream.backends.native.kernels.rows import first_of, tiles_of
+from functools import partial
+
+import numpy as np
+from numba import carray
+
+from slipstream.backends.native.kernels.arithmetic import activate, gate, layer_norm, max_abs, rms_norm
+from slipstream.backends.native.kernels.block_tiles import round_groups
+from slipstream.backends.native.kernels.compiled import EXACT, kernel
+from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FORMATS, INT8_PAIRS, INT8_QUADS_TWICE
+from slipstream.backends.native.kernels.memory import address_of, call, floats, integers, pointer, small, words
+from slipstream.backends.native.kernels.processor import byte_offset
+from slipstream.backends.native.kernels.records import MATRIX, MODEL
+from slipstream.backends.native.kernels.vectors import locator
 
 ALIGN = 64
 """The number of outputs of a matrix is padded to a multiple of it, with zeros."""
@@ -12,24 +23,194 @@ ALIGN = 64
 BAND = 48
 """Maximum rows of a unit of work."""
 
+PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal argument would have its own type
+"""How a row is transformed first."""
+
+_PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
+_round_16, _round_32, _round_64 = (locator(partial(round_groups, group=group)) for group in (16, 32, 64))
+_OFFSET = np.int32(byte_offset())
+_MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
+
+
+@kernel()
+def copy(x, out):
+    for i in range(out.shape[0]):
+        out[i] = x[i]
+
+
+@kernel()
+def matrix_at(address, number):
+    """MATRIX record `number` of those at an address."""
+    return carray(pointer(address), (number + 1,), MATRIX)[number]
+
+
+@kernel()
+def tiles_of(rows, most):
+    """Number of tiles for `rows` rows."""
+    return (rows + most - 1) // most
+
+
+@kernel()
+def first_of(tile, rows, most):
+    """The first row of a tile. Tiles have similar sizes, because one row costs as many loads of weights as a full
+    tile."""
+    return tile * rows // tiles_of(rows, most)
+
+
+@kernel(fastmath=EXACT)
+def _round(x, most, out):
+    """Round a row to integers in [-most, most], `most` at its largest absolute value. Returns the unit: the value of
+    the integer 1."""
+    top = max_abs(x)
+    factor = np.float32(most) / max(top, np.float32(1e-30))
+    for i in range(x.shape[0]):
+        out[i] = np.int32(np.floor(x[i] * factor + np.float32(0.5)))
+    return top / np.float32(most)
+
+
+@kernel()
+def _pack_floats(x, base, r, count):
+    out = floats(base, x.shape[0] * count)
+    for i in range(x.shape[0]):
+        out[i * count + r] = x[i]
+
+
+@kernel()
+def _as_bfloat16(bits):
+    """The bits of a float32, rounded to a bfloat16 (to nearest, ties to even) in the lower half."""
+    return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@kernel()
+def _pack_pairs(x, base, r, count):
+    bits, half = x.view(np.uint32), x.shape[0] // 2
+    out = words(base, half * count)
+    for i in range(half):
+        low, high = np.uint32(_as_bfloat16(bits[2 * i])), np.uint32(_as_bfloat16(bits[2 * i + 1]))
+        out[i * count + r] = np.int32(np.uint32(low | np.uint32(high << np.uint32(16))))
+
+
+@kernel()
+def _pack_int8_pairs(x, base, r, count, narrow):
+    n = x.shape[0]
+    most = min(2**15 - 1, (2**31 - 1) // (127 * n))  # so that no sum overflows
+    floats(base, count)[r] = _round(x, most, narrow[:n])
+    out = words(base + 4 * count, n // 2 * count)
+    for i in range(n // 2):
+        out[i * count + r] = np.int32((narrow[2 * i] & np.int32(0xFFFF)) | np.int32(narrow[2 * i + 1] << np.int32(16)))
+
+
+@kernel()
+def _pack_quads(x, base, r, count, group):
+    round_row = _round_64() if group == 64 else _round_32() if group == 32 else _round_16()
+    call(round_row, (address_of(x), base, r, count, x.shape[0]))
+
+
+@kernel()
+def _pack_quads_twice(x, base, r, count, narrow, bytes):
+    n = x.shape[0]
+    floats(base, count)[r] = _round(x, _MOST, narrow[:n])
+    firsts = words(base + 4 * count, 2 * count)
+    upper, lower = bytes[:n], bytes[n : 2 * n]
+    above, below = np.int32(0), np.int32(0)
+    for i in range(n):
+        high = np.int32((narrow[i] + 128) >> 8)
+        low = np.int32(narrow[i] - 256 * high)
+        upper[i], lower[i] = np.int8(high), np.int8(low)
+        above += high
+        below += low
+    firsts[r], firsts[count + r] = np.int32(-_OFFSET * above), np.int32(-_OFFSET * below)
+    out = words(base + 12 * count, n // 2 * count)
+    whole_upper, whole_lower = upper.view(np.int32), lower.view(np.int32)
+    for i in range(n // 4):
+        out[2 * i * count + r] = whole_upper[i]
+        out[(2 * i + 1) * count + r] = whole_lower[i]
+
+
+@kernel()
+def norm_row(model, row, weight, bias, out):
+    """The model's kind of norm, for one row [d]."""
+    n = row.shape[0]
+    if model.layer_norm:
+        layer_norm(row, floats(weight, n), floats(bias, n), model.eps, out)
+    else:
+        rms_norm(row, floats(weight, n), model.eps, out)
+
+
+@kernel()
+def _transform(job, row, out):
+    """out [width] = the transformation of a row by `mode`."""
+    model = carray(pointer(job.model), (1,), MODEL)[0]
+    if job.mode == NORM:
+        norm_row(model, row, job.weight, job.bias, out)
+    elif job.mode == GATE:
+        gate(model.activation, row, out)
+    elif job.mode == ACTIVATE:
+        activate(model.activation, row, out)
+
+
+@kernel()
+def prepare(job, tile, thread):
+    """Unit of work: transform the rows of one tile and pack them.
+
+    source: float32, rows `stride` apart; gather: int64 [rows], which of them, or 0 for all in order. The tile is
+    written to packed + first * row_bytes, in the layout of `tiles.matrix_tile` for the format.
+    """
+    scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(job.matrix, 0)
+    width, columns, form = matrix.width, matrix.columns, matrix.form
+    held = floats(scratch, columns)
+    narrow, bytes = words(scratch + 4 * columns, columns), small(scratch + 8 * columns, 2 * columns)
+    first = first_of(tile, job.rows, matrix.most_rows)
+    count = first_of(tile + 1, job.rows, matrix.most_rows) - first
+    base = job.packed + first * matrix.row_bytes
+    straight = count == 1 and form < _PAIRS  # the row itself is packed
+    read = 2 * width if job.mode == GATE else width
+    for r in range(count):
+        number = first + r
+        if job.gather:
+            number = integers(job.gather, job.rows)[number]
+        row = floats(job.source + 4 * job.stride * number, read)
+        if straight:
+            out = floats(base, width)
+            if job.mode == PLAIN:
+                copy(row, out)
+            else:
+                _transform(job, row, out)
+            continue
+        if job.mode != PLAIN:
+            _transform(job, row, held[:width])
+            row = held
+        elif columns > width:
+            copy(row, held[:width])
+            row = held
+        for i in range(width, columns):
+            held[i] = 0
+        row = row[:columns]
+        if form < _PAIRS:
+            _pack_floats(row, base, r, count)
+        elif form == _PAIRS:
+            _pack_pairs(row, base, r, count)
+        elif form == _INT8_PAIRS:
+            _pack_int8_pairs(row, base, r, count, narrow)
+        elif form == _TWICE:
+            _pack_quads_twice(row, base, r, count, narrow, bytes)
+        else:
+            _pack_quads(row, base, r, count, matrix.group)
+
 
 @kernel()
 def product(job, unit, thread):
-    """Unit of work: `share` outputs of a band of the packed rows; see `tiles._matrix_tile`."""
-    tiles = tiles_of(job.rows, job.most_rows)
+    """Unit of work: `share` outputs of a band of the packed rows; see `tiles.matrix_tile`."""
+    matrix = matrix_at(job.matrix, 0)
+    tiles = tiles_of(job.rows, matrix.most_rows)
     band, block = unit % job.bands, unit // job.bands
     low = block * job.share
-    high = min(low + job.share, job.outs)
+    high = min(low + job.share, matrix.outs)
     for o in range(low, high, ALIGN):  # the weights of so few outputs stay in cache while all rows use them
         outs = min(ALIGN, high - o)
         for tile in range(band * tiles // job.bands, (band + 1) * tiles // job.bands):
-            first = first_of(tile, job.rows, job.most_rows)
-            count = first_of(tile + 1, job.rows, job.most_rows) - first
-            call(
-                job.tile,
-                (
-                    job.weights + o * job.out_bytes, job.scales + 4 * o, job.bias + 4 * o,
-                    job.packed + first * job.row_bytes, job.y + 4 * (first * job.stride + o),
-                    job.columns, outs, count, job.stride, job.add,
-                ),
-            )  # fmt: skip
+            first = first_of(tile, job.rows, matrix.most_rows)
+            count = first_of(tile + 1, job.rows, matrix.most_rows) - first
+            x, y = job.packed + first * matrix.row_bytes, job.y + 4 * (first * job.stride + o)
+            weights, scales, bias = matrix.weights + o * matrix.out_bytes, matrix.scales + 4 * o, matrix.bias + 4 * o
+            call(matrix.tile, (weights, scales, bias, x, y, matrix.columns, outs, count, job.stride, job.add))

@@ -21,7 +21,7 @@ def _record(**fields: Any) -> np.dtype:
 _I, _F = np.int64, np.float32
 
 MATRIX = _record(
-    tile=_I,  # address of the code: see `tiles._matrix_tile`
+    tile=_I,  # address of the code: see `tiles.matrix_tile`
     form=_I,  # index in `formats.FORMATS`
     most_rows=_I,  # of a tile
     weights=_I,
@@ -99,7 +99,7 @@ CACHE = _record(
     stride=_I,
     slots=_I,  # of a block
     half=_I,  # 1: float16, 0: float32
-    scores=_I,  # addresses of the code: see `tiles._attention_tile`
+    scores=_I,  # addresses of the code: see `tiles.attention_tile`
     mix=_I,
 )
 """The paged KV cache."""
@@ -117,15 +117,12 @@ ROWS = _record(
 # --- the work of threads: one record for each kind -------------------------------------------------------------------
 
 PREPARE = _record(
-    source=_I, stride=_I, gather=_I, rows=_I, width=_I, mode=_I, layer_norm=_I, activation=_I, weight=_I, bias=_I,
-    packed=_I, form=_I, most_rows=_I, columns=_I, group=_I, row_bytes=_I, scratch=_I, scratch_bytes=_I, eps=_F,
+    model=_I, matrix=_I, source=_I, stride=_I, gather=_I, rows=_I, mode=_I, weight=_I, bias=_I, packed=_I, scratch=_I,
+    scratch_bytes=_I,
 )  # fmt: skip
-"""Rows to transform (`mode`) and to pack for a product: see `rows.prepare`."""
+"""Rows to transform (`mode`) and to pack for a product: see `products.prepare`. model, matrix: addresses."""
 
-PRODUCT = _record(
-    tile=_I, weights=_I, scales=_I, bias=_I, packed=_I, y=_I, columns=_I, outs=_I, out_bytes=_I, row_bytes=_I, rows=_I,
-    most_rows=_I, stride=_I, add=_I, share=_I, bands=_I,
-)  # fmt: skip
+PRODUCT = _record(matrix=_I, packed=_I, y=_I, rows=_I, stride=_I, add=_I, share=_I, bands=_I)
 """Packed rows times a matrix: see `products.product`."""
 
 WRITE_KV = _record(
@@ -171,7 +168,7 @@ BOARD = _record(
     size=_I,  # threads of the pool
     counters=_I,  # address: see `pool`
     address=_I,  # of this record
-    run=_I,  # addresses of `units.run_unit`
+    run=_I,  # addresses of `matrices.run_unit`
     run_layer=_I,  # and `layer.one_layer`
     prepare=PREPARE,
     product=PRODUCT,
@@ -197,7 +194,7 @@ EAGLE = _record(
     normed_start=_I,  # whether the residual stream begins with the normed feature
     normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE head: see `eagle_pass`."""
+"""An EAGLE head: see `head_passes`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state
@@ -206,7 +203,7 @@ MEDUSA = _record(
     out=_I,  # MATRIX [outs]: one per head, or one for all
     outs=_I,
 )
-"""K Medusa heads over states of width d: see `medusa_pass`."""
+"""K Medusa heads over states of width d: see `head_passes`."""
 
 STORED_PRODUCT = _record(
     next=_I,  # the unit that is taken next

@@ -23,8 +23,8 @@ from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.compiled import callback
 from slipstream.backends.native.kernels.formats import BFLOAT16, FLOAT32, Format
 from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
+from slipstream.backends.native.kernels.products import first_of, tiles_of
 from slipstream.backends.native.kernels.records import STORED_PRODUCT
-from slipstream.backends.native.kernels.rows import first_of, tiles_of
 from slipstream.backends.native.kernels.vectors import (
     BYTE,
     CONTRACT,

@@ -44,7 +44,6 @@ from slipstream.backends.native.kernels.vectors import (
     bytes_at,
     join,
     load_vector,
-    locator,
     new_function,
     place_at,
     split,
@@ -168,7 +167,7 @@ def store_sums(
         b.store(result, b.bitcast(out, _FLOATS.as_pointer()), align=4)
 
 
-def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
+def matrix_tile(module: ir.Module, form: Format) -> ir.Function:
     """y[r * stride + o] = (add ? y[...] : 0) + bias[o] + sum over columns of x[r] * w[o], for r < rows and o < outs.
 
     Arguments: w, scales, bias, x, y (addresses), columns, outs, rows, stride (of y, in floats), add (0 or 1).
@@ -240,7 +239,7 @@ def _matrix_tile(module: ir.Module, form: Format) -> ir.Function:
 # --- tiles of attention ----------------------------------------------------------------------------------------------
 
 
-def _attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Function:
+def attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Function:
     """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
 
     Arguments: w, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
@@ -342,13 +341,3 @@ def _total(squares: bool) -> Any:
 
 sum_of: Any = _total(squares=False)
 sum_of_squares: Any = _total(squares=True)
-
-
-def matrix_tile(form: Format) -> Any:
-    """An intrinsic: the address of the tile for weights of this format (see `_matrix_tile`)."""
-    return locator(lambda module: _matrix_tile(module, form))
-
-
-def attention_tile(form: Format, scores: bool) -> Any:
-    """An intrinsic: the address of the tile for keys (`scores`) or values of this format (see `_attention_tile`)."""
-    return locator(lambda module: _attention_tile(module, form, scores))

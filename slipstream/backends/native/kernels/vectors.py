@@ -8,9 +8,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from slipstream.backends.native.kernels.formats import FLOAT16, FLOAT32, Format
+from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
 
 FLOAT, INT, WORD, BYTE, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8), ir.HalfType()
@@ -104,13 +104,4 @@ def place_at(b: ir.IRBuilder, pointer: Any, byte: Any, kind: ir.Type) -> Any:
 
 def locator(make: Callable[[ir.Module], ir.Function]) -> Any:
     """An intrinsic that compiles a tile into its caller and returns its address."""
-
-    def locate(context: Any) -> Any:
-        del context
-
-        def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            return b.ptrtoint(make(b.module), WORD)
-
-        return types.int64(), generate
-
-    return intrinsic(locate)
+    return operation(types.int64)(lambda b: b.ptrtoint(make(b.module), WORD))

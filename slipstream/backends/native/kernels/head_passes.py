@@ -1,35 +1,33 @@
-"""An EAGLE head (see `heads.eagle`); a whole draft is one call.
+"""Draft heads: a whole draft of an EAGLE head (see `heads.eagle_head`), or the logits of all Medusa heads (see
+`heads.medusa_heads`), in one call.
 
-R rows, d width of the head, W of the target's states, T taps, V draft vocabulary, K steps, B sequences.
+R rows, d width of the head, W of the target's states, T taps, V draft vocabulary, K steps or heads, B sequences.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from slipstream.backends.native.kernels.arithmetic import is_finite, rms_norm
+from slipstream.backends.native.kernels.arithmetic import add_silu, is_finite, pick, rms_norm
 from slipstream.backends.native.kernels.compiled import entry, kernel
 from slipstream.backends.native.kernels.layer import (
     FINE,
     NO_SUCH_TOKEN,
     NOT_FINITE,
-    copy,
     embed,
     layer_of,
     next_rows,
-    norm_row,
     room,
     run_layer,
 )  # fmt: skip
-from slipstream.backends.native.kernels.matrices import linear, multiply, prepare
+from slipstream.backends.native.kernels.matrices import linear, scratch_of, transformed
 from slipstream.backends.native.kernels.memory import address_of, floats, integers
-from slipstream.backends.native.kernels.picks import pick
+from slipstream.backends.native.kernels.products import NORM, PLAIN, copy, matrix_at, norm_row
 from slipstream.backends.native.kernels.records import NOTHING
-from slipstream.backends.native.kernels.rows import NORM, PLAIN
 
 
 @kernel()
-def _fused(board, head, taps, own):
+def _fused(board, head, taps):
     """Concatenated taps [R, T * W] -> input features of EAGLE-3 [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.own.eps
     for r in range(x.shape[0]):
@@ -39,12 +37,12 @@ def _fused(board, head, taps, own):
         if head.joint_norm:
             rms_norm(x[r], floats(head.joint_norm, x.shape[1]), eps, x[r])
     made = np.empty((x.shape[0], head.fc.outs), np.float32)
-    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], own.packed, address_of(made), head.fc.outs, NOTHING)
+    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], address_of(made), head.fc.outs, NOTHING)
     return made
 
 
 @kernel()
-def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, arena):
+def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logits, arena):
     """One pass over features [R, >= d] and the tokens that follow them. The wanted rows' next features are written to
     after [A, d], their logits to logits [A, padded V]. Returns the status as `decoder_pass.forward`."""
     model, count = head.own, rows.count
@@ -64,7 +62,7 @@ def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, are
             rms_norm(feature[r, :width], floats(head.feature_norm, width), model.eps, right)
             copy(right if head.normed_start else feature[r, :width], x)
     if first_version:
-        linear(board, head.fc, address_of(side), side.shape[1], count, own.packed, own.x, own.stride, NOTHING)
+        linear(board, head.fc, address_of(side), side.shape[1], count, own.x, own.stride, NOTHING)
     everyone, side_at = np.arange(count), address_of(side)
     for number in range(layers):
         layer = layer_of(model, number)
@@ -86,16 +84,15 @@ def _step(board, head, caches, rows, tokens, feature, wanted, after, logits, are
             copy(x, after[a])
     if asked > 0:
         mode = PLAIN if first_version else NORM
-        prepare(
-            board, model.head, own.x, own.stride, asked, mode, model.norm, model.norm_bias, model.layer_norm, NOTHING,
-            model.eps, NOTHING, own.packed,
+        transformed(
+            board, model, model.head, own.x, own.stride, asked, mode, model.norm, model.norm_bias, NOTHING,
+            address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
-        multiply(board, model.head, asked, own.packed, address_of(logits), logits.shape[1], NOTHING)
     return state
 
 
 @entry
-def draft(
+def draft_eagle(
     boards, heads, caches, rows, after_rows, tokens, features, own, wanted, picks, drawn, after, logits, probs, arena,
     threads
 ):  # fmt: skip
@@ -118,7 +115,7 @@ def draft(
     if space.bytes > arena.shape[0]:
         return -space.bytes
     if not own and head.feature_norm != 0:
-        feature = _fused(boards[0], head, features, space)
+        feature = _fused(boards[0], head, features)
     for j in range(max(steps, 1)):
         if j > 0:
             ids = integers(head.ids, head.id_count)
@@ -129,7 +126,7 @@ def draft(
             here, wanted, feature = after_rows[0], each, after
             if room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes).bytes > arena.shape[0]:
                 return -2 * arena.shape[0]
-        found = _step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
+        found = _eagle_step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
         if found != FINE:
             if found != NOT_FINITE:
                 return found
@@ -137,3 +134,41 @@ def draft(
         if j < steps:
             pick(picks, j, logits[j], probs[j], drawn[j])
     return state
+
+
+@entry
+def draft_medusa(boards, heads, hidden, states, logits, arena, threads):
+    """The logits of all Medusa heads: hidden [B, d] -> logits [K, B, padded V]; states [K, B, d] is scratch. Returns
+    FINE, or -n: n bytes of arena are needed."""
+    board, head = boards[0], heads[0]
+    board.threads = threads
+    count, rows, width = states.shape
+    columns, bytes, together = head.first.columns, head.first.row_bytes, count // head.outs * rows
+    for number in range(head.laters):
+        bytes = max(bytes, matrix_at(head.later, number).row_bytes)
+    for number in range(head.outs):
+        matrix = matrix_at(head.out, number)
+        bytes, columns = max(bytes, matrix.row_bytes), max(columns, matrix.columns)
+    scratch = (scratch_of(columns) + 63) // 64 * 64
+    base = (address_of(arena) + 63) // 64 * 64
+    packed = base + board.size * scratch
+    end = packed + max(rows, together) * bytes
+    if end - address_of(arena) > arena.shape[0]:
+        return address_of(arena) - end
+    board.prepare.scratch, board.prepare.scratch_bytes, board.room.packed = base, scratch, packed
+    wide = np.empty((rows, head.first.outs), np.float32)
+    linear(board, head.first, address_of(hidden), width, rows, address_of(wide), wide.shape[1], NOTHING)
+    for k in range(count):
+        for r in range(rows):
+            copy(hidden[r], states[k, r])
+            add_silu(wide[r, k * width : (k + 1) * width], states[k, r])
+    for number in range(head.laters):
+        state, matrix = states[number % count], matrix_at(head.later, number)
+        linear(board, matrix, address_of(state), width, rows, address_of(wide), wide.shape[1], NOTHING)
+        for r in range(rows):
+            add_silu(wide[r, :width], state[r])
+    for part in range(head.outs):  # a matrix that all heads share is read once
+        given, made = states[part * (count // head.outs)], logits[part * (count // head.outs)]
+        matrix = matrix_at(head.out, part)
+        linear(board, matrix, address_of(given), width, together, address_of(made), logits.shape[2], NOTHING)
+    return FINE

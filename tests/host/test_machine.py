@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.host import free_memory
-from slipstream.host.cores import container_memory
+from slipstream.host import machine
+from slipstream.host.machine import container_memory
 
 USED = "anon 300\nfile 500\nshmem 50\ninactive_file 150\nactive_file 250\n"
 
@@ -44,5 +44,5 @@ def test_the_memory_of_older_control_groups_is_read(tmp_path: Path) -> None:
 
 def test_a_plan_has_no_more_memory_than_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, most in ((2**21, 2**21), (2**60, 2**50)):
-        monkeypatch.setattr(free_memory, "container_memory", lambda limit=limit: limit)
-        assert free_memory.available_bytes(torch.device("cpu")) <= most
+        monkeypatch.setattr(machine, "container_memory", lambda limit=limit: limit)
+        assert machine.available_bytes(torch.device("cpu")) <= most

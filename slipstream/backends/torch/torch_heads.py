@@ -1,8 +1,8 @@
-"""An EAGLE head run by PyTorch: any device, float64 to bfloat16; the reference for the native head.
+"""EAGLE and DFlash heads run by PyTorch: any device, float64 to bfloat16; the reference for native EAGLE heads.
 
 Attention runs once for the whole batch: the blocks of all sequences are gathered and padded, and the padding is masked.
 M = rows in all, B = sequences, n = most rows of a sequence, S = most visible slots, H query and Hk key/value heads,
-G = H / Hk.
+G = H / Hk, R = sequences with a block.
 """
 
 from __future__ import annotations
@@ -16,25 +16,44 @@ from torch import Tensor
 
 from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
+from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.heads.eagle_runtime import mask_taps, target_ids
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, check_ids, check_steps
 
 
-class TorchEagle(TorchPaged[TorchBlocks]):
-    """Implements `EagleRuntime`. head: with the target's weights borrowed, on the device and in the dtype to run in."""
+class _TorchHead(TorchPaged[TorchBlocks]):
+    """A head with its KV cache. head: with the target's weights borrowed, on the device and in the dtype to run in."""
 
     name = "torch"
 
-    def __init__(self, head: EagleHead):
-        weight = head.fc.weight
-        self.head, self.config = head, head.config
-        self.device, self.dtype = weight.device, weight.dtype
-        self.ids, self.mask = target_ids(head).to(self.device), mask_taps(head)
+    def __init__(self, head: EagleHead | DFlashHead):
+        self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
         inv_freq, self._scale = head.config.decoder.rope()
         self._inv_freq = inv_freq.to(self.device)
         super().__init__(TorchBlocks(head.config.decoder, self.dtype, self.device), ahead=1)
+
+    def _slots(self, batch: Batch, extra: int = 0) -> Slots:
+        """Reserve slots for the rows of a batch, and `extra` further slots of each sequence."""
+        places = self._reserve(batch, extra)
+        return Slots(self._blocks, [self._pool.tables[seq_id] for seq_id in batch.seq_ids], places)
+
+    def _rotary(self, positions: Seq[int] | np.ndarray) -> Rotary:
+        """cos and sin of M positions, [M, 1, D]; angles in float64, so that large positions stay accurate."""
+        at = torch.as_tensor(np.asarray(positions, np.float64)).to(self.device, non_blocking=True)
+        angles = torch.outer(at, self._inv_freq)  # [M, D/2]
+        angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [M, 1, D]
+        return (angles.cos() * self._scale).to(self.dtype), (angles.sin() * self._scale).to(self.dtype)
+
+
+class TorchEagle(_TorchHead):
+    """Implements `EagleRuntime`."""
+
+    def __init__(self, head: EagleHead):
+        super().__init__(head)
+        self.head, self.config = head, head.config
+        self.ids, self.mask = target_ids(head).to(self.device), mask_taps(head)
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
@@ -79,25 +98,43 @@ class TorchEagle(TorchPaged[TorchBlocks]):
             scores.append(logits)
         return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
-    def _slots(self, batch: Batch, extra: int = 0) -> Slots:
-        """Reserve slots for the rows of a batch, and `extra` further slots of each sequence."""
-        places = self._reserve(batch, extra)
-        return Slots(self._blocks, [self._pool.tables[seq_id] for seq_id in batch.seq_ids], places)
-
     def _fused(self, features: Tensor, own: bool) -> Tensor:
         features = features.to(self.dtype)
         return features if own else self.head.fuse(list(features.split(self.config.target_hidden, -1)))
 
-    def _rotary(self, positions: Seq[int] | np.ndarray) -> Rotary:
-        return rotary_at(positions, self._inv_freq, self._scale, self.dtype)
 
+class TorchDFlash(_TorchHead):
+    """A DFlash head. Rows of the context stay; those of a block serve one draft, and are then overwritten by the
+    context of the accepted tokens. As in `executor.Batch`, a smaller `past` rolls the cache back.
 
-def rotary_at(positions: Seq[int] | np.ndarray, inv_freq: Tensor, scale: float, dtype: torch.dtype) -> Rotary:
-    """cos and sin of M positions, [M, 1, D]; angles in float64, so that large positions stay accurate."""
-    at = torch.as_tensor(np.asarray(positions, np.float64)).to(inv_freq.device, non_blocking=True)
-    angles = torch.outer(at, inv_freq)  # [M, D/2]
-    angles = torch.cat((angles, angles), -1).unsqueeze(1)  # [M, 1, D]
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    A row depends on no later token, but `EagleRows` keeps one token less than it could: as EAGLE's rows do.
+    """
+
+    mask: Tensor | None = None
+    """No row of its context is a mask: see `EagleRuntime.mask`."""
+
+    def __init__(self, head: DFlashHead):
+        super().__init__(head)
+        self.head, self.config = head, head.config
+
+    @torch.inference_mode()
+    def extend(self, batch: Batch, features: Tensor) -> None:
+        """Write the keys and values of context rows. features: the joined taps [M, taps * target_hidden]."""
+        rotary = self._rotary(batch.positions)
+        with self._calls:
+            places = torch.tensor([at for own in self._reserve(batch) for at in own], device=self.device)  # [M]
+            for layer, (k, v) in enumerate(self.head.context(features.to(self.dtype), rotary)):
+                self._blocks.write(layer, places, k, v)
+
+    @torch.inference_mode()
+    def run_blocks(self, batch: Batch, steps: int) -> Tensor:
+        """Run the block of each sequence, n rows each, after its context -> logits of the first `steps` draft tokens
+        [R, steps, V], without the Markov head. All in one product: the output head is read once."""
+        check_ids(batch.tokens, len(self.head.embedding))
+        rotary = self._rotary(batch.positions)
+        with self._calls:
+            x = self.head(batch.tokens, rotary, PackedAttention(self._slots(batch), batch))
+        return self.head.logits(x.unflatten(0, (len(batch.seq_ids), -1))[:, -self.config.depth :][:, :steps])
 
 
 class Slots:

@@ -1,5 +1,4 @@
-"""An EAGLE head on the native backend. It uses the same cache, packed rows and weight formats as a decoder. One call
-drafts several tokens, which are drawn in float64."""
+"""EAGLE and Medusa heads on the native backend, with the weight formats of a decoder."""
 
 from __future__ import annotations
 
@@ -7,29 +6,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels import eagle_pass
+from slipstream.backends.native.kernels import head_passes
 from slipstream.backends.native.kernels.compiled import compile_lock
-from slipstream.backends.native.kernels.records import EAGLE, LAYER
+from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA
 from slipstream.backends.native.packed_weights import (
+    ACTIVATIONS,
     INPUTS,
     Layout,
     SharedEmbedding,
-    activation_number,
     narrowest,
     quantised_format,
 )  # fmt: skip
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
-from slipstream.backends.native.threads import Threads, Workspace, kernel_lock
+from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import mask_taps, target_ids
+from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.models.executor import Batch, check_steps
 from slipstream.settings import WeightFormat
 
 
 class NativeEagle(NativePaged):
-    """Implements `EagleRuntime`. Created only if `table.backend_for_head` chooses this backend.
+    """Implements `EagleRuntime`, with the cache and packed rows of a decoder. One call drafts several tokens, which are
+    drawn in float64. Created only if `table.backend_for_head` chooses this backend.
 
     head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
     embedding  the target's, if it is in memory already; None: copy the head's.
@@ -50,8 +51,8 @@ class NativeEagle(NativePaged):
         with compile_lock():
             super().__init__(head.config.decoder, ahead=1)
             self._layout, self._shared = Layout(), embedding
-            self._head = _record(head, self.ids, quantised, embedding, self._layout)
-            self._workspace = Workspace(Threads(threads, self._layout.nbytes))
+            self._head = _eagle_record(head, self.ids, quantised, embedding, self._layout)
+            self._workspace = Workspace(threads, self._layout.nbytes)
             self._padded = int(self._head["own"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
@@ -74,7 +75,7 @@ class NativeEagle(NativePaged):
     def _run(
         self, batch: Batch, features: Tensor, own: bool, steps: int, sampling: StepSampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V] and distributions (see `eagle_pass.draft`)."""
+        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions (`head_passes.draft_eagle`)."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
         count, sampled = len(wanted), sampling.kind != "maximum"
@@ -89,7 +90,7 @@ class NativeEagle(NativePaged):
         with kernel_lock():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
-                *(eagle_pass.draft, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(head_passes.draft_eagle, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
                 *(as_int64(batch.tokens), given, own, wanted, picks_of(sampling, steps, count, vocab)),
                 *(drawn, after, logits, probs),
                 rows=batch.splits[-1],
@@ -100,7 +101,7 @@ class NativeEagle(NativePaged):
         return made, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 
 
-def _record(
+def _eagle_record(
     head: EagleHead, ids: Tensor, quantised: WeightFormat | None, embedding: SharedEmbedding | None, layout: Layout
 ) -> np.ndarray:
     """EAGLE [1]"""
@@ -128,19 +129,11 @@ def _record(
     layout.held += [layers, target]
     made = np.zeros(1, EAGLE)
     own, model = made[0], made[0]["own"]
-    model["layers"], model["count"], model["width"], model["vocab"] = (
-        layers.ctypes.data,
-        len(layers),
-        c.hidden_size,
-        c.draft_vocab,
-    )
+    model["layers"], model["count"] = layers.ctypes.data, len(layers)
+    model["width"], model["vocab"] = c.hidden_size, c.draft_vocab
     model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
-    model["activation"], model["gated"], model["rotary"], model["eps"] = (
-        activation_number(d.activation),
-        1,
-        1,
-        d.norm_eps,
-    )
+    model["activation"], model["gated"], model["rotary"] = ACTIVATIONS[d.activation], 1, 1
+    model["eps"] = d.norm_eps
     model["norm"] = vector("norm.weight") if c.version == 3 else ones
     model["embed"] = layout.embedding({"": table}, "") if embedding is None else embedding.record
     model["head"] = layout.matrix(output, form)
@@ -152,4 +145,52 @@ def _record(
     own["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
     own["ids"], own["id_count"] = target.ctypes.data, len(target)
     own["normed_start"], own["normed_end"] = c.norm_before_residual, c.norm_output
+    return made
+
+
+class NativeMedusa:
+    """Computes the same as a `MedusaHeads`, whose weights are copied: the module is not needed
+    afterwards. threads: as in `NativeExecutor`."""
+
+    dtype = torch.float32
+
+    def __init__(self, heads: MedusaHeads, threads: int | None = None, quantised: WeightFormat | None = None):
+        self.config: MedusaConfig = heads.config
+        self.token_map = heads.token_map
+        with compile_lock():
+            self._layout = Layout()
+            self._heads = _medusa_record(heads, quantised, self._layout)
+            self._workspace = Workspace(threads, self._layout.nbytes)
+            self._padded = -(-self.config.width // 64) * 64
+            self(torch.zeros(1, self.config.hidden_size))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[B, d] -> [B, K, draft_vocab]"""
+        c, rows = self.config, len(hidden)
+        if tuple(hidden.shape) != (rows, c.hidden_size):
+            raise TargetError(f"hidden states are {tuple(hidden.shape)}, the heads need [{rows}, {c.hidden_size}]")
+        states = np.empty((c.heads, rows, c.hidden_size), np.float32)
+        logits = np.empty((c.heads, rows, self._padded), np.float32)
+        given = hidden.float().contiguous().numpy()
+        with kernel_lock():
+            self._workspace.run(head_passes.draft_medusa, self._heads, given, states, logits, rows=rows)
+        return torch.from_numpy(logits)[..., : c.width].transpose(0, 1)
+
+
+def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: Layout) -> np.ndarray:
+    """MEDUSA [1]"""
+    out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
+    blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
+    form = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
+    made = np.zeros(1, MEDUSA)
+    made[0]["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
+    later = np.zeros(len(blocks[1:].flatten(0, 1)), MATRIX)
+    for i, block in enumerate(blocks[1:].flatten(0, 1)):
+        later[i] = layout.matrix(block, form, None if biases is None else biases[1:].flatten(0, 1)[i])
+    outs = np.zeros(len(out), MATRIX)
+    for i, each in enumerate(out.detach()):
+        outs[i] = layout.matrix(each, form)
+    layout.held += [later, outs]
+    own = made[0]
+    own["later"], own["laters"], own["out"], own["outs"] = later.ctypes.data, len(later), outs.ctypes.data, len(outs)
     return made
