@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -21,22 +20,17 @@ def _address():
     return _tile()
 
 
-def _entry(name: str, make: Callable[..., Any]) -> Any:
+def _entry(name: str, make: Callable[..., Any], *parameters: Any) -> Any:
     """`_address` of this tile, as an entry with a name of its own, by which its machine code is stored. Not a closure:
     Numba stores none over what differs between processes."""
-    function = FunctionType(_address.__code__, {"_tile": locator(make)}, name)
+    function = FunctionType(_address.__code__, {"_tile": locator(make, *parameters)}, name)
     function.__module__, function.__qualname__ = __name__, name
     return entry(function)
 
 
-_MATRIX = {form: _entry(form.name, partial(block_tile if form.group else matrix_tile, form=form)) for form in FORMATS}
-_ATTENTION = {
-    form: [
-        _entry(f"{name}_{form.name}", partial(attention_tile, form=form, scores=name == "scores"))
-        for name in ("scores", "mix")
-    ]
-    for form in (FLOAT32, FLOAT16)
-}
+_MATRIX = {form: _entry(form.name, block_tile if form.group else matrix_tile, form) for form in FORMATS}
+_SCORES = {form: _entry(f"scores_{form.name}", attention_tile, form, True) for form in (FLOAT32, FLOAT16)}
+_MIX = {form: _entry(f"mix_{form.name}", attention_tile, form, False) for form in (FLOAT32, FLOAT16)}
 
 
 @functools.cache
@@ -48,5 +42,5 @@ def matrix_tile_address(form: Format) -> int:
 @functools.cache
 def attention_tile_addresses(half: bool) -> tuple[int, int]:
     """Addresses of the tiles for scores and for values of a KV cache in float16 or float32."""
-    scores, mix = _ATTENTION[FLOAT16 if half else FLOAT32]
-    return int(scores()), int(mix())
+    form = FLOAT16 if half else FLOAT32
+    return int(_SCORES[form]()), int(_MIX[form]())

@@ -118,31 +118,14 @@ def put_half(b, address, value):
         b.store(b.fptrunc(value, _HALF), b.inttoptr(address, _HALF.as_pointer()), align=2)
 
 
-@kernel()
-def floats(address, count):
-    """float32 [count] at an address."""
-    return carray(pointer(address), (count,), np.float32)
+def _array(kind: Any) -> Any:
+    """A kernel: (address, count) -> array [count] of this type at the address."""
+
+    @kernel()
+    def array(address, count):
+        return carray(pointer(address), (count,), kind)
+
+    return array
 
 
-@kernel()
-def integers(address, count):
-    """int64 [count] at an address."""
-    return carray(pointer(address), (count,), np.int64)
-
-
-@kernel()
-def words(address, count):
-    """int32 [count] at an address."""
-    return carray(pointer(address), (count,), np.int32)
-
-
-@kernel()
-def shorts(address, count):
-    """uint16 [count] at an address."""
-    return carray(pointer(address), (count,), np.uint16)
-
-
-@kernel()
-def small(address, count):
-    """int8 [count] at an address."""
-    return carray(pointer(address), (count,), np.int8)
+floats, integers, words, shorts, small = map(_array, (np.float32, np.int64, np.int32, np.uint16, np.int8))

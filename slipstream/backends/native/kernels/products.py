@@ -3,8 +3,6 @@ matrix, then multiplied."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from numba import carray
 
@@ -27,7 +25,7 @@ PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal arg
 """How a row is transformed first."""
 
 _PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
-_round_16, _round_32, _round_64 = (locator(partial(round_groups, group=group)) for group in (16, 32, 64))
+_round_16, _round_32, _round_64 = (locator(round_groups, group) for group in (16, 32, 64))
 _OFFSET = np.int32(byte_offset())
 _MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
 

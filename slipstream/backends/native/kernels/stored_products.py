@@ -12,8 +12,6 @@ several threads at once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
@@ -25,20 +23,7 @@ from slipstream.backends.native.kernels.formats import BFLOAT16, FLOAT32, Format
 from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
 from slipstream.backends.native.kernels.products import first_of, tiles_of
 from slipstream.backends.native.kernels.records import STORED_PRODUCT
-from slipstream.backends.native.kernels.vectors import (
-    BYTE,
-    CONTRACT,
-    FLOAT,
-    INT,
-    WORD,
-    as_floats,
-    bytes_at,
-    load_vector,
-    locator,
-    new_function,
-    place_at,
-    take,
-)
+from slipstream.backends.native.kernels.vectors import CONTRACT, FLOAT, INT, WORD, Builder, generated, locator
 
 LANES = processor.lanes()
 OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
@@ -46,23 +31,14 @@ OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
-def _tile(module: ir.Module, form: Format) -> ir.Function:
+@generated(9)
+def stored_tile(b: Builder, form: Format) -> None:
     """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
     ahead (bytes from w on to what is fetched meanwhile)."""
-    name = f"slipstream_stored_tile_{form.name}"
-    made = new_function(module, name, 9)
-    if made is None:
-        return module.get_global(name)
-    b = ir.IRBuilder(made.append_basic_block())
-    w, bias, x, y = (bytes_at(b, each) for each in made.args[:4])
-    columns, outs, rows, stride, ahead = made.args[4:]
+    w, bias, x, y = map(b.bytes_at, b.function.args[:4])
+    columns, outs, rows, stride, ahead = b.function.args[4:]
     row_bytes, weight_bytes = b.mul(columns, WORD(4)), b.mul(columns, WORD(form.bytes))
     whole = b.mul(b.udiv(columns, WORD(LANES)), WORD(LANES))
-    fetch = cgutils.get_or_insert_function(
-        module,
-        ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT]),
-        "llvm.prefetch.p0i8",
-    )
 
     def products(count: int, wide: int) -> None:
         """`count` rows times `wide` outputs."""
@@ -80,35 +56,30 @@ def _tile(module: ir.Module, form: Format) -> ir.Function:
             near = []
             for place in weights:
                 here = b.gep(place, [b.mul(i, WORD(form.bytes))])
-                near.append(as_floats(b, here, form, LANES))
-                b.call(fetch, [b.gep(here, [ahead]), INT(0), INT(2), INT(1)])
+                near.append(b.as_floats(here, form, LANES))
+                b.built_in("llvm.prefetch.p0i8", ir.VoidType(), b.gep(here, [ahead]), INT(0), INT(2), INT(1))
             for r in range(count):
-                numbers = load_vector(b, b.gep(inputs[r], [at]), FLOAT, LANES, 4)
+                numbers = b.load_vector(b.gep(inputs[r], [at]), FLOAT, LANES, 4)
                 for o in range(wide):
                     product = b.fmul(numbers, near[o], flags=CONTRACT)
                     b.store(b.fadd(b.load(sums[r, o]), product, flags=CONTRACT), sums[r, o])
         with cgutils.for_range_slice(b, whole, columns, WORD(1), inc=True) as (i, _):
             at = b.mul(i, WORD(4))
             for r, o in each:
-                weight = as_floats(b, b.gep(weights[o], [b.mul(i, WORD(form.bytes))]), form, 1)
+                weight = b.as_floats(b.gep(weights[o], [b.mul(i, WORD(form.bytes))]), form, 1)
                 product = b.fmul(
-                    b.load(place_at(b, inputs[r], at, FLOAT), align=4),
+                    b.load(b.place_at(inputs[r], at, FLOAT), align=4),
                     b.extract_element(weight, INT(0)),
                     flags=CONTRACT,
                 )
                 b.store(b.fadd(b.load(rest[r, o]), product, flags=CONTRACT), rest[r, o])
         for r, o in each:
-            total, width = b.load(sums[r, o]), LANES
-            while width > 1:
-                width //= 2
-                total = b.fadd(take(b, total, range(width)), take(b, total, range(width, 2 * width)))
-            found = b.fadd(b.extract_element(total, INT(0)), b.load(rest[r, o]))
+            found = b.fadd(b.sum_of(b.load(sums[r, o])), b.load(rest[r, o]))
             place = cgutils.alloca_once_value(b, found)
-            with b.if_then(b.icmp_unsigned("!=", made.args[1], WORD(0))):
-                b.store(b.fadd(found, b.load(place_at(b, bias, WORD(4 * o), FLOAT), align=4)), place)
-            b.store(
-                b.load(place), place_at(b, y, b.mul(b.add(b.mul(stride, WORD(r)), WORD(o)), WORD(4)), FLOAT), align=4
-            )
+            with b.if_then(b.icmp_unsigned("!=", b.function.args[1], WORD(0))):
+                b.store(b.fadd(found, b.load(b.place_at(bias, WORD(4 * o), FLOAT), align=4)), place)
+            at = b.mul(b.add(b.mul(stride, WORD(r)), WORD(o)), WORD(4))
+            b.store(b.load(place), b.place_at(y, at, FLOAT), align=4)
 
     end = b.append_basic_block("end")
     choice = b.switch(b.add(b.mul(outs, WORD(ROWS + 1)), rows), end)
@@ -121,11 +92,9 @@ def _tile(module: ir.Module, form: Format) -> ir.Function:
             b.branch(end)
     b.position_at_end(end)
     b.ret_void()
-    return made
 
 
-_float32_tile: Any = locator(lambda module: _tile(module, FLOAT32))
-_bfloat16_tile: Any = locator(lambda module: _tile(module, BFLOAT16))
+_float32_tile, _bfloat16_tile = locator(stored_tile, FLOAT32), locator(stored_tile, BFLOAT16)
 
 
 @callback(types.void(types.int64))

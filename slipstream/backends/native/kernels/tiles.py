@@ -21,7 +21,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.formats import (
@@ -31,42 +30,35 @@ from slipstream.backends.native.kernels.formats import (
     INT8_QUADS_TWICE,
     Format,
 )
+from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.vectors import (
     BYTE,
     CONTRACT,
     FLOAT,
+    FLOATS,
     INT,
+    INTS,
     SHORT,
     WORD,
     BFloat,
-    as_floats,
-    bytes_at,
-    join,
-    load_vector,
-    new_function,
-    place_at,
-    split,
-    spread,
-    take,
+    Builder,
+    generated,
 )
-
-_FLOATS, _INTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL)
-
 
 # --- one step: weights of PANEL outputs times one number of a row, added to sums -------------------------------------
 
 
-def _weights(b: ir.IRBuilder, pointer: Any, form: Format) -> Any:
+def _weights(b: Builder, pointer: Any, form: Format) -> Any:
     """The weights of PANEL outputs for one step."""
     if form.step == 1:
-        return as_floats(b, pointer, form, PANEL)
+        return b.as_floats(pointer, form, PANEL)
     if form is INT8_PAIRS:
-        return b.sext(load_vector(b, pointer, BYTE, 2 * PANEL, 1), ir.VectorType(SHORT, 2 * PANEL))
-    return load_vector(b, pointer, INT, PANEL, 4)
+        return b.sext(b.load_vector(pointer, BYTE, 2 * PANEL, 1), ir.VectorType(SHORT, 2 * PANEL))
+    return b.load_vector(pointer, INT, PANEL, 4)
 
 
-def _add(b: ir.IRBuilder, form: Format, total: Any, weights: Any, number: Any) -> Any:
+def _add(b: Builder, form: Format, total: Any, weights: Any, number: Any) -> Any:
     """total + weights * number; number: 32 bits in every lane, of `step` activations."""
     if form.step == 1:
         return b.fadd(total, b.fmul(number, weights, flags=CONTRACT), flags=CONTRACT)
@@ -74,20 +66,19 @@ def _add(b: ir.IRBuilder, form: Format, total: Any, weights: Any, number: Any) -
         return b.add(total, pair_products(b, weights, b.bitcast(number, ir.VectorType(SHORT, 2 * PANEL))))
     if form is BFLOAT16_PAIRS:
         pairs = ir.VectorType(BFloat(), 2 * PANEL)
-        kind = ir.FunctionType(_FLOATS, [_FLOATS, pairs, pairs])
-        dot = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-        return b.call(dot, [total, b.bitcast(weights, pairs), b.bitcast(number, pairs)])
+        dot = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return b.built_in(dot, FLOATS, total, b.bitcast(weights, pairs), b.bitcast(number, pairs))
     return add_quads(b, total, weights, number)
 
 
-def pair_products(b: ir.IRBuilder, x: Any, y: Any) -> Any:
+def pair_products(b: Builder, x: Any, y: Any) -> Any:
     """Products of 16-bit integers, added in pairs; LLVM compiles this to one instruction (pmaddwd)."""
     wide = ir.VectorType(INT, 2 * PANEL)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
-    return b.add(take(b, product, range(0, 2 * PANEL, 2)), take(b, product, range(1, 2 * PANEL, 2)))
+    return b.add(b.take(product, range(0, 2 * PANEL, 2)), b.take(product, range(1, 2 * PANEL, 2)))
 
 
-def add_quads(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
+def add_quads(b: Builder, total: Any, weights: Any, number: Any) -> Any:
     """Four products of 8-bit integers added to each sum: weights unsigned on x86, signed on Arm, activations signed."""
     if not processor.has_byte_dots():
         return _add_quads_as_pairs(b, total, weights, number)
@@ -96,13 +87,11 @@ def add_quads(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
     else:
         lanes = min(processor.lanes(), 16)
         name, form = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", ir.VectorType(INT, lanes)
-    sums = ir.VectorType(INT, lanes)
-    dot = cgutils.get_or_insert_function(b.module, ir.FunctionType(sums, [sums, form, form]), name)
-    parts = zip(split(b, total, lanes), split(b, weights, lanes), split(b, number, lanes), strict=True)
-    return join(b, [b.call(dot, [t, b.bitcast(w, form), b.bitcast(n, form)]) for t, w, n in parts])
+    parts = zip(b.split(total, lanes), b.split(weights, lanes), b.split(number, lanes), strict=True)
+    return b.join([b.built_in(name, t.type, t, b.bitcast(w, form), b.bitcast(n, form)) for t, w, n in parts])
 
 
-def _add_quads_as_pairs(b: ir.IRBuilder, total: Any, weights: Any, number: Any) -> Any:
+def _add_quads_as_pairs(b: Builder, total: Any, weights: Any, number: Any) -> Any:
     """The same without byte dot products: columns 0 and 2 of each four as one pair of 16-bit integers, 1 and 3 as
     another."""
     shorts = ir.VectorType(SHORT, 2 * PANEL)
@@ -116,9 +105,7 @@ def _add_quads_as_pairs(b: ir.IRBuilder, total: Any, weights: Any, number: Any) 
 # --- tiles of a matrix -----------------------------------------------------------------------------------------------
 
 
-def by_rows(
-    b: ir.IRBuilder, form: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool
-) -> None:
+def by_rows(b: Builder, form: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool) -> None:
     """Generate code that calls `group(count, panels, o)` for the number of rows at run time and for all outputs o. odd:
     the number of outputs need not be a multiple of a tile's panels. Ends the function."""
     end = b.append_basic_block("end")
@@ -139,35 +126,36 @@ def by_rows(
     b.ret_void()
 
 
-def scale_sums(b: ir.IRBuilder, sums: dict[tuple[int, int], Any], places: list[Any], scales: Any) -> None:
+def scale_sums(b: Builder, sums: dict[tuple[int, int], Any], places: list[Any], scales: Any) -> None:
     """Multiply the sums of each output with its scale."""
     for (r, p), value in sums.items():
-        sums[r, p] = b.fmul(value, load_vector(b, b.gep(scales, [b.mul(places[p], WORD(4))]), FLOAT, PANEL, 4))
+        sums[r, p] = b.fmul(value, b.load_vector(b.gep(scales, [b.mul(places[p], WORD(4))]), FLOAT, PANEL, 4))
 
 
 def store_sums(
-    b: ir.IRBuilder, sums: dict[tuple[int, int], Any], places: list[Any], y: Any, bias: Any, stride: Any, add: Any
+    b: Builder, sums: dict[tuple[int, int], Any], places: list[Any], y: Any, bias: Any, stride: Any, add: Any
 ) -> None:
     """y[row, place] = (add ? y[row, place] : 0) + bias[place] + sums[row, panel], for a tile's panels at `places`."""
     kept = b.icmp_signed("!=", add, WORD(0))
     for (r, p), value in sums.items():
         at = places[p]
-        more = load_vector(b, b.gep(bias, [b.mul(at, WORD(4))]), FLOAT, PANEL, 4)
+        more = b.load_vector(b.gep(bias, [b.mul(at, WORD(4))]), FLOAT, PANEL, 4)
         out = b.gep(y, [b.mul(b.add(b.mul(stride, WORD(r)), at), WORD(4))])
         value = b.fadd(value, more)
         with b.if_else(kept) as (then, otherwise):
             with then:
-                added = b.fadd(load_vector(b, out, FLOAT, PANEL, 4), value)
+                added = b.fadd(b.load_vector(out, FLOAT, PANEL, 4), value)
                 came = b.block
             with otherwise:
                 instead = b.block
-        result = b.phi(_FLOATS)
+        result = b.phi(FLOATS)
         result.add_incoming(added, came)
         result.add_incoming(value, instead)
-        b.store(result, b.bitcast(out, _FLOATS.as_pointer()), align=4)
+        b.store(result, b.bitcast(out, FLOATS.as_pointer()), align=4)
 
 
-def matrix_tile(module: ir.Module, form: Format) -> ir.Function:
+@generated(10)
+def matrix_tile(b: Builder, form: Format) -> None:
     """y[r * stride + o] = (add ? y[...] : 0) + bias[o] + sum over columns of x[r] * w[o], for r < rows and o < outs.
 
     Arguments: w, scales, bias, x, y (addresses), columns, outs, rows, stride (of y, in floats), add (0 or 1).
@@ -180,13 +168,8 @@ def matrix_tile(module: ir.Module, form: Format) -> ir.Function:
                                      upper bytes, then lower ones
     A unit is the value of the integer 1; first sums compensate the offset of unsigned weights.
     """
-    name = f"slipstream_tile_{form.name}"
-    made = new_function(module, name, 10)
-    if made is None:
-        return module.get_global(name)
-    b = ir.IRBuilder(made.append_basic_block())
-    w, scales, bias, x, y = (bytes_at(b, each) for each in made.args[:5])
-    columns, outs, rows, stride, add = made.args[5:]
+    w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
+    columns, outs, rows, stride, add = b.function.args[5:]
     steps = b.udiv(columns, WORD(form.step))
     panel_bytes = b.mul(columns, WORD(PANEL * form.bytes))
     step_bytes = PANEL * form.bytes * form.step
@@ -195,37 +178,37 @@ def matrix_tile(module: ir.Module, form: Format) -> ir.Function:
         each = [(r, p) for r in range(count) for p in range(panels)]
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
         starts = [b.gep(w, [b.mul(b.udiv(at, WORD(PANEL)), panel_bytes)]) for at in places]
-        units, first = b.bitcast(x, FLOAT.as_pointer()), place_at(b, x, WORD(4 * count), INT)
+        units, first = b.bitcast(x, FLOAT.as_pointer()), b.place_at(x, WORD(4 * count), INT)
         numbers = b.gep(x, [WORD(4 * count * {INT8_PAIRS: 1, INT8_QUADS_TWICE: 3}.get(form, 0))])
-        zero = ir.Constant(_INTS, [0] * PANEL) if form.integer else ir.Constant(_FLOATS, [0.0] * PANEL)
+        zero = ir.Constant(INTS, [0] * PANEL) if form.integer else ir.Constant(FLOATS, [0.0] * PANEL)
 
         sums = {(k, r, p): cgutils.alloca_once(b, zero.type) for k in range(form.passes) for r, p in each}
         for k in range(form.passes):
             for r in range(count):
                 begin = zero
                 if form is INT8_QUADS_TWICE:
-                    begin = spread(b, b.load(b.gep(first, [WORD(k * count + r)]), align=4))
+                    begin = b.spread(b.load(b.gep(first, [WORD(k * count + r)]), align=4))
                 for p in range(panels):
                     b.store(begin, sums[k, r, p])
         with cgutils.for_range(b, steps) as loop:
-            row = place_at(b, numbers, b.mul(loop.index, WORD(4 * count * form.passes)), zero.type.element)
+            row = b.place_at(numbers, b.mul(loop.index, WORD(4 * count * form.passes)), zero.type.element)
             near = [_weights(b, b.gep(start, [b.mul(loop.index, WORD(step_bytes))]), form) for start in starts]
             for k in range(form.passes):
                 for r in range(count):
-                    number = spread(b, b.load(b.gep(row, [WORD(k * count + r)]), align=4))
+                    number = b.spread(b.load(b.gep(row, [WORD(k * count + r)]), align=4))
                     for p in range(panels):
                         b.store(_add(b, form, b.load(sums[k, r, p]), near[p], number), sums[k, r, p])
         made_of = {}
         for r, p in each:
             found = b.load(sums[0, r, p])
             if form.integer:
-                found = b.sitofp(found, _FLOATS)
+                found = b.sitofp(found, FLOATS)
             if form.passes == 2:  # the upper byte has weight 256
-                lower = b.sitofp(b.load(sums[1, r, p]), _FLOATS)
-                scaled = b.fmul(found, ir.Constant(_FLOATS, [256.0] * PANEL), flags=CONTRACT)
+                lower = b.sitofp(b.load(sums[1, r, p]), FLOATS)
+                scaled = b.fmul(found, ir.Constant(FLOATS, [256.0] * PANEL), flags=CONTRACT)
                 found = b.fadd(scaled, lower, flags=CONTRACT)
             if form.integer:
-                found = b.fmul(found, spread(b, b.load(b.gep(units, [WORD(r)]), align=4)))
+                found = b.fmul(found, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
             made_of[r, p] = found
 
         if form.integer:
@@ -233,13 +216,13 @@ def matrix_tile(module: ir.Module, form: Format) -> ir.Function:
         store_sums(b, made_of, places, y, bias, stride, add)
 
     by_rows(b, form, rows, outs, group, odd=False)
-    return made
 
 
 # --- tiles of attention ----------------------------------------------------------------------------------------------
 
 
-def attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Function:
+@generated(10)
+def attention_tile(b: Builder, form: Format, scores: bool) -> None:
     """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
 
     Arguments: w, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
@@ -249,13 +232,8 @@ def attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Function
 
     w(i, o) is value i * step + (o // PANEL) * apart + o % PANEL of w.
     """
-    name = f"slipstream_{'scores' if scores else 'mix'}_{form.name}"
-    made = new_function(module, name, 10)
-    if made is None:
-        return module.get_global(name)
-    b = ir.IRBuilder(made.append_basic_block())
-    w, x, y = (bytes_at(b, each) for each in made.args[:3])
-    n, step, apart, stride_x, stride_y, outs, rows = made.args[3:]
+    w, x, y = map(b.bytes_at, b.function.args[:3])
+    n, step, apart, stride_x, stride_y, outs, rows = b.function.args[3:]
     x = b.bitcast(x, FLOAT.as_pointer())
 
     def group(count: int, panels: int, o: Any) -> None:
@@ -266,13 +244,13 @@ def attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Function
             for r in range(count)
             for p, at in enumerate(places)
         }
-        zero = ir.Constant(_FLOATS, [0.0] * PANEL)
-        sums = {rp: cgutils.alloca_once(b, _FLOATS) for rp in outs_at}
+        zero = ir.Constant(FLOATS, [0.0] * PANEL)
+        sums = {rp: cgutils.alloca_once(b, FLOATS) for rp in outs_at}
         for rp, out in outs_at.items():
-            b.store(zero if scores else load_vector(b, out, FLOAT, PANEL, 4), sums[rp])
+            b.store(zero if scores else b.load_vector(out, FLOAT, PANEL, 4), sums[rp])
         with cgutils.for_range(b, n) as loop:
             near = [
-                as_floats(b, b.gep(s, [b.mul(b.mul(loop.index, step), WORD(form.bytes))]), form, PANEL) for s in starts
+                b.as_floats(b.gep(s, [b.mul(b.mul(loop.index, step), WORD(form.bytes))]), form, PANEL) for s in starts
             ]
             for r in range(count):
                 at = (
@@ -280,64 +258,46 @@ def attention_tile(module: ir.Module, form: Format, scores: bool) -> ir.Function
                     if scores
                     else b.add(b.mul(stride_x, WORD(r)), loop.index)
                 )
-                number = spread(b, b.load(b.gep(x, [at]), align=4))
+                number = b.spread(b.load(b.gep(x, [at]), align=4))
                 for p in range(panels):
                     b.store(_add(b, FLOAT32, b.load(sums[r, p]), near[p], number), sums[r, p])
         for rp, out in outs_at.items():
-            b.store(b.load(sums[rp]), b.bitcast(out, _FLOATS.as_pointer()), align=4)
+            b.store(b.load(sums[rp]), b.bitcast(out, FLOATS.as_pointer()), align=4)
 
     by_rows(b, FLOAT32, rows, outs, group, odd=True)
-    return made
 
 
 # --- sums in a fixed order -------------------------------------------------------------------------------------------
 
 
-def _total(squares: bool) -> Any:
+@generated(2, FLOAT)
+def _total(b: Builder, squares: bool) -> None:
     """The sum of a row, or of its squares: PANEL partial sums in order, which are then added pairwise. Generated
     explicitly, so that the order is the same in all callers; loops that LLVM vectorises may differ from caller to
-    caller."""
-
-    def define(context: Any, address: Any, count: Any) -> Any:
-        del context
-
-        def generate(context: Any, b: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            name = f"slipstream_sum{'_of_squares' if squares else ''}"
-            kind = ir.FunctionType(FLOAT, [WORD, WORD])
-            function = cgutils.get_or_insert_function(b.module, kind, name)
-            if function.is_declaration:
-                function.linkage = "linkonce_odr"
-                function.attributes.add("noinline")
-                body(ir.IRBuilder(function.append_basic_block()), *function.args)
-            return b.call(function, [args[0], args[1]])
-
-        def body(b: ir.IRBuilder, address: Any, count: Any) -> None:
-            x = b.bitcast(bytes_at(b, address), FLOAT.as_pointer())
-            total = cgutils.alloca_once_value(b, ir.Constant(_FLOATS, [0.0] * PANEL))
-            whole = b.mul(b.udiv(count, WORD(PANEL)), WORD(PANEL))
-            with cgutils.for_range_slice(b, WORD(0), whole, WORD(PANEL), inc=True) as (i, _):
-                v = load_vector(b, b.gep(x, [i]), FLOAT, PANEL, 4)
-                if squares:
-                    v = b.fmul(v, v)
-                b.store(b.fadd(b.load(total), v), total)
-            with cgutils.for_range_slice(b, whole, count, WORD(1), inc=True) as (i, _):
-                one = b.load(b.gep(x, [i]), align=4)
-                if squares:
-                    one = b.fmul(one, one)
-                lane = b.trunc(b.sub(i, whole), INT)
-                held = b.load(total)
-                b.store(b.insert_element(held, b.fadd(b.extract_element(held, lane), one), lane), total)
-            v, width = b.load(total), PANEL
-            while width > 1:
-                width //= 2
-                v = b.fadd(take(b, v, range(width)), take(b, v, range(width, 2 * width)))
-            b.ret(b.extract_element(v, INT(0)))
-
-        return types.float32(types.int64, types.int64), generate
-
-    define.__name__ = "sum_of_squares" if squares else "sum_of"
-    return intrinsic(define)
+    caller. Arguments: the address of the row, and its length."""
+    x, count = b.bitcast(b.bytes_at(b.function.args[0]), FLOAT.as_pointer()), b.function.args[1]
+    total = cgutils.alloca_once_value(b, ir.Constant(FLOATS, [0.0] * PANEL))
+    whole = b.mul(b.udiv(count, WORD(PANEL)), WORD(PANEL))
+    with cgutils.for_range_slice(b, WORD(0), whole, WORD(PANEL), inc=True) as (i, _):
+        v = b.load_vector(b.gep(x, [i]), FLOAT, PANEL, 4)
+        if squares:
+            v = b.fmul(v, v)
+        b.store(b.fadd(b.load(total), v), total)
+    with cgutils.for_range_slice(b, whole, count, WORD(1), inc=True) as (i, _):
+        one = b.load(b.gep(x, [i]), align=4)
+        if squares:
+            one = b.fmul(one, one)
+        lane = b.trunc(b.sub(i, whole), INT)
+        sums = b.load(total)
+        b.store(b.insert_element(sums, b.fadd(b.extract_element(sums, lane), one), lane), total)
+    b.ret(b.sum_of(b.load(total)))
 
 
-sum_of: Any = _total(squares=False)
-sum_of_squares: Any = _total(squares=True)
+@operation(types.float32, types.int64, types.int64)
+def sum_of(b, address, count):
+    return b.call(_total(b.module, False), [address, count])
+
+
+@operation(types.float32, types.int64, types.int64)
+def sum_of_squares(b, address, count):
+    return b.call(_total(b.module, True), [address, count])

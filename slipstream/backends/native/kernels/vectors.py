@@ -1,8 +1,9 @@
-"""Code for LLVM that tiles are made of: vectors, functions, addresses."""
+"""`Builder`: code for LLVM that tiles are made of, and `generated`: functions of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from llvmlite import ir
@@ -15,42 +16,9 @@ from slipstream.backends.native.kernels.processor import PANEL
 
 FLOAT, INT, WORD, BYTE, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8), ir.HalfType()
 SHORT = ir.IntType(16)
+FLOATS, INTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL)
 CONTRACT = ("contract",)
 """A flag of operations: a product and a sum may be fused."""
-
-
-# --- vectors ---------------------------------------------------------------------------------------------------------
-
-
-def load_vector(b: ir.IRBuilder, pointer: Any, element: ir.Type, count: int, align: int) -> Any:
-    return b.load(b.bitcast(pointer, ir.VectorType(element, count).as_pointer()), align=align)
-
-
-def take(b: ir.IRBuilder, v: Any, lanes: range | list[int]) -> Any:
-    return b.shuffle_vector(
-        v, ir.Constant(v.type, ir.Undefined), ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes))
-    )
-
-
-def spread(b: ir.IRBuilder, number: Any, count: int = PANEL) -> Any:
-    """A 32-bit number in every lane."""
-    kind = ir.VectorType(number.type, count)
-    return take(b, b.insert_element(ir.Constant(kind, ir.Undefined), number, INT(0)), [0] * count)
-
-
-def split(b: ir.IRBuilder, v: Any, lanes: int) -> list[Any]:
-    """Split a vector of PANEL lanes into vectors of the processor's width."""
-    return [v] if lanes == PANEL else [take(b, v, range(at, at + lanes)) for at in range(0, PANEL, lanes)]
-
-
-def join(b: ir.IRBuilder, parts: list[Any]) -> Any:
-    while len(parts) > 1:
-        both = 2 * parts[0].type.count
-        parts = [
-            b.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT, both), list(range(both))))
-            for x, y in zip(parts[::2], parts[1::2], strict=True)
-        ]
-    return parts[0]
 
 
 class BFloat(ir.types.Type):  # type: ignore[misc]
@@ -68,40 +36,84 @@ class BFloat(ir.types.Type):  # type: ignore[misc]
         return hash(BFloat)
 
 
-def as_floats(b: ir.IRBuilder, pointer: Any, form: Format, count: int) -> Any:
-    """`count` weights from `pointer` on, widened to float32: exact."""
-    if form is FLOAT32:
-        return load_vector(b, pointer, FLOAT, count, 4)
-    if form is FLOAT16:
-        return b.fpext(load_vector(b, pointer, HALF, count, 2), ir.VectorType(FLOAT, count))
-    wide = ir.VectorType(INT, count)  # a bfloat16 is the upper half of a float32
-    upper = b.zext(load_vector(b, pointer, SHORT, count, 2), wide)
-    return b.bitcast(b.shl(upper, ir.Constant(wide, [16] * count)), ir.VectorType(FLOAT, count))
+class Builder(ir.IRBuilder):  # type: ignore[misc]
+    """Writes the code of a function."""
+
+    def built_in(self, name: str, result: ir.Type, *given: Any) -> Any:
+        """The result of one of LLVM's functions."""
+        kind = ir.FunctionType(result, [each.type for each in given])
+        return self.call(cgutils.get_or_insert_function(self.module, kind, name), given)
+
+    def bytes_at(self, address: Any) -> Any:
+        return self.inttoptr(address, BYTE.as_pointer())
+
+    def place_at(self, pointer: Any, byte: Any, kind: ir.Type) -> Any:
+        """Pointer to the address + `byte` bytes."""
+        return self.bitcast(self.gep(pointer, [byte]), kind.as_pointer())
+
+    def load_vector(self, pointer: Any, element: ir.Type, count: int, align: int) -> Any:
+        return self.load(self.bitcast(pointer, ir.VectorType(element, count).as_pointer()), align=align)
+
+    def take(self, v: Any, lanes: range | list[int]) -> Any:
+        places = ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes))
+        return self.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), places)
+
+    def spread(self, number: Any, count: int = PANEL) -> Any:
+        """A 32-bit number in every lane."""
+        kind = ir.VectorType(number.type, count)
+        return self.take(self.insert_element(ir.Constant(kind, ir.Undefined), number, INT(0)), [0] * count)
+
+    def split(self, v: Any, lanes: int) -> list[Any]:
+        """Split a vector of PANEL lanes into vectors of the processor's width."""
+        return [v] if lanes == PANEL else [self.take(v, range(at, at + lanes)) for at in range(0, PANEL, lanes)]
+
+    def join(self, parts: list[Any]) -> Any:
+        while len(parts) > 1:
+            lanes = 2 * parts[0].type.count
+            order = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
+            parts = [self.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def sum_of(self, v: Any) -> Any:
+        """The sum of the lanes of a vector of floats, added pairwise."""
+        width = v.type.count
+        while width > 1:
+            width //= 2
+            v = self.fadd(self.take(v, range(width)), self.take(v, range(width, 2 * width)))
+        return self.extract_element(v, INT(0))
+
+    def as_floats(self, pointer: Any, form: Format, count: int) -> Any:
+        """`count` weights from `pointer` on, widened to float32: exact."""
+        if form is FLOAT32:
+            return self.load_vector(pointer, FLOAT, count, 4)
+        if form is FLOAT16:
+            return self.fpext(self.load_vector(pointer, HALF, count, 2), ir.VectorType(FLOAT, count))
+        wide = ir.VectorType(INT, count)  # a bfloat16 is the upper half of a float32
+        upper = self.zext(self.load_vector(pointer, SHORT, count, 2), wide)
+        return self.bitcast(self.shl(upper, ir.Constant(wide, [16] * count)), ir.VectorType(FLOAT, count))
 
 
-# --- functions and addresses -----------------------------------------------------------------------------------------
+def generated(count: int, result: ir.Type | None = None) -> Callable[[Callable[..., None]], Callable[..., ir.Function]]:
+    """Decorator: `write(b, *parameters)` writes a function of `count` 64-bit integers, `b.function.args`. It becomes
+    `make(module, *parameters)`, which adds the function to a module, once for the same parameters."""
+
+    def decorate(write: Callable[..., None]) -> Callable[..., ir.Function]:
+        @wraps(write)
+        def make(module: ir.Module, *parameters: Any) -> ir.Function:
+            name = "_".join(["slipstream", write.__name__, *(str(getattr(p, "name", p)) for p in parameters)])
+            kind = ir.FunctionType(result or ir.VoidType(), [WORD] * count)
+            function = cgutils.get_or_insert_function(module, kind, name)
+            if function.is_declaration:
+                function.linkage = "linkonce_odr"
+                function.attributes.add("noinline")
+                write(Builder(function.append_basic_block()), *parameters)
+            return function
+
+        return make
+
+    return decorate
 
 
-def new_function(module: ir.Module, name: str, count: int) -> ir.Function | None:
-    """A new function with `count` 64-bit integer arguments; None if the module already has one of this name."""
-    kind = ir.FunctionType(ir.VoidType(), [WORD] * count)
-    function = cgutils.get_or_insert_function(module, kind, name)
-    if not function.is_declaration:
-        return None
-    function.linkage = "linkonce_odr"
-    function.attributes.add("noinline")
-    return function
-
-
-def bytes_at(b: ir.IRBuilder, address: Any) -> Any:
-    return b.inttoptr(address, BYTE.as_pointer())
-
-
-def place_at(b: ir.IRBuilder, pointer: Any, byte: Any, kind: ir.Type) -> Any:
-    """Pointer to the address + `byte` bytes."""
-    return b.bitcast(b.gep(pointer, [byte]), kind.as_pointer())
-
-
-def locator(make: Callable[[ir.Module], ir.Function]) -> Any:
-    """An intrinsic that compiles a tile into its caller and returns its address."""
-    return operation(types.int64)(lambda b: b.ptrtoint(make(b.module), WORD))
+def locator(make: Callable[..., ir.Function], *parameters: Any) -> Any:
+    """A function of kernels that compiles a generated function into its caller and returns its address."""
+    return operation(types.int64)(lambda b: b.ptrtoint(make(b.module, *parameters), WORD))
