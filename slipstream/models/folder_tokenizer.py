@@ -29,6 +29,9 @@ _OTHERS = {
 }  # fmt: skip
 """Further settings that are read here, or that change neither ids nor text."""
 
+_ADDITIONS = ("added_tokens.json", "additional_chat_templates")
+"""Files and folders beside tokenizer.json that only transformers reads."""
+
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Of an added token."""
 
@@ -54,27 +57,15 @@ class FolderTokenizer:
     load     returns the transformers tokenizer.
     """
 
-    _backend: Tokenizer
-    _special: Mapping[str, str]
-    _template: str | dict[str, str] | None
-    _load: Callable[[], Any]
-    _whole: Any
-
-    def __init__(
-        self,
-        backend: Tokenizer,
-        special: Mapping[str, str],
-        template: str | dict[str, str] | None,
-        load: Callable[[], Any],
-    ):
-        values = {"_backend": backend, "_special": special, "_template": template, "_load": load, "_whole": None}
-        self.__dict__.update(values)
+    def __init__(self, backend: Tokenizer, special: Mapping[str, str], template: str | None, load: Callable[[], Any]):
+        self._backend, self._special, self._template, self._load = backend, special, template, load
+        self._whole: Any = None
 
     @property
     def transformers(self) -> Any:
         """The transformers tokenizer of the same folder."""
         if self._whole is None:
-            self.__dict__["_whole"] = self._load()
+            self._whole = self._load()
         return self._whole
 
     def __getattr__(self, name: str) -> Any:
@@ -86,7 +77,10 @@ class FolderTokenizer:
         return getattr(self.transformers, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.transformers, name, value)
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.transformers, name, value)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self.transformers(*given, **named)
@@ -108,8 +102,8 @@ class FolderTokenizer:
         return len(self._whole) if self._whole is not None else self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
-    def chat_template(self) -> str | dict[str, str] | None:
-        """The template; a mapping from names to templates if there are several; None if there is none."""
+    def chat_template(self) -> Any:
+        """The template; None if there is none."""
         return self._template if self._whole is None else self._whole.chat_template
 
     def encode(self, text: Any, add_special_tokens: bool = True, **more: Any) -> list[int]:
@@ -144,9 +138,9 @@ class FolderTokenizer:
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
         """Text of a conversation (tokenize=False), or its ids."""
         if self._whole is None and named.get("tokenize") is False and _is_plain(conversation):
-            from slipstream.models.chat_template import chosen_template, names_read, render
+            from slipstream.models.chat_template import names_read, render
 
-            template = chosen_template(self._template, named.get("tools") is not None)
+            template = self._template or ""
             names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
             read = names.keys() <= {"tools", *names_read(template)} - _OPTIONS and _is_json(names)
             if template and read and _are_objects(names.get("tools", [])):
@@ -195,7 +189,7 @@ def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None
     Raises Exception, the class that the library raises, for a tokenizer.json that is none, and OSError or
     UnicodeDecodeError for a chat template that cannot be read.
     """
-    if not is_general(folder) or (folder / "added_tokens.json").exists():
+    if not is_general(folder) or any((folder / name).exists() for name in _ADDITIONS):
         return None
     config = _json(folder / "tokenizer_config.json") or {}
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -205,7 +199,7 @@ def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None
     if backend.padding is not None:
         settings.setdefault("pad_token", backend.padding["pad_token"])
     template = _template(folder, config)
-    if not settings.keys() <= {*_NAMED, *_LISTS, *_OTHERS} or not _is_template(template):
+    if not settings.keys() <= {*_NAMED, *_LISTS, *_OTHERS} or not isinstance(template, (str, type(None))):
         return None
     if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
         return None
@@ -248,22 +242,6 @@ def _content(token: Any) -> str | None:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> Any:
-    """Files come before the configuration, which may hold one template or a list of named ones."""
-    files = {file.name.removesuffix(".jinja"): file for file in (folder / "additional_chat_templates").glob("*.jinja")}
-    if (folder / "chat_template.jinja").is_file():
-        files["default"] = folder / "chat_template.jinja"
-    if files:
-        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-        return texts["default"] if set(texts) == {"default"} else texts
-    found = config.get("chat_template")
-    if isinstance(found, list) and all(
-        isinstance(each, dict) and each.keys() == {"name", "template"} for each in found
-    ):
-        return {each["name"]: each["template"] for each in found}
-    return found
-
-
-def _is_template(found: Any) -> bool:
-    """Whether it is a template, several with names, or None."""
-    several = isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
-    return found is None or isinstance(found, str) or several
+    """A file comes before the configuration."""
+    file = folder / "chat_template.jinja"
+    return file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")

@@ -46,7 +46,8 @@ class PairReport:
     notes         harmless differences, one sentence each.
     cost_ratio    c: bytes that a draft step reads divided by bytes that a target step reads, both in the same dtype.
                   Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models
-                  cost more than that.
+                  cost more than that. It is also the acceptance rate above which some draft length saves time
+                  (Leviathan et al. 2211.17192, corollary 3.9): if it is above 1, no draft length does.
     """
 
     target: ModelFacts
@@ -62,12 +63,6 @@ class PairReport:
     @property
     def fits(self) -> bool:
         return not self.problem
-
-    @property
-    def break_even(self) -> float:
-        """Acceptance rate above which some draft length saves time: c (Leviathan et al. 2211.17192, corollary 3.9).
-        If it is above 1, no draft length does."""
-        return self.cost_ratio
 
     @property
     def costs(self) -> StepCosts:
@@ -91,7 +86,7 @@ class PairReport:
             "differing_ids": self.differing,
             "differences": [asdict(d) for d in self.differences],
             "cost_ratio": self.cost_ratio,
-            "break_even_acceptance": self.break_even,
+            "break_even_acceptance": self.cost_ratio,
             "expected": {str(a): self.expected(a).as_dict() for a in (0.6, 0.8)},
         }
 
@@ -108,20 +103,26 @@ def check_pair(target: str | Path, draft: str | Path) -> PairReport:
                 why="tokens are compared, and a model in memory has no tokenizer",
                 fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
             )
-    ours, theirs = facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft"))
-    differences, common = _differences(ours.tokenizer, theirs.tokenizer)
-    plain = [d for d in differences if not _both_special(d.id, ours.tokenizer, theirs.tokenizer)]
+    a, b = facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft"))
+    compared, common = False, 0
+    differences, plain = list[Difference](), list[Difference]()
+    if a.tokenizer is not None and b.tokenizer is not None:
+        tokens, others, compared = a.tokenizer.tokens, b.tokenizer.tokens, True
+        ids = sorted(tokens.keys() & others.keys())
+        common, special = len(ids), a.tokenizer.special & b.tokenizer.special
+        differences = [Difference(i, tokens[i], others[i]) for i in ids if tokens[i] != others[i]]
+        plain = [difference for difference in differences if difference.id not in special]
     shown = tuple((plain or differences)[:SHOWN])
     return PairReport(
-        target=ours,
-        draft=theirs,
-        compared=ours.tokenizer is not None and theirs.tokenizer is not None,
+        target=a,
+        draft=b,
+        compared=compared,
         common=common,
         differing=len(differences),
         differences=shown,
-        problem=_problem(ours, theirs, len(plain), common, shown),
-        notes=tuple(_notes(ours, theirs, len(differences) - len(plain), shown)),
-        cost_ratio=theirs.step_parameters / ours.step_parameters,
+        problem=_problem(a, b, len(plain), common, shown),
+        notes=tuple(_notes(a, b, len(differences) - len(plain), shown)),
+        cost_ratio=b.step_parameters / a.step_parameters,
     )
 
 
@@ -175,23 +176,9 @@ def _other_tokens(problem: str) -> PairError:
     )
 
 
-def _differences(ours: TokenMap | None, theirs: TokenMap | None) -> tuple[list[Difference], int]:
-    """Common ids with different tokens, in order, and the number of common ids."""
-    if ours is None or theirs is None:
-        return [], 0
-    both = sorted(ours.tokens.keys() & theirs.tokens.keys())
-    return [Difference(i, ours.tokens[i], theirs.tokens[i]) for i in both if ours.tokens[i] != theirs.tokens[i]], len(
-        both
-    )
-
-
-def _both_special(token: int, ours: TokenMap | None, theirs: TokenMap | None) -> bool:
-    return ours is not None and theirs is not None and token in ours.special and token in theirs.special
-
-
-def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, shown: tuple[Difference, ...]) -> str:
-    names = f"target {ours.source!r} and draft {theirs.source!r}"
-    if kinds := kind_problem(ours.source_context is not None, theirs.source_context is not None):
+def _problem(target: ModelFacts, draft: ModelFacts, plain: int, common: int, shown: tuple[Difference, ...]) -> str:
+    names = f"target {target.source!r} and draft {draft.source!r}"
+    if kinds := kind_problem(target.source_context is not None, draft.source_context is not None):
         return kinds
     if plain:
         listed = "; ".join(map(str, shown))
@@ -199,30 +186,31 @@ def _problem(ours: ModelFacts, theirs: ModelFacts, plain: int, common: int, show
             f"{names} do not share a vocabulary: {plain} of {common} common ids map to different tokens, the first "
             f"(id: target / draft): {listed}"
         )
-    for whole, other in ((ours, theirs), (theirs, ours)):  # a token without a row in the other head
+    for whole, other in ((target, draft), (draft, target)):  # a token without a row in the other head
         width = other.config.vocab_size
         if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
             return (
                 f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
                 f"{other.source!r} has an output of {width} ids and no tokenizer to compare"
             )
-    if ours.tokenizer is None and theirs.tokenizer is None and differ(ours.config.vocab_size, theirs.config.vocab_size):
+    widths = target.config.vocab_size, draft.config.vocab_size
+    if target.tokenizer is draft.tokenizer is None and differ(*widths):
         return (
-            f"{names} have outputs of {ours.config.vocab_size} and {theirs.config.vocab_size} ids, and neither has a "
-            "tokenizer: the difference is too large to be padding"
+            f"{names} have outputs of {widths[0]} and {widths[1]} ids, and neither has a tokenizer: the difference is "
+            "too large to be padding"
         )
     return ""
 
 
-def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Difference, ...]) -> list[str]:
+def _notes(target: ModelFacts, draft: ModelFacts, special: int, shown: tuple[Difference, ...]) -> list[str]:
     notes = []
-    widths = ours.config.vocab_size, theirs.config.vocab_size
-    if ours.tokenizer is None or theirs.tokenizer is None:
-        lacking = [side for side, f in (("target", ours), ("draft", theirs)) if f.tokenizer is None]
+    widths = target.config.vocab_size, draft.config.vocab_size
+    if target.tokenizer is None or draft.tokenizer is None:
+        lacking = [side for side, f in (("target", target), ("draft", draft)) if f.tokenizer is None]
         who = "neither model has" if len(lacking) == 2 else f"the {lacking[0]} has no"
         notes.append(f"only sizes were compared ({widths[0]} and {widths[1]} ids): {who} tokenizer files")
     else:
-        notes += _token_notes(ours.tokenizer, theirs.tokenizer)
+        notes += _token_notes(target.tokenizer, draft.tokenizer)
         if widths[0] != widths[1]:
             notes.append(f"the outputs are padded to different widths, {widths[0]} and {widths[1]}: harmless")
         if special:
@@ -230,7 +218,7 @@ def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Diff
             notes.append(
                 f"{special} special tokens have different names ({listed}): at worst, drafts of them are rejected"
             )
-    contexts = ours.config.context, theirs.config.context
+    contexts = target.config.context, draft.config.context
     if contexts[1] < contexts[0]:
         notes.append(
             f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at "
@@ -239,20 +227,19 @@ def _notes(ours: ModelFacts, theirs: ModelFacts, special: int, shown: tuple[Diff
     return notes
 
 
-def _token_notes(ours: TokenMap, theirs: TokenMap) -> list[str]:
+def _token_notes(target: TokenMap, draft: TokenMap) -> list[str]:
     notes = []
-    for side, mine, other in (("target", ours, theirs), ("draft", theirs, ours)):
-        extra = sorted(mine.tokens.keys() - other.tokens.keys())
+    for side, known, other in (("target", target, draft), ("draft", draft, target)):
+        extra = sorted(known.tokens.keys() - other.tokens.keys())
         if extra:
-            few = ", ".join(repr(mine.tokens[i]) for i in extra[:SHOWN])
+            few = ", ".join(repr(known.tokens[i]) for i in extra[:SHOWN])
             notes.append(
                 f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never accepted"
             )
     for role in ROLES:
-        if ours.roles[role] != theirs.roles[role]:
-            notes.append(
-                f"{role} is {ours.roles[role]} in the target and {theirs.roles[role]} in the draft: the target decides"
-            )
+        ids = target.roles[role], draft.roles[role]
+        if ids[0] != ids[1]:
+            notes.append(f"{role} is {ids[0]} in the target and {ids[1]} in the draft: the target decides")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""GGUF files made by hand, for tests that need no package."""
+"""GGUF files made by hand, for tests that need no package, and random blocks for them."""
 
 import struct
 from collections.abc import Mapping
@@ -9,6 +9,10 @@ import numpy as np
 from slipstream.models.gguf_header import TYPES
 
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32 = 8, 9, 4, 6, 7, 5
+
+SIZES = {name: (count, size) for name, count, size in TYPES.values()}
+_SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Bytes at which a block has a float16; 0 in other kinds."""
 
 
 def gguf_bytes(
@@ -51,6 +55,16 @@ def tiny_model(**changes: Any) -> bytes:
     }  # fmt: skip
     drawn = np.random.default_rng(0)
     return gguf_bytes(metadata, {name: drawn.normal(size=shape) * 0.2 for name, shape in shapes.items()})
+
+
+def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    """uint8 [outs, blocks, bytes of a block]. scale: standard deviation of the float16 numbers in them."""
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (outs, blocks, SIZES[name][1]), dtype=np.uint8)
+    for at in _SCALES.get(name, (0,)):
+        numbers = (scale * rng.standard_normal((outs, blocks, 1))).astype(np.float16)
+        raw[..., at : at + 2] = numbers.view(np.uint8)
+    return raw
 
 
 def _text(text: str) -> bytes:

@@ -7,8 +7,7 @@ import numpy as np
 
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_weights import FAMILIES, names_in_file, rotated
-from tests.models.gguf_bytes import gguf_bytes
-from tests.models.random_blocks import SIZES, random_bytes
+from tests.models.gguf_bytes import SIZES, gguf_bytes, random_bytes
 
 VOCAB = 96
 SPREAD = {"Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}

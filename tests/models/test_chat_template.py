@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from slipstream.models.chat_template import render
 from slipstream.zoo import target_dir
-from tests.models.templates import TALK
+from tests.models.tokenizer_kinds import TALK
 
 MESSAGES = [
     {"role": "system", "content": 'Be <brief> & "kind", it\'s é.'}, {"role": "user", "content": "  Hello\n"},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from slipstream.errors import LoadError
@@ -16,7 +16,7 @@ from slipstream.models.config import FAMILIES as MODEL_TYPES
 from slipstream.models.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
 from slipstream.models.text import decoder_of, load_tokenizer, stray_byte
 from tests.checkpoints import FAMILIES, TEXTS, make_tokenizer
-from tests.models.templates import TALK
+from tests.models.tokenizer_kinds import TALK, sentencepiece, unigram, wordpiece
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>"]
 SAMPLES = [
@@ -49,48 +49,10 @@ def byte_level() -> Tokenizer:
     return made
 
 
-def byte_fallback() -> Tokenizer:
-    """As Llama 2's: a space before the text, spaces as U+2581, bytes for what has no token."""
-    words = [*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *"▁adefinrst()", "▁a", "▁d", "▁de", "▁def"]
-    merges = [("▁", "a"), ("▁", "d"), ("▁d", "e"), ("▁de", "f")]
-    vocab = {word: i for i, word in enumerate(words)}
-    made = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    made.decoder = decoders.Sequence(steps)
-    made.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    made.add_special_tokens(SPECIAL)
-    return made
-
-
 def metaspace() -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=SPECIAL)
     parts = {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first"), "decoder": decoders.Metaspace()}
     return trained(models.BPE(unk_token="<unk>"), trainer, **parts)
-
-
-def unigram() -> Tokenizer:
-    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=SPECIAL, unk_token="<unk>")
-    parts = {
-        "pre_tokenizer": pre_tokenizers.Metaspace(),
-        "decoder": decoders.Metaspace(),
-        "normalizer": normalizers.NFKC(),
-    }
-    return trained(models.Unigram(), trainer, **parts)
-
-
-def word_piece() -> Tokenizer:
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL)
-    parts: dict[str, Any] = {
-        "normalizer": normalizers.BertNormalizer(),
-        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
-        "decoder": decoders.WordPiece(cleanup=True),
-    }
-    made = trained(models.WordPiece(unk_token="<unk>"), trainer, **parts)
-    made.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 1))
-    return made
 
 
 def word_level() -> Tokenizer:
@@ -113,19 +75,21 @@ def with_truncation_and_padding() -> Tokenizer:
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
-    made.__name__: made
-    for made in (
-        byte_level, byte_fallback, metaspace, unigram, word_piece, word_level, with_added_tokens,
-        with_truncation_and_padding,
-    )
-}  # fmt: skip
+    made.__name__: made for made in (byte_level, metaspace, word_level, with_added_tokens, with_truncation_and_padding)
+}
+KINDS |= {
+    kind.__name__: lambda kind=kind: Tokenizer.from_str(kind().backend_tokenizer.to_str())
+    for kind in (sentencepiece, unigram, wordpiece)
+}
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def folder_of(folder: Path, kind: str = "byte_level", model_type: str = "llama", **config: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    KINDS[kind]().save(str(folder / "tokenizer.json"))
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMED} | config
+    tokenizer = KINDS[kind]()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {name: token for name, token in NAMED.items() if tokenizer.token_to_id(token) is not None}
+    named |= {"tokenizer_class": "PreTrainedTokenizerFast"} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     return folder
@@ -198,7 +162,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "more": {"additional_special_tokens": ["<|user|>"], "model_max_length": 5, "padding_side": "left"},
     "extra": {"extra_special_tokens": ["<|user|>"], "clean_up_tokenization_spaces": True},
     "template": {"chat_template": TALK},
-    "templates": {"chat_template": [{"name": "default", "template": TALK}, {"name": "tool_use", "template": "x"}]},
 }
 
 
@@ -228,22 +191,10 @@ def test_a_map_of_special_tokens_comes_before_the_configuration(tmp_path):
     assert ours.eos_token == "</s>"
 
 
-@pytest.mark.parametrize("named", [(), ("tool_use",), ("rag", "tool_use")])
-@pytest.mark.parametrize("default", [False, True])
-def test_template_files_come_before_the_configuration(tmp_path, default, named):
+def test_a_template_file_comes_before_the_configuration(tmp_path):
     folder_of(tmp_path, chat_template=TALK)
-    if default:
-        (tmp_path / "chat_template.jinja").write_text("file: " + TALK)
-    (tmp_path / "additional_chat_templates").mkdir()
-    for name in named:
-        (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text(name + TALK)
-    if named and not default:
-        ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-        assert ours.chat_template == theirs.chat_template
-        with pytest.raises(ValueError, match="no default"):
-            ours.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
-    else:
-        assert is_ours(assert_equal(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("file: " + TALK)
+    assert is_ours(assert_equal(tmp_path))
 
 
 BEYOND: dict[str, dict[str, Any]] = {
@@ -254,6 +205,7 @@ BEYOND: dict[str, dict[str, Any]] = {
     "named extra tokens": {"extra_special_tokens": {"image_token": "<|user|>"}}, "unknown": {"some_setting": 1},
     "split": {"split_special_tokens": True}, "another class": {"tokenizer_class": "GPT2Tokenizer"},
     "no class": {"tokenizer_class": None},
+    "templates": {"chat_template": [{"name": "default", "template": TALK}, {"name": "tool_use", "template": "x"}]},
 }  # fmt: skip
 
 
@@ -262,14 +214,19 @@ def test_a_folder_that_needs_more_than_its_tokenizer_json_is_read_by_transformer
     assert not is_ours(assert_equal(folder_of(tmp_path, **BEYOND[name])))
 
 
-@pytest.mark.parametrize("kind", ["unigram", "word_piece", "word_level"])
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "word_level"])
 def test_spaces_are_cleaned_up_by_transformers(tmp_path, kind):
     assert not is_ours(assert_equal(folder_of(tmp_path, kind, clean_up_tokenization_spaces=True)))
 
 
-def test_tokens_beside_the_tokenizer_are_added_by_transformers(tmp_path):
-    folder_of(tmp_path)
-    (tmp_path / "added_tokens.json").write_text('{"def": 400}')
+@pytest.mark.parametrize(
+    ("name", "text"), [("added_tokens.json", '{"def": 400}'), ("additional_chat_templates/tool_use.jinja", TALK)]
+)
+def test_tokens_and_templates_beside_the_tokenizer_are_read_by_transformers(tmp_path, name, text):
+    folder_of(tmp_path, chat_template=TALK)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    (tmp_path / "chat_template.jinja").write_text(TALK)
     assert not is_ours(assert_equal(tmp_path))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models import gguf_convert
@@ -18,6 +18,7 @@ from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
 from slipstream.targets.describe import as_target
 from tests.checkpoints import TEXTS, Tiny, clone, make_model
+from tests.models.tokenizer_kinds import sentencepiece
 
 pytest.importorskip("gguf")
 
@@ -42,23 +43,6 @@ def byte_level(split: str | None) -> Tokenizer:
     )  # fmt: skip
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     tokenizer.add_tokens(["<added>"])
-    return tokenizer
-
-
-def with_byte_fallback() -> Tokenizer:
-    """As Llama 2's: characters, a space is ▁, unknown characters are bytes, and <s> comes first."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(["def add first second return for name in names print"], trainer)
-    data = json.loads(tokenizer.to_str())  # the bytes are no added tokens in such files
-    data["added_tokens"] = data["added_tokens"][:3]
-    tokenizer = Tokenizer.from_str(json.dumps(data))
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
 
@@ -118,7 +102,7 @@ def test_llamacpp_encodes_byte_level_texts_in_the_same_way(tmp_path: Path, split
 
 def test_llamacpp_encodes_texts_with_bytes_for_unknown_characters_in_the_same_way(tmp_path: Path) -> None:
     special = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
-    source = folder(tmp_path / "m", with_byte_fallback(), **special)
+    source = folder(tmp_path / "m", sentencepiece(320).backend_tokenizer, **special)
     file = converted(source)
     own, theirs = llamas_own(file), load_tokenizer(source)
     assert read_header(file).metadata["tokenizer.ggml.model"] == "llama"

@@ -13,10 +13,11 @@ from slipstream.errors import CheckpointError
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
-from slipstream.models.weight_blocks import READERS
+from slipstream.models.weight_blocks import READERS, stacked
+from tests.models.gguf_bytes import SIZES, random_bytes
 from tests.models.gguf_models import VOCAB, family_config, gguf_model
 
-KINDS = [(name,) for name in READERS] + [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
+KINDS = [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
 
 
 def logits(executor: Executor, tokens: list[int]) -> torch.Tensor:
@@ -65,17 +66,6 @@ def test_the_native_backend_computes_with_the_weights_of_the_file(family, kinds,
     assert error < 0.05
 
 
-def test_a_row_is_bitwise_the_same_alone_and_among_others(tmp_path: Path) -> None:
-    file, _ = gguf_model(tmp_path, family_config("qwen2"), ("Q4_1", "Q8_0"))
-    header = read_header(file)
-    config, tokens = gguf_config(header), list(range(3, 20))
-    executor = NativeExecutor(config, GgufWeights(header, config))
-    together = logits(executor, tokens)
-    for i, token in enumerate(tokens):
-        batch = Batch((0,), torch.tensor([token]), (i,), (0, 1), (i,), (None,), (0,))
-        assert torch.equal(executor.forward(batch).logits[0, :VOCAB].double(), together[i])
-
-
 def test_what_our_decoder_does_not_run_is_refused_with_the_reason(tmp_path: Path) -> None:
     file, _ = gguf_model(tmp_path, family_config("llama"))
     header = read_header(file)
@@ -111,3 +101,25 @@ def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path)
         GgufWeights(replace(header, tensors=tensors), replace(config, hidden_size=256))[
             "layers.0.self_attn.q_proj.weight"
         ]
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_blocks_hold_the_weights_of_the_file_exactly(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    raw = random_bytes(name, 7, 3)
+    found = READERS[name](raw)
+    want = gguf.quants.dequantize(raw.reshape(7, -1), gguf.GGMLQuantizationType[name])
+    assert found.shape == want.shape
+    assert np.allclose(found.floats(), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
+    assert found.integers.min() >= (0 if found.bits == 4 else -128)
+    assert found.integers.max() < (16 if found.bits == 4 else 128)
+    assert found.scales.floats(found.group, want.shape[1]).shape == (7, want.shape[1] // found.group)
+
+
+def test_stacked_matrices_hold_the_same_weights() -> None:
+    for names in (("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q4_1", "Q8_0"), ("Q8_0", "Q5_0")):
+        parts = [READERS[name](random_bytes(name, 4, 512 // SIZES[name][0], seed)) for seed, name in enumerate(names)]
+        assert np.array_equal(stacked(parts).floats(), np.concatenate([part.floats() for part in parts]))

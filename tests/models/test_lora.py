@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
-from slipstream.cli.main import main
 from slipstream.errors import CheckpointError, ConfigError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
 from slipstream.targets.decoder import Decoder
@@ -232,14 +231,3 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
     (quantised / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(UnsupportedModelError, match=r"lora was given with .*quantised', which is quantised"):
         LLM(quantised, lora=good)
-
-
-def test_the_command_line_has_it(tiny: Tiny, good: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "generate", "-m", str(tiny.target), "--drafter", "none", "-n", "12", "--json", "--lora", str(good), "def",
-    ]  # fmt: skip
-    with pytest.raises(SystemExit, match="0"):
-        main(command)
-    wanted = LLM(tiny.target, lora=good).generate("def", SamplingParams(max_tokens=12))[0].text
-    assert json.loads(capsys.readouterr().out)["text"] == wanted
-    assert wanted != LLM(tiny.target).generate("def", SamplingParams(max_tokens=12))[0].text

@@ -107,11 +107,6 @@ def test_pieces_keep_tokens_and_their_origin(tokenizer, decode):
     assert [p.drafted for p in pieces] == origin
 
 
-def test_special_tokens_are_no_text(tokenizer, decode):
-    ids = [*tokenizer.encode("hi", add_special_tokens=False), tokenizer.eos_token_id]
-    assert "".join(streamed(decode, [[i] for i in ids])) == "hi"
-
-
 def test_a_folder_without_a_tokenizer_is_refused_with_what_is_missing(tmp_path):
     with pytest.raises(LoadError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)

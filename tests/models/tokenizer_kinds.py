@@ -17,6 +17,8 @@ OTHER_TEXTS = [
     "print the first name and return it: def first(names):\n  return names[0]\n",
     "Speculative decoding returns the text. It's decoded, and the words are the same, 17 times.\n",
 ]
+TALK = "{% for m in messages %}{{ bos_token }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+"""A chat template."""
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
