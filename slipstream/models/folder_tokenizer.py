@@ -35,12 +35,6 @@ _ADDITIONS = ("added_tokens.json", "additional_chat_templates")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Of an added token."""
 
-_OPTIONS = frozenset((
-    "chat_template", "continue_final_message", "max_length", "messages", "padding", "return_assistant_tokens_mask",
-    "return_dict", "return_tensors", "sanitize_control_tokens", "template", "tokenizer_kwargs", "truncation",
-))  # fmt: skip
-"""Arguments of `apply_chat_template` that do more than give a value to the template."""
-
 _SCALARS = (str, int, float, bool)
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -142,7 +136,7 @@ class FolderTokenizer:
 
             template = self._template or ""
             names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
-            read = names.keys() <= {"tools", *names_read(template)} - _OPTIONS and _is_json(names)
+            read = names.keys() <= {"tools", *names_read(template)} - {"messages"} and _is_json(names)
             if template and read and _are_objects(names.get("tools", [])):
                 return render(
                     template, conversation, named.get("add_generation_prompt", False), **{**self._special, **names}

@@ -60,14 +60,10 @@ class GenerationDefaults(Strict):
             ends = [(one,) for one in (eos if isinstance(eos, (list, tuple)) else [eos])]
             # transformers leaves the end of the text possible.
             words = [word for word in map(tuple, settings.get("bad_words_ids") or ()) if word not in ends]
-            made = GenerationDefaults(
-                settings.get("repetition_penalty"),
-                tuple(words),
-                settings.get("min_new_tokens") or 0,
-                tuple(settings.get("suppress_tokens") or ()),
-                sampling,
-            )
-            made.fill(SamplingParams())
+            penalty, least = settings.get("repetition_penalty"), settings.get("min_new_tokens") or 0
+            suppressed = tuple(settings.get("suppress_tokens") or ())
+            defaults = GenerationDefaults(penalty, tuple(words), least, suppressed, sampling)
+            defaults.fill(SamplingParams())
         except (ParameterError, TypeError) as fault:
             raise ParameterError(
                 f"the checkpoint's {FILE} cannot be honoured: {fault}",
@@ -80,7 +76,7 @@ class GenerationDefaults(Strict):
                 FILE,
                 ", ".join(f"{name}={settings[name]!r}" for name in ignored),
             )
-        return made
+        return defaults
 
     def fill(self, params: SamplingParams) -> SamplingParams:
         """The parameters of a request, with these settings where it gives none. A text that is given stays as it is."""

@@ -6,7 +6,6 @@ another one is refused, for example one with sliding windows.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,19 +70,17 @@ def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16")
     words, weights = words_of(source, config.vocab_size), load_weights(source, config, torch.float32)
     part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
     try:
-        if quantize in PLAIN:
-            _write(part, config, weights, words, quantize, Path(source).name)
-        else:
-            _write(whole, config, weights, words, "f32", Path(source).name)
+        plain = quantize in PLAIN
+        _write(part if plain else whole, config, weights, words, quantize if plain else "f32", Path(source).name)
+        if not plain:
             _quantised(whole, part, _NUMBERS[quantize])
-        made = _checked(part, path, words)
+        converted = _checked(part, path, words)
         part.replace(path)
     finally:
         weights.unmap()
-        for left in (part, whole):
-            with contextlib.suppress(FileNotFoundError):
-                left.unlink()
-    return made
+        part.unlink(missing_ok=True)
+        whole.unlink(missing_ok=True)
+    return converted
 
 
 def _check_convertible(config: DecoderConfig) -> None:
@@ -113,7 +110,14 @@ def _check_convertible(config: DecoderConfig) -> None:
 
 
 def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | None, quantize: str, name: str) -> None:
-    gguf = _package()
+    try:
+        import gguf
+    except ImportError as fault:
+        raise LoadError(
+            f"the package gguf cannot be imported ({fault})",
+            why="it writes GGUF files",
+            fix="pip install 'slipstream[gguf]', or pip install gguf for f32, f16 and q8_0",
+        ) from fault
     writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
     try:
         writer.add_name(name)
@@ -136,18 +140,6 @@ def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | N
             writer.write_tensor_data(gguf.quants.quantize(values, _form(values.shape, quantize, gguf)))
     finally:
         writer.close()
-
-
-def _package() -> Any:
-    try:
-        import gguf
-    except ImportError as fault:
-        raise LoadError(
-            f"the package gguf cannot be imported ({fault})",
-            why="it writes GGUF files",
-            fix="pip install 'slipstream[gguf]', or pip install gguf for f32, f16 and q8_0",
-        ) from fault
-    return gguf
 
 
 def _form(shape: tuple[int, ...], quantize: str, gguf: Any) -> Any:
@@ -188,13 +180,11 @@ def _add_shape(writer: Any, config: DecoderConfig, gguf: Any) -> None:
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """The tensors of the file, in their order; shapes as in a checkpoint."""
     shapes = config.shapes()
-    found = {}
-    for name, parts in names_in_file(config).items():
-        first = shapes[parts[0]]
-        found[name] = (sum(shapes[part][0] for part in parts), *first[1:])
-    if _slowed(config) is not None:
-        found["rope_freqs.weight"] = (config.head_dim // 2,)
-    return found
+    stored = {
+        name: (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:])
+        for name, parts in names_in_file(config).items()
+    }
+    return stored if _slowed(config) is None else stored | {"rope_freqs.weight": (config.head_dim // 2,)}
 
 
 def _tensors(config: DecoderConfig, weights: Weights) -> Iterator[tuple[str, np.ndarray]]:

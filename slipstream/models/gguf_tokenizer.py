@@ -124,8 +124,7 @@ def special_tokens(header: GgufHeader) -> dict[str, str]:
 
 
 class GgufTokenizer:
-    """What is asked of a tokenizer of transformers, by llama.cpp. Special tokens in a text are read as such, as
-    transformers does."""
+    """What is asked of a transformers tokenizer, by llama.cpp. As there, special tokens in a text are read as such."""
 
     def __init__(self, model: LlamaModel):
         self._model, self._lib = model, model.library
@@ -189,10 +188,9 @@ class GgufTokenizer:
 
     def convert_tokens_to_ids(self, tokens: str | Seq[str]) -> Any:
         """The id of a token, or of each; that of the unknown token, or None, if there is no such token."""
-        unknown = self._ids.get(self._special.get("unk_token", ""))
-        if isinstance(tokens, str):
-            return self._ids.get(tokens, unknown)
-        return [self._ids.get(token, unknown) for token in tokens]
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        return self._ids.get(tokens, self._ids.get(self._special.get("unk_token", "")))
 
     def apply_chat_template(
         self, conversation: Any, tokenize: bool = True, add_generation_prompt: bool = False, **names: Any

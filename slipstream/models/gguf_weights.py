@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,46 +78,44 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
             why=why,
             fix="leave executor at 'auto', or choose executor='llamacpp'",
         )
-    shape, tensors = gguf_shape(header), {tensor.name: tensor.shape for tensor in header.tensors}
-    family = FAMILIES[header.architecture]
-    bias = "blk.0.attn_q.bias" in tensors
-    common: dict[str, Any] = {"model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids]}
-    common["tie_word_embeddings"] = shape.tie_embeddings
+    shape, family = gguf_shape(header), FAMILIES[header.architecture]
+    config: dict[str, Any] = {
+        "model_type": family,
+        "vocab_size": shape.vocab_size,
+        "eos_token_id": [*shape.eos_ids],
+        "tie_word_embeddings": shape.tie_embeddings,
+    }
     if family == "gpt2":
-        return DecoderConfig.from_dict(
-            common
-            | {
-                "n_embd": shape.hidden_size,
-                "n_head": shape.heads,
-                "n_layer": shape.layers,
-                "n_positions": shape.context,
-                "n_inner": header.setting("feed_forward_length"),
-                "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
-            }
-        )
-    if shape.experts:
-        common |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
-        common |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
-        common["moe_intermediate_size"] = header.setting("expert_feed_forward_length")
-    return DecoderConfig.from_dict(
-        common
-        | {
-            "hidden_size": shape.hidden_size,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "num_hidden_layers": shape.layers,
-            "head_dim": shape.head_dim,
-            "intermediate_size": header.setting("feed_forward_length"),
-            "max_position_embeddings": shape.context,
-            "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
-            "attention_bias": bias,
-            "rope_parameters": _rope(header, tensors),
-            "sliding_window": None,
+        config |= {
+            "n_embd": shape.hidden_size,
+            "n_head": shape.heads,
+            "n_layer": shape.layers,
+            "n_positions": shape.context,
+            "n_inner": header.setting("feed_forward_length"),
+            "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
         }
-    )
+        return DecoderConfig.from_dict(config)
+    if shape.experts:
+        config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
+        config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
+        config["moe_intermediate_size"] = header.setting("expert_feed_forward_length")
+    config |= {
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "num_hidden_layers": shape.layers,
+        "head_dim": shape.head_dim,
+        "intermediate_size": header.setting("feed_forward_length"),
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
+        "attention_bias": any(tensor.name == "blk.0.attn_q.bias" for tensor in header.tensors),
+        "rope_parameters": _rope(header),
+        "sliding_window": None,
+    }
+    return DecoderConfig.from_dict(config)
 
 
-def _rope(header: GgufHeader, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _rope(header: GgufHeader) -> dict[str, Any]:
     """`rope_parameters` as in a config.json. rope_freqs.weight holds what divides each frequency (Llama 3.1)."""
     kind = header.setting("rope.scaling.type", "none")
     rope: dict[str, Any] = {"rope_theta": float(header.setting("rope.freq_base", 1e4))}
@@ -128,9 +126,10 @@ def _rope(header: GgufHeader, tensors: Mapping[str, tuple[int, ...]]) -> dict[st
         rope["original_max_position_embeddings"] = header.setting("rope.scaling.original_context_length")
         for name in ("beta_fast", "beta_slow"):
             rope[name] = header.setting(f"rope.scaling.yarn_{name}")
-    if "rope_freqs.weight" in tensors:
-        divisors = _read(header, next(each for each in header.tensors if each.name == "rope_freqs.weight"))
-        rope |= {"rope_type": "divided", "divisors": divisors.view(np.float32).ravel().tolist()}
+    for tensor in header.tensors:
+        if tensor.name == "rope_freqs.weight":
+            divisors = _read(header, tensor).view(np.float32).ravel().tolist()
+            rope |= {"rope_type": "divided", "divisors": divisors}
     return rope
 
 
@@ -182,16 +181,14 @@ class GgufWeights(Weights):
                     fix="convert the model again",
                 )
         if lost or by_name:
-            which = (
-                f"lacks {few(lost)}" if lost else f"holds {few(sorted(by_name))}, which its metadata do not account for"
-            )
+            unknown = f"holds {few(sorted(by_name))}, which its metadata do not account for"
             raise CheckpointError(
-                f"{header.path.name} {which}",
+                f"{header.path.name} {f'lacks {few(lost)}' if lost else unknown}",
                 why="another model would run than the one that was converted",
                 fix="convert the model again",
             )
         sources = {
-            name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._rows(name, slice(None)), lambda t: t)
+            name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._rows(name, slice(None)))
             for name, (tensor, _) in self._stored.items()
         }
         super().__init__(sources, config, dtype, progress)

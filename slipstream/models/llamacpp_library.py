@@ -23,6 +23,9 @@ _ERROR, _CONTINUED = 4, 5
 _faults: deque[str] = deque(maxlen=20)
 """The last error messages."""
 
+_callbacks: list[Any] = []
+"""What llama.cpp calls for as long as the process lives."""
+
 
 @cache
 def llama_cpp() -> Any:
@@ -35,24 +38,19 @@ def llama_cpp() -> Any:
             why="llama.cpp runs GGUF files that our own decoder does not run",
             fix="pip install 'slipstream[gguf]'; it compiles llama.cpp, which takes 10 to 20 minutes",
         ) from fault
-    llama_cpp.llama_log_set(_log(llama_cpp), ctypes.c_void_p(0))
-    llama_cpp.llama_backend_init()
-    return llama_cpp
-
-
-@cache
-def _log(library: Any) -> Any:
-    """What llama.cpp calls with each message; kept for as long as the process, as llama.cpp does."""
     last = [0]
 
-    @library.llama_log_callback
+    @llama_cpp.llama_log_callback
     def keep(level: int, text: bytes, _: Any) -> None:
         level = last[0] if level == _CONTINUED else level
         last[0] = level
         if level == _ERROR:
             _faults.append(text.decode("utf-8", errors="replace").strip())
 
-    return keep
+    llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    _callbacks.append(keep)
+    return llama_cpp
 
 
 def faults() -> str:

@@ -64,9 +64,9 @@ class ModuleShape:
         with torch.device("meta"):
             module = auto.from_config(self.config)
         embedding = module.get_input_embeddings()
-        own = None if embedding is None else getattr(embedding, "weight", None)
+        weight = getattr(embedding, "weight", None)
         return {
-            "embed_tokens.weight" if parameter is own else name: tuple(parameter.shape)
+            "embed_tokens.weight" if parameter is weight else name: tuple(parameter.shape)
             for name, parameter in module.named_parameters()
         }
 
@@ -78,18 +78,20 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
     vocab_size  width of its logits; None: what the configuration says.
     """
     text = config.get_text_config(decoder=True)
-    context = _bound(text, ("max_decoder_position_embeddings", *_CONTEXT_KEYS))
+    context = _bound(text, "max_decoder_position_embeddings")
     layers = text.num_hidden_layers
+    source = None
     if config.is_encoder_decoder:
-        layers = _first(text, ("num_decoder_layers",)) or layers
+        layers = _first(text, "num_decoder_layers") or layers
+        source = (getattr(config, "encoder", None) or config).get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     vocab = vocab_size or text.vocab_size
     # Some families differ by layer, and then refuse to say what they have in general (Gemma 4).
-    own = () if config.is_encoder_decoder else getattr(text, "per_layer_config", ())
-    each = list(own) or [text] * layers
-    heads = [_first(one, ("num_attention_heads",)) or 0 for one in each]
-    kv_heads = [_first(one, ("num_key_value_heads", "num_kv_heads")) or n for one, n in zip(each, heads, strict=True)]
-    dims = [_head_dim(one, n) for one, n in zip(each, heads, strict=True)]
+    each = [] if config.is_encoder_decoder else list(getattr(text, "per_layer_config", ()))
+    each = each or [text] * layers
+    heads = [_first(one, "num_attention_heads") or 0 for one in each]
+    kv_heads = [_first(one, "num_key_value_heads", "num_kv_heads") or n for one, n in zip(each, heads, strict=True)]
+    dims = [_first(one, "head_dim") or (one.hidden_size // n if n else 0) for one, n in zip(each, heads, strict=True)]
     shared = getattr(text, "kv_sharing_modes", None) or [None] * len(each)
     return ModuleShape(
         model_type=config.model_type,
@@ -107,7 +109,7 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
         tie_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         rope_parameters=rope,
         experts=_experts(text),
-        source_context=_source_context(config),
+        source_context=_bound(source, "max_encoder_position_embeddings") if source else None,
         mask_token=getattr(text, "pard_token", None),
         config=config,
     )
@@ -135,29 +137,22 @@ def shape_in(folder: Path) -> ModuleShape:
         )
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise _unreadable(folder, fault) from fault
-    known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in known:
-        raise UnsupportedModelError(
-            f"the architecture {kind!r} is not that of a causal language model, nor of an encoder-decoder of texts",
-            why="each token must depend on the text before it, and on a source at most",
-            fix="use a language model",
-        )
-    try:
+        known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
+        if type(config) not in known:
+            raise UnsupportedModelError(
+                f"the architecture {kind!r} is not that of a causal language model, nor of an encoder-decoder of texts",
+                why="each token must depend on the text before it, and on a source at most",
+                fix="use a language model",
+            )
         generation = None
         if (folder / "generation_config.json").exists():
             generation = GenerationConfig.from_pretrained(str(folder))
         return shape_of(config, generation)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise _unreadable(folder, fault) from fault
-
-
-def _unreadable(folder: Path, fault: Exception) -> ConfigError:
-    return ConfigError(
-        f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
-        fix="correct config.json, or export the checkpoint again",
-    )
+        raise ConfigError(
+            f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
+            fix="correct config.json, or export the checkpoint again",
+        ) from fault
 
 
 def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:
@@ -167,53 +162,36 @@ def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < vocab))
 
 
-def _source_context(config: Any) -> int | None:
-    if not config.is_encoder_decoder:
-        return None
-    own = (getattr(config, "encoder", None) or config).get_text_config()
-    return _bound(own, ("max_encoder_position_embeddings", *_CONTEXT_KEYS))
-
-
-def _bound(text: Any, keys: tuple[str, ...]) -> int:
+def _bound(text: Any, key: str) -> int:
     """Most tokens of a text. T5's `n_positions` is how long its training texts were: its positions are distances."""
     if hasattr(text, "relative_attention_num_buckets"):
         return UNBOUNDED
-    return _first(text, keys) or UNBOUNDED
+    return _first(text, key, *_CONTEXT_KEYS) or UNBOUNDED
 
 
 def _unscaled(rope: Any, context: int) -> int:
     """How many positions have the same frequencies. "longrope" and "dynamic" change them when a text becomes longer,
     and keys that are in the cache cannot follow: the text would depend on how it was cut into passes."""
     each = [rope] if "rope_type" in rope else [value for value in rope.values() if isinstance(value, dict)]
-    return min(
-        [
-            int(one.get("original_max_position_embeddings") or context)
-            for one in each
-            if one.get("rope_type") in ("longrope", "dynamic")
-        ],
-        default=context,
-    )
-
-
-def _head_dim(layer: Any, heads: int) -> int:
-    return _first(layer, ("head_dim",)) or (layer.hidden_size // heads if heads else 0)
+    varying = [one for one in each if one.get("rope_type") in ("longrope", "dynamic")]
+    return min([int(one.get("original_max_position_embeddings") or context) for one in varying], default=context)
 
 
 def _windows(text: Any, each: list[Any]) -> tuple[int | None, ...]:
     """The sliding window of each layer, None for full attention."""
     types = getattr(text, "layer_types", None) or ["sliding"] * len(each)
-    sizes = [_first(layer, ("sliding_window",)) for layer in each]
+    sizes = [_first(layer, "sliding_window") for layer in each]
     return tuple(size if "sliding" in kind else None for size, kind in zip(sizes, types, strict=True))
 
 
 def _experts(text: Any) -> Experts | None:
-    count, per_token = _first(text, _EXPERT_KEYS), _first(text, _PER_TOKEN_KEYS)
+    count, per_token = _first(text, *_EXPERT_KEYS), _first(text, *_PER_TOKEN_KEYS)
     if not count or not per_token or count < 2:
         return None
     return Experts(count, min(per_token, count), 0, True, (True,) * text.num_hidden_layers)
 
 
-def _first(config: Any, keys: tuple[str, ...]) -> int | None:
+def _first(config: Any, *keys: str) -> int | None:
     """The first of these keys that is a positive integer."""
     for key in keys:
         value = getattr(config, key, None)

@@ -48,12 +48,16 @@ class Spelling:
         """The bytes that a token writes in the middle of a text."""
         if self.byte_level and all(char in BYTE_OF for char in token):
             return bytes(BYTE_OF[char] for char in token)
-        if self.byte_names and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if self.byte_names and _is_byte_name(token):
             return bytes.fromhex(token[3:5])
         if self.prefix is not None:
             continues = self.prefix != "" and token.startswith(self.prefix)
             return (token[len(self.prefix) :] if continues else " " + token).encode()
         return (token.replace(self.space, " ") if self.space else token).encode()
+
+
+def _is_byte_name(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def _bytes_of_characters() -> dict[str, int]:
@@ -79,11 +83,13 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any, of: str):
         backend = _backend(tokenizer, of)
-        own = json.loads(backend.to_str())
-        decoders = list(_flat(own["decoder"]))
+        described = json.loads(backend.to_str())
+        model, decoders = described["model"], list(_flat(described["decoder"]))
         spelling = _spelling(decoders, of)
         added = backend.get_added_tokens_decoder()
-        unknown = own["model"].get("unk_token") or _unknown_of_unigram(own["model"])
+        unknown = model.get("unk_token")
+        if model.get("unk_id") is not None:  # Unigram names it by its place
+            unknown = str(model["vocab"][model["unk_id"]][0])
         tokens = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
         self.of = of
         self.written: list[bytes | None] = [None] * (1 + max(tokens, default=-1))
@@ -93,16 +99,18 @@ class TokenTexts:
             elif token != unknown:
                 self.written[id_] = spelling.written(token)
         self.special: Mapping[str, int] = {known.content: id_ for id_, known in added.items() if known.special}
-        self.roles = {role: _role(tokenizer, role) for role in ROLES}
+        ids = {role: getattr(tokenizer, f"{role}_token_id") for role in ROLES}
+        self.roles = {role: id_ if isinstance(id_, int) else None for role, id_ in ids.items()}
         self.unknown = None if unknown is None else backend.token_to_id(unknown)
         self.drops_space = spelling.prefix is not None or any(_drops_space(decoder) for decoder in decoders)
-        edited = _without_prefix(own)
-        self._whole = _without_specials(own)
-        self._middle = self._whole if edited == own else _without_specials(edited)
+        edited = _without_prefix(described)
+        self._whole = _without_specials(described)
+        self._middle = self._whole if edited == described else _without_specials(edited)
         word = next((data for data in self.id_of if data[:1] == b" " and data[1:].isalnum()), b"")
         if self.bytes_of(self.ids(word.decode())) != word:  # it tells words by their prefix, as T5's
             self._middle = self._whole
-        self.begin = self._begin(tokenizer)
+        around, specials = tokenizer.encode("x"), set(self.special.values())
+        self.begin = tuple(around[: next((n for n, id_ in enumerate(around) if id_ not in specials), 0)])
         self.pieces = lru_cache(WORDS_REMEMBERED)(self._pieces)
 
     def ids(self, text: str, first: bool = False) -> list[int]:
@@ -126,13 +134,9 @@ class TokenTexts:
         text."""
         found: dict[bytes, int] = {}
         for id_, data in enumerate(self.written):
-            if data and (data not in found or self._is_byte_name(found[data])):
+            if data and (data not in found or _is_byte_name(str(self._whole.id_to_token(found[data])))):
                 found[data] = id_
         return found
-
-    def _is_byte_name(self, id_: int) -> bool:
-        token = str(self._whole.id_to_token(id_))
-        return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
     def bytes_of(self, ids: list[int] | tuple[int, ...]) -> bytes:
         """What ids write; special and unknown ones write nothing."""
@@ -152,10 +156,6 @@ class TokenTexts:
                     why="the draft model would read and write another text than the target's",
                     fix="use a draft model with a tokenizer that keeps text, or a drafter without a model, as 'suffix'",
                 )
-
-    def _begin(self, tokenizer: Any) -> tuple[int, ...]:
-        ids, specials = tokenizer.encode("x"), set(self.special.values())
-        return tuple(ids[: next((n for n, id_ in enumerate(ids) if id_ not in specials), 0)])
 
 
 def _backend(tokenizer: Any, of: str) -> Tokenizer:
@@ -212,31 +212,20 @@ def _drops_space(decoder: Mapping[str, Any]) -> bool:
     return bool(decoder["type"] == "Strip" and decoder["content"] == " " and decoder["start"] > 0)
 
 
-def _unknown_of_unigram(model: Mapping[str, Any]) -> str | None:
-    """Text of the unknown token of a Unigram model, which names it by its place."""
-    place = model.get("unk_id")
-    return None if place is None else str(model["vocab"][place][0])
-
-
-def _role(tokenizer: Any, role: str) -> int | None:
-    found = getattr(tokenizer, f"{role}_token_id")
-    return found if isinstance(found, int) else None
-
-
-def _without_specials(own: Mapping[str, Any]) -> Tokenizer:
+def _without_specials(described: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer without what it puts around a text, and without padding and truncation."""
-    return Tokenizer.from_str(json.dumps({**own, "post_processor": None, "padding": None, "truncation": None}))
+    return Tokenizer.from_str(json.dumps({**described, "post_processor": None, "padding": None, "truncation": None}))
 
 
-def _without_prefix(own: dict[str, Any]) -> dict[str, Any]:
+def _without_prefix(described: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer's description without the space that it puts before a text; unchanged if it puts none."""
-    splits = deepcopy(own["pre_tokenizer"])
-    for part in _flat(splits):
+    edited = {**described, "pre_tokenizer": deepcopy(described["pre_tokenizer"])}
+    for part in _flat(edited["pre_tokenizer"]):
         if part["type"] == "Metaspace":
             part["prepend_scheme"] = "never"
         elif part["type"] == "ByteLevel":
             part["add_prefix_space"] = False
-    steps = list(_flat(own["normalizer"]))
-    kept = [part for part in steps if part["type"] != "Prepend"]
-    normalizer = own["normalizer"] if kept == steps else {"type": "Sequence", "normalizers": kept}
-    return {**own, "pre_tokenizer": splits, "normalizer": normalizer}
+    kept = [part for part in _flat(described["normalizer"]) if part["type"] != "Prepend"]
+    if len(kept) < len(list(_flat(described["normalizer"]))):
+        edited["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    return edited

@@ -33,9 +33,9 @@ from slipstream.models.weight_blocks import Blocks
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes) after each tensor."""
 
+Read = Callable[[], Tensor]
 Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
-
 
 _MAPPED, _PIECE = 2**23, 2**20
 
@@ -61,7 +61,7 @@ class Weights(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[str, Callable[[], Tensor], Cut]],
+        sources: Mapping[str, tuple[str, Read]],
         config: DecoderConfig,
         dtype: torch.dtype,
         progress: Progress | None = None,
@@ -69,7 +69,7 @@ class Weights(Mapping[str, Tensor]):
     ):
         self.config = config
         self._files = files
-        self._sources = sources  # canonical name -> (stored name, reader, cut)
+        self._sources = sources  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
         self._progress = progress
         self._read = 0
@@ -86,7 +86,7 @@ class Weights(Mapping[str, Tensor]):
         return [slice(first, first + step) for first in range(0, outs, step)]
 
     def _rows(self, name: str, rows: slice) -> Tensor:
-        return self._sources[name][2](self._sources[name][1]())[rows]
+        return self._sources[name][1]()[rows]
 
     def part(self, name: str, rows: slice) -> Tensor:
         """Some rows of a tensor, as `weights[name]`."""
@@ -177,19 +177,19 @@ def load_weights(
         from slipstream.models.gguf_weights import GgufWeights
 
         return GgufWeights(read_header(folder), config, dtype, progress)
-    readers: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {}
+    readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
     files: list[_Shard] = []
     for file, promised in weight_files(folder).items():
         try:
             shard = _Shard(folder / file)
             files.append(shard)
-            held = set(shard.handle.keys())
-            for name in held if promised is None else held.intersection(promised):
+            stored = set(shard.handle.keys())
+            for name in stored if promised is None else stored.intersection(promised):
                 shape = tuple(shard.handle.get_slice(name).get_shape())
                 readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
         except (SafetensorError, OSError, ValueError) as error:
             raise unreadable(folder / file, error) from error
-        lost = [] if promised is None else sorted(set(promised) - held)
+        lost = [] if promised is None else sorted(set(promised) - stored)
         if lost:
             raise CheckpointError(
                 f"{folder / file} lacks {len(lost)} tensors that the index promises: {few(lost)}",
@@ -208,15 +208,13 @@ def load_weights(
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:
     """The canonical weights of a loaded transformers model. They are views of its parameters if the dtype is the
     model's (the default)."""
-    if config is None:
-        config = DecoderConfig.of_module(model)
     readers = {name: (lambda p=p: p, tuple(p.shape)) for name, p in model.named_parameters()}
     dtype = dtype or next(model.parameters()).dtype
-    return _assemble(readers, config, dtype, None, type(model).__name__)  # type: ignore[arg-type]
+    return _assemble(readers, config or DecoderConfig.of_module(model), dtype, None, type(model).__name__)  # type: ignore[arg-type]
 
 
 def _assemble(
-    readers: Mapping[str, tuple[Callable[[], Tensor], tuple[int, ...]]],
+    readers: Mapping[str, tuple[Read, tuple[int, ...]]],
     config: DecoderConfig,
     dtype: torch.dtype,
     progress: Progress | None,
@@ -225,7 +223,7 @@ def _assemble(
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes."""
     expected = config.shapes()
-    sources: dict[str, tuple[str, Callable[[], Tensor], Cut]] = {}
+    sources: dict[str, tuple[str, Read]] = {}
     unknown: list[str] = []
     for stored, (read, shape) in sorted(readers.items()):
         parts = _canonical(stored, shape, config)
@@ -247,7 +245,7 @@ def _assemble(
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
-            sources[name] = (f"{stored} in {origin}", read, cut)
+            sources[name] = (f"{stored} in {origin}", lambda read=read, cut=cut: cut(read()))  # type: ignore[misc]
     missing = [name for name in expected if name not in sources]
     if missing:
         raise CheckpointError(
@@ -272,19 +270,13 @@ _BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(ma
 _MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _GPT2 = {
-    "ln_1": "input_layernorm",
-    "ln_2": "post_attention_layernorm",
-    "attn.c_proj": "self_attn.o_proj",
-    "mlp.c_fc": "mlp.up_proj",
-    "mlp.c_proj": "mlp.down_proj",
-}
+    "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj",
+}  # fmt: skip
 _GPT2_TOP = {
-    "wte.weight": "embed_tokens.weight",
-    "wpe.weight": "embed_positions.weight",
-    "ln_f.weight": "norm.weight",
-    "ln_f.bias": "norm.bias",
-    "lm_head.weight": "lm_head.weight",
-}
+    "wte.weight": "embed_tokens.weight", "wpe.weight": "embed_positions.weight", "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias", "lm_head.weight": "lm_head.weight",
+}  # fmt: skip
 
 
 def _whole(t: Tensor) -> Tensor:
@@ -303,21 +295,19 @@ def _canonical(stored: str, shape: tuple[int, ...], config: DecoderConfig) -> li
         return [(name, _whole)]
     layer, part = moe.groups()
     if part in ("experts.gate_up_proj", "experts.down_proj"):  # fused: [E, 2I, d] and [E, d, I]
-        return _fused(f"{layer}.mlp.experts", part.removeprefix("experts."), shape)
+        return _fused(f"{layer}.mlp.experts", part.removeprefix("experts."), shape[0])
     *path, last, kind = part.split(".")
     return [(".".join([f"{layer}.mlp", *path, _MIXTRAL.get(last, last), kind]), _whole)]
 
 
-def _fused(prefix: str, part: str, shape: tuple[int, ...]) -> list[tuple[str, Cut]]:
+def _fused(prefix: str, part: str, count: int) -> list[tuple[str, Cut]]:
     """The in-memory layout of transformers 5: one tensor for all experts, gate rows before up rows."""
-    out: list[tuple[str, Cut]] = []
-    for e in range(shape[0]):
-        if part == "down_proj":
-            out.append((f"{prefix}.{e}.down_proj.weight", lambda t, e=e: t[e]))  # type: ignore[misc]
-        else:
-            out.append((f"{prefix}.{e}.gate_proj.weight", lambda t, e=e: t[e].chunk(2)[0]))  # type: ignore[misc]
-            out.append((f"{prefix}.{e}.up_proj.weight", lambda t, e=e: t[e].chunk(2)[1]))  # type: ignore[misc]
-    return out
+    names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+    return [
+        (f"{prefix}.{e}.{name}.weight", lambda t, e=e, i=i: t[e].chunk(len(names))[i])  # type: ignore[misc]
+        for e in range(count)
+        for i, name in enumerate(names)
+    ]
 
 
 def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]] | None:
@@ -325,10 +315,10 @@ def _canonical_gpt2(stored: str, config: DecoderConfig) -> list[tuple[str, Cut]]
     name = stored.removeprefix("transformer.")
     if name in _GPT2_TOP:
         return [(_GPT2_TOP[name], _whole)]
-    found = re.fullmatch(r"h\.(\d+)\.(.+)\.(weight|bias)", name)
-    if not found:
+    match = re.fullmatch(r"h\.(\d+)\.(.+)\.(weight|bias)", name)
+    if not match:
         return None
-    layer, part, kind = found.groups()
+    layer, part, kind = match.groups()
     if part == "attn.c_attn":
         d = config.hidden_size
         return [

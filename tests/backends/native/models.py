@@ -68,7 +68,7 @@ def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int
     for name, shape in config.shapes().items():
         noise = torch.randn(shape, generator=generator)
         made[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
-    sources = {name: (name, lambda t=t: t, lambda t: t) for name, t in made.items()}
+    sources = {name: (name, lambda t=t: t) for name, t in made.items()}
     return Weights(sources, config, torch.float32)  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ def in_float64(given: Weights, config: DecoderConfig, rounded: bool) -> Weights:
         if rounded and tensor.ndim == 2 and "embed" not in name:
             blocks = quantise_blocks(tensor.float(), 8 if name == "lm_head.weight" else 4)
             made[name] = torch.from_numpy(blocks.floats()).double()
-    return Weights({n: (n, lambda t=t: t, lambda t: t) for n, t in made.items()}, config, torch.float64)  # type: ignore[misc]
+    return Weights({n: (n, lambda t=t: t) for n, t in made.items()}, config, torch.float64)  # type: ignore[misc]
 
 
 @functools.cache

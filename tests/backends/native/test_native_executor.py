@@ -76,7 +76,7 @@ def exact_weights(made: Any, given: Weights, quantised: bool) -> Weights:
             values, scale = quantise_rows(tensor)
             tensor = values.double() * scale.double()
         stored[name] = tensor.double()
-    return Weights({n: (n, lambda t=t: t, lambda t: t) for n, t in stored.items()}, made, torch.float64)  # type: ignore[arg-type]
+    return Weights({n: (n, lambda t=t: t) for n, t in stored.items()}, made, torch.float64)  # type: ignore[arg-type]
 
 
 def near(got: Tensor, want: Tensor, allowed: float = 1e-5) -> None:
@@ -417,7 +417,7 @@ def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
     mixed = weights(made, torch.float16)
     name = "layers.1.self_attn.o_proj.weight"
     wide = mixed[name].double()
-    mixed._sources[name] = (name, lambda: wide, lambda t: t)  # type: ignore[index]
+    mixed._sources[name] = (name, lambda: wide)  # type: ignore[index]
     model = NativeExecutor(made, mixed, LoadSettings(threads=1))
     near(model.forward(chain(0, 0, ids(9))).logits, oracle(form="float16").forward(chain(90, 0, ids(9))).logits)
     assert model.memory()["weights"] > 1.8 * native(form="float16").memory()["weights"]

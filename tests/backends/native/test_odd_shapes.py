@@ -45,7 +45,7 @@ NEAR = {"quantize": 0.2, "dtype": 0.2, "kv_dtype": 1e-2}
 
 
 def made_of(tensors: dict[str, torch.Tensor], of: Any, dtype: torch.dtype) -> Weights:
-    return Weights({name: (name, lambda t=t: t, lambda t: t) for name, t in tensors.items()}, of, dtype)  # type: ignore[misc]
+    return Weights({name: (name, lambda t=t: t) for name, t in tensors.items()}, of, dtype)  # type: ignore[misc]
 
 
 def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:
