@@ -90,8 +90,8 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
             fix="give --data, a file or a folder; or --self TOKENS for a chat model",
         )
     quieten()
-    from slipstream.training.estimate import LIMIT
     from slipstream.training.run import RunConfig, prepare
+    from slipstream.training.run_report import LIMIT
 
     wanted = loop.of(
         METHODS[kind], out=data.out or Path("runs") / kind, answers_only=data.answers_only,
@@ -107,9 +107,8 @@ def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, o
     try:
         with Interrupt((signal.SIGINT, signal.SIGTERM), at_once=True):
             run = prepare(settings)
-            if run.loop.devices.rank == 0:
-                print(f"measuring one step, for at most {LIMIT:.0f} s", flush=True)
-                print("\n".join(run.estimate().lines()), flush=True)
+            print(f"measuring one step, for at most {LIMIT:.0f} s", flush=True)
+            print("\n".join(run.estimate()), flush=True)
             if not loop.dry_run:
                 run.train()
     except KeyboardInterrupt as stop:

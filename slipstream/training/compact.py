@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.errors import ParameterError
-from slipstream.training.method_options import DraftOptions
+from slipstream.training.methods import DraftOptions
 
 
 @dataclass(frozen=True)

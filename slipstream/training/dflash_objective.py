@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +24,8 @@ from slipstream.heads.eagle_head import Rotary, rotary_tables
 from slipstream.training.eagle3_objective import head_layers, initialise, taps_read
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.method_options import DFlashOptions
+from slipstream.training.methods import DFlashOptions
 from slipstream.training.objective import Objective, Predictions
-
-if TYPE_CHECKING:
-    from slipstream.training.data import Prepared
-    from slipstream.training.run import RunConfig
 
 ANCHORS_AT_ONCE = 32
 """Blocks of a window that are run together where every token is an anchor."""
@@ -136,8 +132,3 @@ class DFlashObjective(Objective):
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         save_dflash(self.module, folder, target=facts.get("target"))
-
-
-def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> DFlashObjective:
-    """See `methods`."""
-    return DFlashObjective(teacher, config.options, config.loop.seed)

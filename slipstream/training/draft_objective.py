@@ -7,8 +7,6 @@ generated works best (`--regenerate`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -16,14 +14,10 @@ from slipstream.errors import PairError
 from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.method_options import DraftOptions
+from slipstream.training.methods import DraftOptions
 from slipstream.training.objective import Predictions
 from slipstream.training.trainable import ModelObjective, load_trainable
 from slipstream.zoo import checkpoint_of
-
-if TYPE_CHECKING:
-    from slipstream.training.data import Prepared
-    from slipstream.training.run import RunConfig
 
 
 class DraftObjective(ModelObjective):
@@ -61,8 +55,3 @@ class DraftObjective(ModelObjective):
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         logits = self.logits(self.module.hidden(window.tokens)[-1])  # [R, L, V]
         return self.shifted(logits), self.teacher.logits(window.taps[FINAL])
-
-
-def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> DraftObjective:
-    """See `methods`."""
-    return DraftObjective(teacher, config.options, config.loop.seed)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +35,10 @@ from slipstream.models.config import DecoderConfig
 from slipstream.training.compact import blocked_attention
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.method_options import EagleOptions
+from slipstream.training.methods import EagleOptions
 from slipstream.training.objective import Objective, Predictions, decaying
 from slipstream.training.packing import Stream
-
-if TYPE_CHECKING:
-    from slipstream.training.data import Prepared
-    from slipstream.training.run import RunConfig
+from slipstream.training.training_settings import LoopConfig
 
 
 class ChainAttention:
@@ -107,12 +104,16 @@ class EagleObjective(Objective):
             self.module.lm_head.weight.copy_(teacher.head[ids_here])
             if c.norm == "rms":  # a layer norm's weight means something else
                 self.module.norm.weight.copy_(teacher.norm)
-        own = torch.full((c.vocab_size,), -1, device=teacher.device)
-        own[ids_here] = torch.arange(len(ids_here), device=teacher.device)
-        # Not parameters: fixed by the target and the vocabulary. Plain attributes, so that no wrapper broadcasts them.
-        self.__dict__["own"] = own  # int64 [V]: draft vocabulary id of each target id, -1 if none
-        self.__dict__["head"] = teacher.head[ids_here].clone()  # [V', d]
+        # int64 [V]: draft vocabulary id of each target id, -1 if none
+        self.known = torch.full((c.vocab_size,), -1, device=teacher.device)
+        self.known[ids_here] = torch.arange(len(ids_here), device=teacher.device)
+        self.head = teacher.head[ids_here].clone()  # [V', d]
         self.weights = decaying(options.decay, options.steps)
+
+    @classmethod
+    def make(cls, teacher: Teacher, options: Any, loop: LoopConfig, streams: list[Stream]) -> EagleObjective:
+        counts = token_counts(streams, loop.shares, teacher.config.vocab_size)
+        return cls(teacher, options, counts, loop.seed)
 
     def _states(self, tokens: Tensor, taps: dict[int, Tensor]) -> list[Tensor]:
         device = tokens.device.type
@@ -124,11 +125,11 @@ class EagleObjective(Objective):
         return chain_states(self.module, tokens, reads, rotary, self.options.steps)
 
     def draft_ids(self, ids: Tensor) -> Tensor:
-        return self.own[ids]  # type: ignore[index]
+        return self.known[ids]
 
     def predictions(self, window: Window) -> Predictions:
         states = torch.stack([x[:, :-1] for x in self._states(window.tokens, window.taps)])  # [K, B, N, d]
-        aims = Aims(window.taps[FINAL], self.head, self.draft_ids(window.tokens), window.counts, 1)  # type: ignore[arg-type]
+        aims = Aims(window.taps[FINAL], self.head, self.draft_ids(window.tokens), window.counts, 1)
         return Predictions(states, self.module.lm_head.weight[None], aims, self.weights)
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
@@ -144,7 +145,7 @@ class EagleObjective(Objective):
 def taps_read(layers: int, asked: Seq[int] | None, least: int = FINAL) -> tuple[int, ...]:
     """The taps of a head: those that were asked for, from `least` to `layers`, or `layers_read`. Raises
     ParameterError."""
-    reads = layers_read(layers) if asked is None else tuple(asked)
+    reads = tuple(asked) if asked else layers_read(layers)
     strange = [t for t in reads if not least <= t <= layers]
     if strange:
         raise ParameterError(f"taps are {reads}, the target has layers 0..{layers}", fix=f"leave out {strange}")
@@ -212,9 +213,3 @@ def initialise(head: nn.Module, generator: torch.Generator) -> None:
             nn.init.normal_(weight, 0.0, std, generator=generator)
         elif name == "mask_hidden":
             nn.init.normal_(weight, generator=generator)
-
-
-def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> EagleObjective:
-    """See `methods`."""
-    counts = token_counts(prepared.train, config.loop.shares, teacher.config.vocab_size)
-    return EagleObjective(teacher, config.options, counts, config.loop.seed)

@@ -24,7 +24,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.sizes import size
-from slipstream.errors import TrainingError
+from slipstream.errors import ParameterError, TrainingError
 from slipstream.models.executor import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
@@ -47,14 +47,16 @@ class Window:
     counts: Tensor
     taps: dict[int, Tensor]
 
-    def split(self, rows: int) -> list[Window]:
-        parts = range(0, len(self.tokens), rows)
-        return [
-            Window(
-                self.tokens[i : i + rows], self.counts[i : i + rows], {t: x[i : i + rows] for t, x in self.taps.items()}
-            )
-            for i in parts
-        ]
+
+def device_of(name: str) -> torch.device:
+    """The device of this name: "cpu", "cuda", "cuda:1". Raises ParameterError if there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as fault:
+        raise ParameterError(f"device is {name!r}", fix="use cpu, cuda or cuda:1") from fault
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ParameterError(f"device is {name!r}, but PyTorch finds no CUDA device", fix="choose --device cpu")
+    return device
 
 
 class Teacher:

@@ -10,7 +10,6 @@ learned not to depend on every late layer.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,13 +18,9 @@ from torch import Tensor
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.method_options import LayerSkipOptions
+from slipstream.training.methods import LayerSkipOptions
 from slipstream.training.objective import Predictions
 from slipstream.training.trainable import ModelObjective, load_trainable
-
-if TYPE_CHECKING:
-    from slipstream.training.data import Prepared
-    from slipstream.training.run import RunConfig
 
 
 def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
@@ -105,8 +100,3 @@ class LayerSkipObjective(ModelObjective):
         """Of the exit's tokens, and of the current model, on texts that the original wrote."""
         early, last = self.module.hidden(window.tokens, None, [self.exit - 1])
         return self.shifted(self.logits(early)), self.logits(last)
-
-
-def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> LayerSkipObjective:
-    """See `methods`."""
-    return LayerSkipObjective(teacher, config.options, config.loop.seed)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
-from slipstream.training.devices import Devices
 from slipstream.training.display import Display
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.objective import Objective
@@ -40,6 +40,13 @@ from slipstream.training.training_settings import LoopConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without saving it\n"
+
+
+def has_bfloat16_products(device: torch.device) -> bool:
+    """Whether the hardware has instructions for them. PyTorch emulates them elsewhere, slower than in float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm
 
 
 @dataclass
@@ -64,11 +71,12 @@ class Loop:
         objective: Objective,
         streams: list[Stream],
         held: Held,
-        devices: Devices,
         caches: dict[str, HiddenCache] | None = None,
     ):
-        self.config, self.objective, self.held, self.devices = config, objective, held, devices
+        self.config, self.objective, self.held = config, objective, held
         self.teacher, self.caches = objective.teacher, caches or {}
+        self.device = self.teacher.device
+        self.bf16 = has_bfloat16_products(self.device) if config.bf16 is None else config.bf16
         names = {str(i): s for i, s in enumerate(streams)}
         if config.shares is not None and len(config.shares) != len(streams):
             raise ParameterError(
@@ -79,7 +87,6 @@ class Loop:
         self.orders = Orders(names, dict(zip(names, config.shares or by_size, strict=True)), config.seed)
         self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
         self.optimisers = make_optimisers(objective, config)
-        self.wrapped = devices.wrap(objective)
         self.progress = Progress()
         self.rate: float | None = None
         self.stopped_by = self.first = 0
@@ -107,43 +114,44 @@ class Loop:
         """Write the checkpoint. Raises TrainingError if it cannot be written; the previous one is then kept."""
         self.progress.counters = dict(self.orders.counters)
         state = {"progress": asdict(self.progress), "run": self._identity()}
-        if self.devices.rank == 0:
-            save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
+        save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
 
     # --- a step ------------------------------------------------------------------------------------------------
 
     def window(self, chosen: list[tuple[str, int]]) -> Window:
         """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
-        device = self.devices.device
         rows = [_tokens_and_counts(self.orders.streams[n], [i], self.config) for n, i in chosen]
         tokens, counts = (torch.cat(each) for each in zip(*rows, strict=True))
         if self.caches:
             stored = [self.caches[n].read(i) for n, i in chosen]
             taps = {
-                t: torch.stack([each[t] for each in stored]).to(device, self.teacher.dtype) for t in self.objective.taps
+                t: torch.stack([each[t] for each in stored]).to(self.device, self.teacher.dtype)
+                for t in self.objective.taps
             }
         else:
             taps = self.teacher.read(tokens, self.objective.taps)
-        return Window(tokens.to(device), counts.to(device), taps)
+        return Window(tokens.to(self.device), counts.to(self.device), taps)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def step(self) -> tuple[dict[str, float], float]:
         """One optimiser step: (scalars to display, with "loss"; gradient norm). The caller counts the time."""
         config, progress = self.config, self.progress
-        chosen = self.orders.choose(progress.step, config.rows * self.devices.count, config.length)
-        mine = chosen[self.devices.rank :: self.devices.count]
+        chosen = self.orders.choose(progress.step, config.rows, config.length)
         self.objective.begin_step(progress.step, self.schedule.share)
         factor = self.schedule.factor()
         size = config.micro_rows or config.rows
         parts = config.rows // size
         shown: dict[str, float] = {}
         for start in range(0, config.rows, size):
-            window = self.window(mine[start : start + size])
-            with self.devices.autocast():
-                loss, scalars = self.wrapped(window)
-            self.devices.backward(loss / parts)
+            window = self.window(chosen[start : start + size])
+            with self.autocast():
+                loss, scalars = self.objective(window)
+            (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **scalars}.items():
                 shown[name] = shown.get(name, 0.0) + float(value) / parts
-        norm = self.devices.clip(self.parameters, config.clip)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
         if math.isfinite(norm):  # otherwise a bad batch would corrupt the optimiser state
             for optimiser in self.optimisers.values():
                 for group in optimiser.param_groups:
@@ -152,14 +160,14 @@ class Loop:
         for optimiser in self.optimisers.values():
             optimiser.zero_grad(set_to_none=True)
         progress.step += 1
-        progress.tokens += config.step_tokens * self.devices.count
+        progress.tokens += config.step_tokens
         return shown, norm
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Held-out loss (and the objective's other scalars), and simulated acceptance length (tau) by temperature."""
         self.objective.eval()
-        with self.devices.autocast():
+        with self.autocast():
             sums: dict[str, float] = {}
             for window in self.held.windows:
                 loss, scalars = self.objective(window)
@@ -175,18 +183,17 @@ class Loop:
 
     def log(self, entry: dict[str, Any]) -> None:
         """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
-        if self.devices.rank == 0:
-            now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
-            line = json.dumps(as_json({"time": now, **entry})).encode() + b"\n"
-            with path.open("ab", buffering=0) as file:
-                end = file.tell()
-                try:
-                    whole = file.write(line) == len(line)
-                except OSError:
-                    whole = False
-                if not whole:
-                    file.truncate(end)
-                    print(f"a line of {path} could not be written: is the disk full? The run continues.")
+        now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
+        line = json.dumps(as_json({"time": now, **entry})).encode() + b"\n"
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                whole = file.write(line) == len(line)
+            except OSError:
+                whole = False
+            if not whole:
+                file.truncate(end)
+                print(f"a line of {path} could not be written: is the disk full? The run continues.")
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -205,7 +212,7 @@ class Loop:
             if not progress.step:
                 display.say("measuring on held-out text before the first step")
                 self._evaluate(display)
-            while not (schedule.done or self._stops(interrupt) or self.done == config.max_steps):
+            while not (schedule.done or interrupt.asked or self.done == config.max_steps):
                 begun = time.monotonic()
                 if (config.out / "decay-now").exists():
                     schedule.start_decay()
@@ -214,33 +221,29 @@ class Loop:
                 if not math.isfinite(norm):
                     display.say(f"step {progress.step}: the gradient norm is {norm}, its update was skipped")
                 smooth = shown["loss"] if smooth is None else 0.95 * smooth + 0.05 * shown["loss"]
-                seconds = self.devices.agree(time.monotonic() - begun)
+                seconds = time.monotonic() - begun
                 progress.seconds += seconds
                 found = {}
-                display.show(progress, smooth, config.step_tokens * self.devices.count / seconds, norm)
+                display.show(progress, smooth, config.step_tokens / seconds, norm)
                 if config.eval_steps and progress.step % config.eval_steps == 0:
                     begun = time.monotonic()
                     found = self._evaluate(display, smooth)
-                    progress.seconds += self.devices.agree(time.monotonic() - begun)
+                    progress.seconds += time.monotonic() - begun
                 if time.monotonic() - saved > 60 * config.save_minutes:
                     saved = time.monotonic()
                     self._try_save(display)
-                    progress.seconds += self.devices.agree(time.monotonic() - saved)
+                    progress.seconds += time.monotonic() - saved
             if self.done:
                 self.save()
-            if self.done or not self._stops(interrupt):
+            if self.done or not interrupt.asked:
                 found = found or self._evaluate(display, smooth)
-            self._stops(interrupt)
+            self.stopped_by = interrupt.number
             return found
 
     @property
     def done(self) -> int:
         """Steps of this call."""
         return self.progress.step - self.first
-
-    def _stops(self, interrupt: Interrupt) -> bool:
-        self.stopped_by = int(self.devices.agree(interrupt.number))
-        return self.stopped_by > 0
 
     def _try_save(self, display: Display) -> None:
         try:
@@ -252,9 +255,8 @@ class Loop:
     def _evaluate(self, display: Display, train: float | None = None) -> dict[str, float]:
         found = self.evaluate()
         self.log({"step": self.progress.step, "tokens": self.progress.tokens, "train": train, "heldout": found})
-        if self.devices.rank == 0:
-            figures = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
-            display.say(f"step {self.progress.step}  held-out {figures}")
+        figures = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
+        display.say(f"step {self.progress.step}  held-out {figures}")
         return found
 
 

@@ -20,8 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.training.method_options import check_loss
-
 BLOCK_BYTES = 8 * 2**20
 """Size of one block of distributions in float32."""
 
@@ -57,7 +55,6 @@ def distribution_losses(
 
     The loss of a draft token is the mean over its counted positions. Under autocast the matrix products use its dtype.
     """
-    check_loss(kind)
     total, each = _DistributionLosses.apply(kind, states, weight, aims, weights)  # type: ignore[no-untyped-call]
     return total, each
 

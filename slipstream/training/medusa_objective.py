@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,8 @@ from slipstream.heads.medusa_format import save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.method_options import MedusaOptions
+from slipstream.training.methods import MedusaOptions
 from slipstream.training.objective import Objective, Predictions, decaying
-
-if TYPE_CHECKING:
-    from slipstream.training.data import Prepared
-    from slipstream.training.run import RunConfig
 
 RANKS = 10
 """Number of ranked candidates per head whose accuracy is measured; tree optimisation needs no more."""
@@ -36,7 +32,7 @@ class MedusaObjective(Objective):
     name = "medusa"
     module: MedusaHeads
 
-    def __init__(self, teacher: Teacher, options: MedusaOptions):
+    def __init__(self, teacher: Teacher, options: MedusaOptions, seed: int = 0):
         super().__init__()
         self.teacher, self.options, self.depth = teacher, options, options.heads
         c = teacher.config
@@ -86,8 +82,3 @@ class MedusaObjective(Objective):
         if measured:
             self.module.config = replace(self.module.config, accuracies=tuple(map(tuple, measured)))
         save_medusa(self.module, folder, target=facts.get("target"))
-
-
-def make(teacher: Teacher, config: RunConfig, prepared: Prepared) -> MedusaObjective:
-    """See `methods`."""
-    return MedusaObjective(teacher, config.options)

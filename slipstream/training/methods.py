@@ -1,20 +1,125 @@
-"""The methods of `slipstream train`: for draft heads, draft models, and targets that draft with their own layers.
+"""The methods of `slipstream train` with their settings: for draft heads, draft models, and targets that draft
+with their first layers.
 
-To add one: its settings in `method_options`, a module with the objective and `make(teacher, config, prepared)`, and a
-line in `METHODS`; its command follows from these. Importing this does not import torch.
+To add one: its settings, a line in `METHODS`, and a module NAME_objective with the objective; its command follows from
+these. Importing this does not import torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from slipstream.training.method_options import (
-    DFlashOptions,
-    DraftOptions,
-    EagleOptions,
-    LayerSkipOptions,
-    MedusaOptions,
-)  # fmt: skip
+from slipstream.core.params import check_integer, check_number
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.training.training_settings import COUNT, FROM_ZERO, Checked, setting
+
+KINDS = ("kl", "ce")
+"""Losses: see `losses`."""
+
+
+def check_loss(name: str, kind: Any) -> None:
+    """Raise ParameterError for a loss that does not exist."""
+    if kind not in KINDS:
+        raise ParameterError(f"{name} is {kind!r}", fix=did_you_mean(kind, KINDS))
+
+
+DECAYS = partial(check_number, low=0.0, high=1.0, open_low=True)
+LOSS = setting("kl", "Loss: kl or ce.", check=check_loss)
+DEPTH = setting(4, "Draft length for which acceptance is simulated.", check=COUNT)
+COMPILE = setting(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile")
+TAPS = setting(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
+
+
+@dataclass(frozen=True)
+class MedusaOptions(Checked):
+    """`own_head`: each lm_head is initialised with the target's; else all heads share the target's."""
+
+    heads: int = setting(4, "Number of heads; each predicts one position further.", check=COUNT)
+    layers: int = setting(1, "Residual blocks per head.", check=COUNT)
+    own_head: bool = setting(True, "Train a separate lm_head for each head.")
+    loss: str = LOSS
+    decay: float = setting(0.8, "Weight of head k in the loss is decay^k.", check=DECAYS)
+
+
+@dataclass(frozen=True)
+class EagleOptions(Checked):
+    """`steps` is also the length of the chains that are simulated. `speculators` and SpecForge give parallel heads four
+    layers."""
+
+    steps: int = setting(4, "Number of training-time test steps.", check=COUNT)
+    parallel: bool = setting(
+        False, "Train a head that drafts in one pass (P-EAGLE, arXiv 2602.01469).", "--parallel/--no-parallel"
+    )
+    layers: int = setting(1, "Number of layers of the head.", check=COUNT)
+    draft_vocab: int | None = setting(
+        None, "Number of token ids that the head can draft.", shown="8192 to 32768, by the target's size", check=COUNT
+    )
+    taps: Seq[int] | None = TAPS
+    intermediate: int | None = setting(None, "Width of the MLP of the head.", shown="the target's", check=COUNT)
+    loss: str = LOSS
+    decay: float = setting(0.8, "Weight of step j in the loss is decay^j.", check=DECAYS)
+
+
+@dataclass(frozen=True)
+class DFlashOptions(Checked):
+    """A block is the last token, and one row for each draft token."""
+
+    block: int = setting(
+        8, "Rows of a block; one less is the number of draft tokens.", check=partial(check_integer, low=2)
+    )
+    layers: int = setting(2, "Number of layers of the head.", check=COUNT)
+    intermediate: int | None = setting(None, "Width of the MLPs of the head.", shown="the target's", check=COUNT)
+    anchors: int = setting(16, "Blocks that are trained in each window.", check=COUNT)
+    mask_token: int | None = setting(
+        None, "Token id of the masks of a block, best a rare one.", shown="the last", check=FROM_ZERO
+    )
+    taps: Seq[int] | None = TAPS
+    markov_rank: int = setting(0, "Width of a Markov head (DSpark, arXiv 2607.05147); 0: none.", check=FROM_ZERO)
+    loss: str = LOSS
+    decay: float = setting(0.8, "Weight of draft token k in the loss is decay^k.", check=DECAYS)
+
+
+@dataclass(frozen=True)
+class DraftOptions(Checked):
+    """From scratch, the shape is by default that of the embedded draft, with a head size of 64."""
+
+    start: str | None = setting(
+        None, "Draft model to continue from: folder, hub id or 'embedded'.", shown="from scratch"
+    )
+    hidden_size: int = setting(256, "Hidden size, from scratch.", check=COUNT)
+    layers: int = setting(2, "Number of layers, from scratch.", check=COUNT)
+    heads: int = setting(4, "Number of query heads, from scratch.", check=COUNT)
+    kv_heads: int = setting(1, "Number of KV heads, from scratch.", check=COUNT)
+    intermediate: int = setting(640, "Width of the MLP, from scratch.", check=COUNT)
+    loss: str = LOSS
+    depth: int = DEPTH
+    compile: bool = COMPILE
+
+
+@dataclass(frozen=True)
+class LayerSkipOptions(Checked):
+    """Defaults suit eight layers trained from scratch. Sections are those of 2404.16710.
+
+    p_max       at the end of the time schedule (section 4.1.1).
+    exit_scale  `e_scale`, the total weight of the early exits relative to the last layer (section 4.1.2).
+    rotation    `R` of the rotational curriculum `C_rot,R`: exit `l` is trained at the steps `t` with `t % R == l % R`,
+                so a step computes about `L / R` exits. 0 turns the exits off.
+    """
+
+    exit: int | None = setting(
+        None, "Exit layer for which acceptance is simulated.", shown="half of the layers", check=COUNT
+    )
+    p_max: float = setting(
+        0.1, "Layer dropout rate of the last layer.", check=partial(check_number, low=0.0, high=0.99)
+    )
+    exit_scale: float = setting(0.3, "Weight of the early exits in the loss.")
+    rotation: int = setting(7, "Each exit contributes to the loss once in this many steps.", check=FROM_ZERO)
+    loss: str = setting("kl", "Loss: kl (stay near the original) or ce.", check=check_loss)
+    depth: int = DEPTH
+    compile: bool = COMPILE
 
 
 @dataclass(frozen=True)
@@ -22,7 +127,7 @@ class TrainingMethod:
     """One method.
 
     name       name of the command, and `trained_by` of the drafters that use the result (`drafters.registry`).
-    module     in `slipstream.training`; its `make` returns the `Objective`.
+    objective  class in the module NAME_objective.
     options    its settings.
     help       what its command does, in a sentence.
     rate       default peak learning rate.
@@ -32,7 +137,7 @@ class TrainingMethod:
     """
 
     name: str
-    module: str
+    objective: str
     options: type
     help: str
     rate: float
@@ -40,37 +145,32 @@ class TrainingMethod:
     makes: str
     use: str = "--target {target} --draft {made}"
 
-    @property
-    def path(self) -> str:
-        """Full name of the module."""
-        return f"slipstream.training.{self.module}"
-
 
 METHODS = {
     method.name: method
     for method in (
         TrainingMethod(
-            "medusa", "medusa_objective", MedusaOptions, "Train Medusa heads (arXiv 2401.10774) for any target.",
+            "medusa", "MedusaObjective", MedusaOptions, "Train Medusa heads (arXiv 2401.10774) for any target.",
             1e-3, "adamw", "Medusa heads (arXiv 2401.10774)",
         ),
         TrainingMethod(
-            "eagle3", "eagle3_objective", EagleOptions,
+            "eagle3", "EagleObjective", EagleOptions,
             "Train an EAGLE-3 head (arXiv 2503.01840) for any target, with training-time test.",
             3e-3, "muon", "An EAGLE-3 head (arXiv 2503.01840)",
         ),
         TrainingMethod(
-            "dflash", "dflash_objective", DFlashOptions,
+            "dflash", "DFlashObjective", DFlashOptions,
             "Train a DFlash head (arXiv 2602.06036) for any target: it drafts a block in one pass.",
             3e-3, "muon", "A DFlash head (arXiv 2602.06036)",
         ),
         TrainingMethod(
-            "draft", "draft_objective", DraftOptions,
+            "draft", "DraftObjective", DraftOptions,
             "Distil a draft model from the target's distributions (arXiv 2310.08461), from scratch or from a "
             "checkpoint.",
             2e-3, "muon", "A draft model distilled from its target's distributions (arXiv 2310.08461)",
         ),
         TrainingMethod(
-            "layerskip", "layerskip_objective", LayerSkipOptions,
+            "layerskip", "LayerSkipObjective", LayerSkipOptions,
             "Train a target further so that its early layers can draft (LayerSkip, arXiv 2404.16710). Makes a new "
             "target.",
             3e-4, "adamw", "A model whose early layers can draft for all of it (LayerSkip, arXiv 2404.16710)",

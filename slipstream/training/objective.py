@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from slipstream.training.acceptance import acceptance_probs
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, distribution_losses
+from slipstream.training.packing import Stream
+from slipstream.training.training_settings import LoopConfig
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,6 @@ class Objective(nn.Module, ABC):
     taps     the target's hidden states that the objective reads (see `TargetOut.hidden`), `FINAL` among them.
     depth    K, the draft length whose acceptance is simulated.
     compiled whether its layers are compiled, for each shape of a batch.
-
-    `forward` computes the loss, so that a wrapper for several devices sees every parameter that is used.
     """
 
     name: str
@@ -48,6 +48,11 @@ class Objective(nn.Module, ABC):
     depth: int
     compiled: bool = False
     teacher: Teacher
+
+    @classmethod
+    def make(cls, teacher: Teacher, options: Any, loop: LoopConfig, streams: list[Stream]) -> Objective:
+        """The objective of a run. streams: the training data."""
+        return cls(teacher, options, loop.seed)  # type: ignore[call-arg]
 
     @abstractmethod
     def predictions(self, window: Window) -> Predictions:

@@ -10,17 +10,24 @@ interrupted regeneration continues where it stopped and gives the same result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from slipstream.bench.loops import looping
+from slipstream.bench.loops import looping, periodic_tail
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.training.data import Marked
 from slipstream.training.packing import Stream, write_masked
+
+MARK = "\ue000the user's message\ue000"
+"""Stands for the message while the chat template is rendered."""
+TURN = SamplingParams(temperature=1.0, min_p=0.03, max_tokens=160)
+SHORTEST = 12
+"""Characters of a message; shorter ones say too little."""
+ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,43 @@ def prompts_of(
             "no prefix of the data can be continued", why="its documents are too short", fix="give more"
         )
     return prompts
+
+
+def self_prompts(llm: LLM) -> Prompts:
+    """Conversations of a chat model with itself, up to the start of the answer (Magpie, 2406.08464, section 2): it
+    continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
+    another are left out.
+
+    Raises ParameterError for a target without a chat template."""
+    tokenizer = llm.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        raise ParameterError(
+            "the target has no chat template",
+            why="it is not known where a user's message begins",
+            fix="give --data, and --regenerate for text of the target",
+        )
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
+    )
+    before, _, after = rendered.partition(MARK)
+    start, end = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, after))
+
+    def write(rng: np.random.Generator, count: int) -> list[list[int]]:
+        made, seen = list[list[int]](), set[str]()
+        for _ in range(ROUNDS):
+            if len(made) >= count:
+                break
+            params = [replace(TURN, seed=int(rng.integers(2**31))) for _ in range(count - len(made))]
+            for turn in llm.generate([start] * len(params), params):
+                ids = [token for token in turn.token_ids if token not in llm.target.capabilities.eos_ids]
+                text = turn.text.strip()
+                if turn.finish_reason != "stop" or len(text) < SHORTEST or periodic_tail(ids) or text in seen:
+                    continue
+                seen.add(text)
+                made.append([*start, *ids, *end])
+        return made
+
+    return write
 
 
 def regenerate(

@@ -34,16 +34,14 @@ from slipstream.settings import check_executor
 from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
 from slipstream.training.data import Encoder, Prepared, check_sources, open_stream, prepare_data
-from slipstream.training.devices import Devices
 from slipstream.training.display import counted
-from slipstream.training.estimate import Estimate, estimate
-from slipstream.training.features import HiddenCache, Teacher
+from slipstream.training.features import HiddenCache, Teacher, device_of
 from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS
 from slipstream.training.objective import Objective
-from slipstream.training.regenerate import Prompts, RegenerateConfig, prefixes, regenerate
+from slipstream.training.regenerate import Prompts, RegenerateConfig, prefixes, regenerate, self_prompts
 from slipstream.training.resume_state import check_same, read_state, write_json, writing
-from slipstream.training.self_prompts import self_prompts
+from slipstream.training.run_report import estimate, run_card
 from slipstream.training.training_settings import LoopConfig
 from slipstream.zoo import checkpoint_of
 
@@ -118,7 +116,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     check_out(config)
     if loop.threads is not None:
         torch.set_num_threads(loop.threads)
-    devices = Devices(loop.device, loop.bf16)
+    device = device_of(loop.device)
     source = checkpoint_of(config.target, "target")
     shape = _shape(source, config.kind)
     if loop.length > shape.context:
@@ -133,7 +131,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
 
     def load() -> tuple[Decoder, LLM]:
         say(f"loading {config.target}")
-        decoder = Decoder.load(source, config.executor, device=str(devices.device), threads=loop.threads)
+        decoder = Decoder.load(source, config.executor, device=str(device), threads=loop.threads)
         return decoder, LLM(decoder, max_batch=ROWS, tokenizer=tokenizer)
 
     folder, encoder = loop.out / "data", Encoder(tokenizer, min(shape.eos_ids, default=None))
@@ -146,11 +144,13 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     prepared = prepare_data(folder, config.data, encoder, shape.vocab_size, loop.length, config.heldout_share, say)
     decoder, llm = target or load()
     prepared, loop = _regenerated(config, prepared, llm, folder, say)
-    teacher = Teacher(decoder, devices.device)
+    teacher = Teacher(decoder, device)
     stem = folder / f"texts-{teacher.identity}"
     texts = [_texts(config, t, llm, prepared, stem, say) for t in config.temperatures]
     config = replace(config, loop=loop)
-    objective: Objective = import_module(METHODS[config.kind].path).make(teacher, config, prepared)
+    module = import_module(f"slipstream.training.{config.kind}_objective")
+    kind: type[Objective] = getattr(module, METHODS[config.kind].objective)
+    objective = kind.make(teacher, config.options, loop, prepared.train)
     say("computing the target's hidden states for the held-out texts")
     held = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
     caches = {}
@@ -159,7 +159,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
             str(i): HiddenCache(loop.out / "states", s, loop.length, objective.taps, teacher.identity)
             for i, s in enumerate(prepared.train)
         }
-    return Run(config, Loop(loop, objective, prepared.train, held, devices, caches), prepared, texts)
+    return Run(config, Loop(loop, objective, prepared.train, held, caches), prepared, texts)
 
 
 @dataclass
@@ -171,10 +171,10 @@ class Run:
     prepared: Prepared
     texts: list[HeldOutText]
 
-    def estimate(self) -> Estimate:
-        found = estimate(self.loop)
-        self.loop.rate = found.step_rate
-        return found
+    def estimate(self) -> list[str]:
+        """Lines that say what the run will take."""
+        lines, self.loop.rate = estimate(self.loop)
+        return lines
 
     def train(self, say: Say = print) -> dict[str, Any]:
         """Train, measure, export; returns the measured figures.
@@ -191,13 +191,12 @@ class Run:
                 show = counted("hidden states of", say)
                 cache.build(loop.teacher, config.loop.micro_rows or config.loop.rows, show)
         figures: dict[str, Any] = dict(loop.run())
-        if figures and loop.devices.rank == 0:
+        if figures:
             self.export(figures)
             final = config.loop.out / "final"
             use = METHODS[config.kind].use.format(target=shlex.quote(config.target), made=shlex.quote(str(final)))
             say(f"wrote {final}\ntry it:              slipstream generate {use} 'PROMPT'")
             say(f"see whether it pays: slipstream bench {use}")
-        loop.devices.wait()
         if loop.stopped_by:
             raise KeyboardInterrupt(loop.stopped_by)
         return figures
@@ -208,8 +207,6 @@ class Run:
         return [e["command"] for e in entries if e.get("command")]
 
     def export(self, figures: dict[str, Any]) -> None:
-        from slipstream.training.training_card import run_card
-
         loop, folder = self.loop, self.config.loop.out / "final"
         greedy = next(i for i, t in enumerate(self.texts) if t.temperature == 0)
         with torch.no_grad():

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
 
+Check = Callable[[str, Any], None]
+"""(name of a setting, value) -> ParameterError for values that do not work."""
+
+COUNT: Check = partial(check_integer, low=1)
+FROM_ZERO: Check = partial(check_integer, low=0)
+POSITIVE: Check = partial(check_number, low=0.0, high=1e9, open_low=True)
+SHARE: Check = partial(check_number, low=0.0, high=1.0)
 OPTIMISERS = ("adamw", "muon")
 
 
-def setting(default: Any, help: str, *names: str, shown: str | None = None) -> Any:
-    """A field that is an option of `slipstream train`, too. help: one sentence; names: as typed, if they do not follow
-    from the field's name; shown: the default in `--help`, in words; None: the default."""
-    return field(default=default, metadata={"help": help, "names": names, "shown": shown})
+def setting(default: Any, help: str, *names: str, shown: str | None = None, check: Check | None = None) -> Any:
+    """A field that is an option of `slipstream train` if it has a help. help: one sentence; names: as typed, if they do
+    not follow from the field's name; shown: the default in `--help`, in words; None: the default."""
+    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check})
+
+
+class Checked(Strict):
+    """Settings whose fields have checks. None is allowed where it is the default."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            check, value = each.metadata.get("check"), getattr(self, each.name)
+            if check is not None and not (value is None and each.default is None):
+                check(each.name, value)
 
 
 def check_budget(tokens: int | None, minutes: float | None) -> None:
@@ -29,61 +48,52 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
 
 
 @dataclass(frozen=True)
-class LoopConfig(Strict):
+class LoopConfig(Checked):
     """Settings of the training loop.
 
-    out             folder of the run: checkpoint.safetensors, log.jsonl, data/, final/.
-    budget_tokens, budget_minutes   length of the schedule; exactly one is set. Minutes count while it runs.
-    length, rows    tokens per window, windows per optimiser step; micro_rows: windows per forward pass (None: all).
-    lr, optimiser   peak learning rate; "muon" for matrices (AdamW for the rest), or "adamw" for everything.
-    shares          weights of the sources in a batch; None: proportional to size.
-    answers_only    only answers count in the loss; a stream without answers counts as a whole.
-    bf16            matrix products in bfloat16; None: where the hardware has them.
-    eval_steps      steps between evaluations; 0: only at the end. eval_rows: number of held-out windows.
-    max_steps       maximum steps of this call; the run can be resumed.
+    out           folder of the run: checkpoint.safetensors, log.jsonl, data/, final/.
+    budget_tokens, budget_minutes   exactly one is set. Minutes count while it runs.
+    lr            peak learning rate. optimiser: "muon" for matrices (AdamW for the rest), or "adamw" for everything.
+    shares        weights of the sources in a batch; None: proportional to size.
+    answers_only  only answers count in the loss; a stream without answers counts as a whole.
+    eval_steps    0: only at the end. eval_rows: number of held-out windows.
     """
 
     out: Path
-    budget_minutes: float | None = setting(None, "Training time of the whole run, in minutes.")
+    budget_minutes: float | None = setting(None, "Training time of the whole run, in minutes.", check=POSITIVE)
     budget_tokens: int | None = setting(
-        None, "Training tokens, instead of minutes; the result is then reproducible by seed."
+        None, "Training tokens, instead of minutes; the result is then reproducible by seed.", check=COUNT
     )
-    length: int = setting(512, "Tokens per window.")
-    rows: int = setting(8, "Windows per optimiser step.")
-    micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.")
-    lr: float = 1e-3
+    length: int = setting(512, "Tokens per window.", check=partial(check_integer, low=8))
+    rows: int = setting(8, "Windows per optimiser step.", check=COUNT)
+    micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
+    lr: float = setting(1e-3, "", check=POSITIVE)
     optimiser: str = "adamw"
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    decay_share: float = setting(0.35, "Share of the budget, at its end, in which the learning rate decays.")
-    warmup_steps: int = setting(50, "Number of warm-up steps.")
+    weight_decay: float = setting(0.01, "", check=SHARE)
+    clip: float = setting(1.0, "", check=POSITIVE)
+    decay_share: float = setting(
+        0.35, "Share of the budget, at its end, in which the learning rate decays.", check=SHARE
+    )
+    warmup_steps: int = setting(50, "Number of warm-up steps.", check=FROM_ZERO)
     shares: tuple[float, ...] | None = None
     answers_only: bool = False
     seed: int = setting(0, "Seed for weights, data order and texts.")
     resume: bool = setting(False, "Continue exactly from the checkpoint in --out.")
-    device: str = setting("cpu", "Device: cpu, cuda, cuda:1; for several GPUs use `accelerate launch`.")
-    threads: int | None = setting(None, "Number of CPU threads.")
+    device: str = setting("cpu", "Device: cpu, cuda or cuda:1.")
+    threads: int | None = setting(None, "Number of CPU threads.", check=COUNT)
     bf16: bool | None = setting(
         None, "Matrix products in bfloat16, else in float32.", shown="where the hardware has them"
     )
-    save_minutes: float = setting(4.0, "Minutes between checkpoints.")
-    eval_steps: int = setting(200, "Steps between evaluations.")
-    eval_rows: int = 16
-    max_steps: int | None = setting(None, "Stop this call after this many steps; --resume continues.")
+    save_minutes: float = setting(4.0, "Minutes between checkpoints.", check=POSITIVE)
+    eval_steps: int = setting(200, "Steps between evaluations.", check=FROM_ZERO)
+    eval_rows: int = setting(16, "", check=COUNT)
+    max_steps: int | None = setting(None, "Stop this call after this many steps; --resume continues.", check=COUNT)
 
     def __post_init__(self) -> None:
         check_budget(self.budget_tokens, self.budget_minutes)
-        for name, low in (("length", 8), ("rows", 1), ("warmup_steps", 0), ("eval_steps", 0), ("eval_rows", 1)):
-            check_integer(name, getattr(self, name), low)
-        for name in ("budget_tokens", "micro_rows", "max_steps", "threads"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        for name in ("lr", "clip", "save_minutes", *(["budget_minutes"] if self.budget_minutes is not None else [])):
-            check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
-        check_number("decay_share", self.decay_share, 0.0, 1.0)
-        check_number("weight_decay", self.weight_decay, 0.0, 1.0)
+        super().__post_init__()
         for share in self.shares or ():
-            check_number("shares", share, 0.0, 1e9, open_low=True)
+            POSITIVE("shares", share)
         if self.optimiser not in OPTIMISERS:
             raise ParameterError(f"optimiser is {self.optimiser!r}", fix=did_you_mean(self.optimiser, OPTIMISERS))
         if self.rows % (self.micro_rows or self.rows):

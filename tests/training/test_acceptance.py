@@ -20,7 +20,7 @@ from slipstream.training.acceptance import (
     load_texts,
     save_texts,
 )
-from slipstream.training.method_options import DFlashOptions, DraftOptions, EagleOptions, MedusaOptions
+from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, MedusaOptions
 from slipstream.training.run import prepare
 from tests.training.tiny_runs import run_config
 

@@ -14,7 +14,7 @@ from slipstream.heads.eagle_head import rotary_tables
 from slipstream.models.executor import Batch
 from slipstream.training.dflash_objective import DFlashObjective, block_states
 from slipstream.training.features import Teacher, Window
-from slipstream.training.method_options import DFlashOptions
+from slipstream.training.methods import DFlashOptions
 from tests.drafters.head_targets import tiny_decoder
 from tests.heads.tiny_heads import dflash_config, dflash_head
 

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.errors import ParameterError
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
-from slipstream.training.method_options import LayerSkipOptions
+from slipstream.training.methods import LayerSkipOptions
 
 
 def test_rates_follow_the_paper() -> None:
@@ -46,5 +46,5 @@ def test_rotation_visits_every_layer() -> None:
 
 
 def test_impossible_rate_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"p_max=1\.5"):
+    with pytest.raises(ParameterError, match=r"p_max is 1\.5"):
         LayerSkipOptions(p_max=1.5)

@@ -9,7 +9,7 @@ from torch import Tensor
 from slipstream.errors import ParameterError
 from slipstream.training import losses
 from slipstream.training.losses import Aims, distribution_losses
-from slipstream.training.method_options import KINDS
+from slipstream.training.methods import KINDS, MedusaOptions
 
 K, B, N, D, V = 3, 2, 7, 5, 11
 T = N + K + 1
@@ -95,6 +95,5 @@ def test_labels_outside_the_draft_vocabulary_do_not_count_in_ce() -> None:
 
 
 def test_unknown_losses_get_a_suggestion() -> None:
-    states, weight, aims = setting(shared=True)
     with pytest.raises(ParameterError, match="known: ce, kl"):
-        distribution_losses("tv", states, weight, aims, WEIGHTS)
+        MedusaOptions(loss="tv")

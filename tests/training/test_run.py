@@ -21,10 +21,10 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.models.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
-from slipstream.training import estimate, features, resume_state
+from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read
 from slipstream.training.loop import Loop
-from slipstream.training.method_options import (
+from slipstream.training.methods import (
     DFlashOptions,
     DraftOptions,
     EagleOptions,
@@ -228,9 +228,11 @@ def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Pat
         ({"rows": 8, "micro_rows": 3}, "multiple of micro_rows=3"),
         ({"lr": -1.0}, "lr is -1.0"),
         ({"device": "tpu9"}, "device is 'tpu9'"),
+        ({"device": "cuda:1"}, "finds no CUDA device"),
     ],
 )
-def test_impossible_settings_are_refused(change, message, tiny_target, tiny_data, tmp_path):
+def test_impossible_settings_are_refused(change, message, tiny_target, tiny_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ParameterError, match=message):
         prepare(small("medusa", tiny_target, tiny_data, tmp_path, **change), say=quiet)
 
@@ -240,14 +242,13 @@ def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target,
     streamed.train(say=quiet)
     config = replace(small("eagle3", tiny_target, tiny_data, tmp_path / "cached"), cache_hidden=True)
     cached = prepare(config, say=quiet)
-    assert cached.estimate().cache == sum(c.nbytes(32) for c in cached.loop.caches.values()) > 0
     cached.train(say=quiet)
     a, b = weights(streamed), weights(cached)
     close = [float((a[n] - b[n]).abs().max()) for n in a if n.startswith("weights.") and a[n].is_floating_point()]
     assert max(close) < 0.02, "float16 rounds the states, and nothing else differs"
     assert not any(c.missing() for c in cached.loop.caches.values())
     size = sum(f.stat().st_size for f in (tmp_path / "cached" / "states").rglob("*.safetensors"))
-    assert size == pytest.approx(cached.estimate().cache, rel=0.1)
+    assert size == pytest.approx(sum(c.nbytes(32) for c in cached.loop.caches.values()), rel=0.1)
 
     def refuse(*args: Any) -> Any:
         raise AssertionError("states were made again")
@@ -269,13 +270,25 @@ def test_the_estimate_changes_nothing(tiny_target: Path, tiny_data: Path, tmp_pa
     plain = prepare(small("draft", tiny_target, tiny_data, tmp_path / "plain"), say=quiet)
     plain.loop.run()
     asked = prepare(small("draft", tiny_target, tiny_data, tmp_path / "asked"), say=quiet)
-    found = asked.estimate()
-    assert found.parameters == sum(p.numel() for p in asked.loop.objective.module.parameters())
-    assert found.seconds == pytest.approx(8 * 256 / found.step_rate)
-    assert any("memory" in line for line in found.lines())
-    assert any("disk" in line for line in found.lines())
+    lines = asked.estimate()
+    assert f"{sum(p.numel() for p in asked.loop.objective.module.parameters()):,} parameters" in lines[1]
+    assert [line.split()[0] for line in lines] == ["data", "training", "time", "disk"]
     asked.loop.run()
     assert same(weights(plain), weights(asked))
+
+
+@pytest.mark.parametrize(
+    ("features", "has"), [(("avx2",), False), (("avx512bf16",), True), (("amx-bf16",), True), (("neon", "bf16"), True)]
+)
+def test_bfloat16_products_are_those_of_the_processor(features, has, monkeypatch):
+    monkeypatch.setattr(loop.processor, "has", lambda feature: feature in features)
+    assert loop.has_bfloat16_products(torch.device("cpu")) is has
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_gpu_that_only_emulates_bfloat16_products_has_none(has, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or has)
+    assert loop.has_bfloat16_products(torch.device("cuda")) is has
 
 
 @pytest.mark.parametrize(("rate", "seconds", "tokens"), [(10.0, 12.8, 64), (1e3, 0.64, 256)])
@@ -291,12 +304,12 @@ def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, tiny_target
         return original(window)
 
     monkeypatch.setattr(run.loop.objective, "forward", forward)
-    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock)
-    found = run.estimate()
-    assert found.step_rate == pytest.approx(rate)
+    monkeypatch.setattr(run_report.time, "perf_counter", lambda: clock)
+    run.estimate()
+    assert run.loop.rate == pytest.approx(rate)
     assert sizes[-1] == sizes[-2] == tokens
     assert clock == pytest.approx(seconds)
-    assert clock <= estimate.LIMIT
+    assert clock <= run_report.LIMIT
 
 
 def test_the_targets_own_text_is_regenerated_in_shards_that_resume(tiny_target, tiny_data, tmp_path):

@@ -8,8 +8,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError
 from slipstream.training.packing import Stream
-from slipstream.training.regenerate import RegenerateConfig, regenerate
-from slipstream.training.self_prompts import self_prompts
+from slipstream.training.regenerate import RegenerateConfig, regenerate, self_prompts
 
 
 @pytest.fixture(scope="module")

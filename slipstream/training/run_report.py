@@ -1,0 +1,138 @@
+"""What a run says of itself: an estimate of time, memory and disk before it starts, and its model card in the end."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any
+
+import torch
+
+from slipstream.core.sizes import duration, size
+from slipstream.training.features import Window
+from slipstream.training.loop import Loop
+from slipstream.training.methods import METHODS
+
+LIMIT = 20.0
+"""Seconds that the measurement of an estimate may take."""
+FIRST = 64
+"""Tokens of its first pass, without those that the last draft tokens need."""
+
+
+def estimate(loop: Loop) -> tuple[list[str], float]:
+    """(lines to print, tokens per second of an optimiser step): a few windows are run through target and objective,
+    without an update."""
+    config, objective, width = loop.config, loop.objective, loop.teacher.config.hidden_size
+    count, reading, training = _measured(loop)
+    reading_rate, rate = count / max(1e-9, reading), count / (training if loop.caches else reading + training)
+    seconds = 60 * config.budget_minutes if config.budget_minutes else (config.budget_tokens or 0) / rate
+    tokens, seen = sum(len(s.tokens) for s in loop.orders.streams.values()), int(seconds * rate)
+    states = sum(3 * p.numel() * p.element_size() for p in loop.parameters)  # gradient and two moments
+    stored = sum(p.numel() * p.element_size() for p in objective.module.state_dict().values())
+    each = len(objective.taps) * width + 3 * loop.teacher.config.vocab_size * max(1, objective.depth)  # activations
+    memory = states + stored + 4 * (config.micro_rows or config.rows) * config.length * each
+    parameters = sum(p.numel() for p in loop.parameters)
+    lines = [
+        f"data       {tokens:,} training tokens; the budget sees {seen:,} ({seen / max(1, tokens):.2f} epochs)",
+        f"training   {parameters:,} parameters, {size(memory)} of memory in addition to the target, "
+        f"products in {'bfloat16' if loop.bf16 else 'float32'}",
+        f"time       {duration(seconds)} at {rate:,.0f} tokens/s "
+        f"({reading_rate:,.0f} tokens/s for the target's hidden states alone)",
+        f"disk       {size(2 * (stored + 2 * states // 3))} for checkpoints (previous and new)",
+    ]
+    if loop.caches:
+        cache = sum(c.nbytes(width) for c in loop.caches.values())
+        missing = sum(len(c.missing()) * c.SHARD for c in loop.caches.values()) * config.length
+        lines.append(f"states     {size(cache)} of disk, {duration(missing / reading_rate)} to compute them")
+    return lines, rate
+
+
+def _measured(loop: Loop) -> tuple[int, float, float]:
+    """Tokens of the largest pass that was measured, and seconds: of the target's forward, and of the rest.
+
+    Passes grow to a micro-batch while the next is expected to end within LIMIT seconds. The first pass of a size
+    allocates memory, so the smallest and the largest are run twice. Compiled layers are compiled for each size, so they
+    are measured at the largest only, however long that takes.
+    """
+    config, objective = loop.config, loop.objective
+    rows = config.micro_rows or config.rows
+    stream = next(iter(loop.orders.streams.values()))
+    tokens = stream.rows([i % len(stream.windows(config.length)) for i in range(rows)], config.length)[:, :-1]
+    sizes = [tokens.numel()] * 2
+    if not objective.compiled:
+        while sizes[0] > FIRST + objective.depth:
+            sizes = [max(FIRST + objective.depth, sizes[0] // 4), *sizes]
+        sizes = [sizes[0], *sizes]
+    begun, count, reading, training = time.perf_counter(), 0, 0.0, 0.0
+    for wanted in sizes:
+        expected = (reading + training) * wanted / max(1, count)
+        if not objective.compiled and time.perf_counter() - begun + expected > LIMIT:
+            break
+        part = tokens[: max(1, wanted // config.length), :wanted]
+        count, start = part.numel(), time.perf_counter()
+        taps = loop.teacher.read(part, objective.taps)
+        read = time.perf_counter()
+        window = Window(part.to(loop.device), torch.ones_like(part, dtype=torch.bool), taps)
+        with loop.autocast():
+            loss, _ = objective(window)
+        loss.backward()
+        objective.zero_grad(set_to_none=True)
+        reading, training = read - start, time.perf_counter() - read
+    return count, reading, training
+
+
+def run_card(config: Any, loop: Loop, data: dict[str, Any], figures: dict[str, Any], commands: list[str]) -> str:
+    """Markdown with front matter. config: the `RunConfig`; data: `data.json`; figures: measurements;
+    commands: the command lines of the run's parts."""
+    c, progress = config.loop, loop.progress
+    facts = {
+        "target": f"`{config.target}`",
+        "parameters": f"{sum(p.numel() for p in loop.parameters):,} trained",
+        "tokens seen": f"{progress.tokens:,} in {progress.step:,} steps of {c.step_tokens:,}",
+        "training time": f"{progress.seconds / 60:.1f} minutes",
+        "device": f"{c.device}, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
+        "seed": str(c.seed),
+        "options": ", ".join(f"{k}={v}" for k, v in vars(config.options).items()),
+    }
+    for name, value in figures.items():
+        if name.startswith("tau@"):
+            temperature = float(name[4:])
+            at = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            facts[f"simulated acceptance length, {at}, chain of {loop.objective.depth}"] = f"{value:.2f}"
+        elif isinstance(value, float):
+            facts[f"held-out {name}"] = f"{value:.3f}"
+    table = "\n".join(f"| {k} | {v} |" for k, v in facts.items())
+    sources = "\n".join(f"- `{s['name']}`, {s['bytes']:,} bytes, sha256 {s['digest']}..." for s in data["sources"])
+    listed = "\n".join(f"    {command}" for command in commands) or "    (trained from Python)"
+    own = ""
+    if config.regenerate:
+        own = f"\n\n{config.regenerate:,} further tokens were generated by the target from prefixes of this data."
+    return f"""---
+tags: [speculative-decoding, {config.kind}]
+base_model: {config.target}
+---
+
+# {METHODS[config.kind].makes} for `{config.target}`
+
+It drafts tokens and its target verifies them: it changes the speed of generation, not the target's distribution.
+
+| fact | value |
+|---|---|
+{table}
+
+The acceptance length is tokens per step, the target's own token included, simulated on text that the target generated
+from {config.texts} held-out prompts ({config.text_tokens} tokens each).
+
+## Command
+
+{listed}
+
+Each line continues the run of the line before. With `--budget-tokens`, the same seed, data and machine give the same
+weights; with minutes, the number of steps depends on how busy the machine was.
+
+## Data
+
+{sources}
+
+{config.heldout_share:.0%} of the documents were held out.{own}
+"""
