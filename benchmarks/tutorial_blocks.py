@@ -21,8 +21,6 @@ CAPTIONS = {
     "speedup": "Points: over plain decoding in the same run. Bars: 95 % intervals. Dashed: plain decoding.",
     "speedup-by-category": "Points: over plain decoding in the same run, for each kind of prompt. Bars: 95 % "
     "intervals. Dashed: plain decoding.",
-    "time-split": "Shares of wall time: drafting, the target's forward passes, verification, the rest of a step, and "
-    "time between steps.",
 }
 PEER_RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 WEIGHTS = ("llamacpp", "llamacpp_f16", "llamacpp_q8", "llamacpp_q4", "plain", "int8")
@@ -143,7 +141,7 @@ def bench(kit: Kit) -> str:
     size = "--prompts 2 -n 12 --rounds 1" if kit.quick else "--prompts 6 -n 48 --rounds 3 --seconds 8"
     return bench_block(
         kit, f"slipstream bench code,edit {fixed('model', 'ngram')} {size} --out bench.json",
-        ["speedup-by-category", "time-split"],
+        ["speedup-by-category"],
     )  # fmt: skip
 
 

@@ -13,8 +13,7 @@ from benchmarks.serve.servers import Pair, Served, llamacpp, ours, vllm_by_hand
 from slipstream import zoo
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.load import Load, LoadArm
-from slipstream.bench.load_client import COMPLETIONS, Request
-from slipstream.bench.load_prompts import LoadPrompts
+from slipstream.bench.load_client import COMPLETIONS, LoadPrompts, Request
 from slipstream.bench.prompts import select
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.models.text import load_tokenizer

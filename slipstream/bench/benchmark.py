@@ -5,23 +5,26 @@ Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from slipstream.bench import loops
-from slipstream.bench.axes import costs_of, horizontal, predictions, varied
 from slipstream.bench.contender import Contender
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
-from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race
+from slipstream.bench.measure import Arm, Run, grouped, line_up, load_weights_once, race
+from slipstream.bench.measured_steps import measured, target_costs
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
-from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import counted
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.core.stats import SpecStats
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
@@ -77,54 +80,55 @@ class BenchConfig(Strict):
         return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
-def arms(llm: LLM, contenders: Seq[Contender], config: BenchConfig) -> list[Arm]:
-    """For each temperature and batch size: plain decoding, then every contender. A drafter with weights is loaded
-    once."""
-    out: list[Arm] = []
-    loaded: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for c in contenders:
-        if (key := repr((str(c.drafter), c.options))) not in loaded:
-            loaded[key] = load_weights_once(llm, c.drafter, c.options)
-    for temperature, batch in product(config.temperatures, config.batches):
-        common: dict[str, Any] = {"params": config.params(temperature), "batch": batch}
-        plain = Arm("plain", llm, **common)
-        out.append(plain)
-        for c in contenders:
-            drafter, options = loaded[repr((str(c.drafter), c.options))]
-            common |= {"lengths": DraftLengths(c.draft_tokens) if c.adaptive else None, "against": plain}
-            out.append(Arm(c.label, llm, drafter, c.draft_tokens, options, **common))
-    return out
-
-
 def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
     """The draft models and heads that the contenders load."""
     return drafts((c.drafter, c.options) for c in contenders)
 
 
-def steps(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
+def steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
     """How often `bench` calls `advance`."""
-    plain = [
-        Arm("", llm, params=config.params(t), batch=b)
-        for t, b in product(config.temperatures, config.batches)
-        for _ in range(len(contenders) + 1)
-    ]
-    return len(config.contexts) * passes(line_up(plain, prompts.ids, prompts.categories), config.rounds)
+    arms = len(config.contexts) * len(config.temperatures) * (len(contenders) + 1)
+    return arms * (config.rounds + 1) * sum(len(grouped(prompts.categories, batch)) for batch in config.batches)
 
 
 def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
-    """A run for each arm at each context length."""
-    found: list[Run] = []
-    every = arms(llm, contenders, config)
-    for context in config.contexts:
+    """For each context, temperature and batch size a run of plain decoding, then one of every contender. A drafter with
+    weights is loaded once."""
+    loaded: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for c in contenders:
+        if (key := repr((str(c.drafter), c.options))) not in loaded:
+            loaded[key] = load_weights_once(llm, c.drafter, c.options)
+    runs: list[Run] = []
+    for context, temperature, batch in product(config.contexts, config.temperatures, config.batches):
         ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
-        here: dict[int, Arm] = {}
-        for arm in every:  # arms of another context are compared with plain decoding in that context
-            here[id(arm)] = replace(arm, against=None if arm.against is None else here[id(arm.against)])
-        runs = line_up(list(here.values()), ids, prompts.categories)
-        for run in runs:
+        plain = Arm("plain", llm, params=config.params(temperature), batch=batch)
+        arms = [plain]
+        for c in contenders:
+            drafter, options = loaded[repr((str(c.drafter), c.options))]
+            lengths = DraftLengths(c.draft_tokens) if c.adaptive else None
+            arms.append(Arm(c.label, llm, drafter, c.draft_tokens, options, plain.params, batch, lengths, plain))
+        for run in line_up(arms, ids, prompts.categories):
             run.context = context
-        found += runs
-    return found
+            runs.append(run)
+    return runs
+
+
+def varied(contenders: Seq[Contender], conditions: Mapping[str, Seq[Any]]) -> dict[str, list[Any]]:
+    """Axis -> its values, of the axes that have several. conditions: those of all contenders. The draft length is an
+    axis if a drafter is measured at several."""
+    axes: dict[str, list[Any]] = {"draft_tokens": [], "drafter": [c.label for c in contenders]}
+    for c in contenders:
+        lengths = [other.length for other in contenders if other.label == c.label]
+        axes["draft_tokens"] = max(axes["draft_tokens"], lengths, key=len)
+    axes |= {name: list(values) for name, values in conditions.items()}
+    return {name: distinct for name, values in axes.items() if len(distinct := list(dict.fromkeys(values))) > 1}
+
+
+def horizontal(axes: Mapping[str, Seq[Any]]) -> str | None:
+    """The horizontal axis of the plots: the numeric axis with the most values, the first one of equals; None if there
+    is none."""
+    numeric = [n for n in axes if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in axes[n])]
+    return max(numeric, key=lambda name: len(axes[name]), default=None)
 
 
 def bench(
@@ -158,14 +162,14 @@ def bench(
         result.provenance["neighbours"] = neighbours.share()
         result.warnings = [*prompts.warnings, *warnings(runs, result.provenance["neighbours"])]
         ready = [run for run in runs if run.measured]
-        expected = predictions(ready, costs)
-        data = [arm_data(run, prompts, ready) | {"predicted": e} for run, e in zip(ready, expected, strict=True)]
+        data = [arm_data(run, prompts, ready) | {"predicted": predicted(run, ready, costs)} for run in ready]
         return {"prompts": prompts.as_dict(), "arms": data}
 
-    with kept(result), recording(result, out, collect) as save:
+    with recording(result, out, collect) as save:
         runs += lines(llm, contenders, prompts, config)
         if x and not all(c.adaptive for c in contenders):
-            costs = costs_of(llm, runs)
+            past = int(np.median([len(ids) for run in runs for ids in run.prompts]))
+            costs = target_costs(llm.target, past, max(run.arm.batch * (run.arm.draft_tokens + 1) for run in runs))
         race(runs, config.rounds, advance, config.seconds, save, config.seed)
     return result
 
@@ -220,6 +224,31 @@ def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
         "shares": {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
         "stats": stats.as_dict(),
     }
+
+
+def predicted(run: Run, runs: Seq[Run], costs: CostCurve | None) -> dict[str, Any] | None:
+    """Tokens per second and speed-up predicted by the closed forms, from the *longest* draft of the arms that differ
+    only in the draft length, and the shortest, which tells the cost of a draft token. costs: of the target. None if the
+    closed forms do not apply (no costs, plain decoding, chosen lengths, trees, no draft)."""
+    if costs is None or run.plain is None or run.arm.lengths is not None:
+        return None
+    series = [r for r in runs if r.plain is run.plain and r.arm.name == run.arm.name and r.arm.lengths is None]
+    shortest, longest = (pick(series, key=lambda r: r.arm.draft_tokens) for pick in (min, max))
+    stats = longest.stats()
+    if not stats.position_rates or is_tree(stats):
+        return None
+    m = measured(longest, costs, shortest)
+    expected = m.prediction(run.arm.draft_tokens)
+    return {
+        "tokens_per_second": m.batch * m.tokens / expected.total_seconds,
+        "speedup": expected.speedup,
+        "mean_acceptance_length": expected.tau,
+    }
+
+
+def is_tree(stats: SpecStats) -> bool:
+    """Whether more draft tokens were verified than a chain of the same depth has."""
+    return stats.proposed > sum(stats.drafted_at.values())
 
 
 def text_verdict(run: Run) -> str:

@@ -23,7 +23,7 @@ from slipstream.bench.estimates import FEWEST_PASSES
 from slipstream.bench.load_client import LoadClient, Request, Timed, read
 from slipstream.bench.load_figures import Pass, arm_data, warnings
 from slipstream.bench.provenance import conditions, public_values
-from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.results import Result, recording
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, ServedError
 
@@ -77,9 +77,9 @@ class Load(Strict):
         return np.random.default_rng(seed).exponential(1 / self.rate, self.requests).cumsum()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LoadArm:
-    """One server under one load.
+    """One server under one load, and its passes so far.
 
     name      of the server, or of the variant of its requests.
     requests  (pass, number) -> request; the warm-up is pass -1.
@@ -91,6 +91,7 @@ class LoadArm:
     load: Load
     requests: Callable[[int, int], Request]
     against: LoadArm | None = None
+    passes: list[Pass] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,6 @@ class LoadConfig(Strict):
         check_number("timeout", self.timeout, 0.0, 1e9, open_low=True)
 
 
-@dataclass
-class LoadRun:
-    """An arm and its passes so far."""
-
-    arm: LoadArm
-    passes: list[Pass] = field(default_factory=list)
-
-
 def requests_of(arms: Seq[LoadArm], config: LoadConfig) -> int:
     """How often `load_test` calls `advance`."""
     return sum(arm.load.warm_up + config.rounds * arm.load.requests for arm in arms)
@@ -137,87 +130,72 @@ def load_test(
 
     Raises ServedError if a server cannot be reached, or if no request of an arm's warm-up or of a pass succeeds.
     """
-    places = list(dict.fromkeys(arm.endpoint for arm in arms))
-    known = {place: place.described() for place in places}
-    arms = named(arms, {place: replace(place, model=known[place]["id"]) for place in places})
+    known = {place: place.described() for place in dict.fromkeys(arm.endpoint for arm in arms)}
+    for arm in arms:
+        arm.endpoint = replace(arm.endpoint, model=known[arm.endpoint]["id"])
     servers = [{"url": place.base_url, "model": public_values(about)} for place, about in known.items()]
     result = Result("bench-served", {**asdict(config), **(settings or {})}, conditions(config.seed, servers=servers))
-    runs = [LoadRun(arm) for arm in arms]
 
     def collect() -> dict[str, Any]:
-        ready = [run for run in runs if run.passes and _run_of(runs, run.arm.against or run.arm).passes]
-        data = [figures_of(run, ready) for run in ready]
+        ready = [arm for arm in arms if arm.passes and (arm.against or arm).passes]
+        data = [figures_of(arm, ready) for arm in ready]
         result.warnings = warnings(data)
         return {"arms": data}
 
-    with kept(result), recording(result, out, collect) as save:
-        asyncio.run(measure(runs, config, save, advance))
+    with recording(result, out, collect) as save:
+        asyncio.run(measure(arms, config, save, advance))
     return result
 
 
-def named(arms: Seq[LoadArm], places: dict[Endpoint, Endpoint]) -> list[LoadArm]:
-    """The arms with other endpoints."""
-    made: dict[int, LoadArm] = {}
-    for arm in arms:
-        base = None if arm.against is None else made[id(arm.against)]
-        made[id(arm)] = replace(arm, endpoint=places[arm.endpoint], against=base)
-    return list(made.values())
-
-
-def figures_of(run: LoadRun, runs: Seq[LoadRun]) -> dict[str, Any]:
-    """`arm_data` of a run, with its place among the others."""
-    base = None if run.arm.against is None else _run_of(runs, run.arm.against)
-    found = arm_data(run.passes, None if base is None else base.passes)
-    head = {"name": run.arm.name, "url": run.arm.endpoint.base_url, "load": run.arm.load.label, **asdict(run.arm.load)}
-    return head | {"against": None if base is None else runs.index(base)} | found
-
-
-def _run_of(runs: Seq[LoadRun], arm: LoadArm) -> LoadRun:
-    return next(run for run in runs if run.arm is arm)
+def figures_of(arm: LoadArm, arms: Seq[LoadArm]) -> dict[str, Any]:
+    """`arm_data` of an arm, with the index of the one that it is compared with."""
+    base = arm.against
+    head = {"name": arm.name, "url": arm.endpoint.base_url, "load": arm.load.label, **asdict(arm.load)}
+    head["against"] = None if base is None else arms.index(base)
+    return head | arm_data(arm.passes, None if base is None else base.passes)
 
 
 async def measure(
-    runs: Seq[LoadRun],
+    arms: Seq[LoadArm],
     config: LoadConfig,
     each_pass: Callable[[], None] = lambda: None,
     advance: Callable[[], None] = lambda: None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> None:
-    """Warm-up of all arms, then their passes in turns. Passes are added to the runs as they end."""
+    """Warm-up of all arms, then their passes in turns. Passes are added to the arms as they end."""
     async with AsyncExitStack() as stack:
         clients: dict[Endpoint, LoadClient] = {}
-        for place in dict.fromkeys(run.arm.endpoint for run in runs):
+        for place in dict.fromkeys(arm.endpoint for arm in arms):
             clients[place] = await stack.enter_async_context(LoadClient(place, config.timeout, transport))
-        for run in runs:
-            if run.arm.load.warm_up:
-                warm = replace(run.arm.load, requests=run.arm.load.warm_up)
-                _check_answered(run.arm, await one_pass(run.arm, warm, -1, clients, config, advance))
+        for arm in arms:
+            if arm.load.warm_up:
+                warm = replace(arm.load, requests=arm.load.warm_up)
+                _check_answered(arm, await one_pass(arm, warm, -1, clients[arm.endpoint], config.seed, advance))
         clock = asyncio.get_running_loop().time
         began = clock()
         for number in range(config.rounds):
             if number >= FEWEST_PASSES and clock() - began > config.seconds:
                 break
-            for run in in_turns(runs, number):
-                made = await one_pass(run.arm, run.arm.load, number, clients, config, advance)
-                _check_answered(run.arm, made)
-                run.passes.append(made)
+            for arm in in_turns(arms, number):
+                done = await one_pass(arm, arm.load, number, clients[arm.endpoint], config.seed, advance)
+                _check_answered(arm, done)
+                arm.passes.append(done)
             each_pass()
 
 
-def in_turns(runs: Seq[LoadRun], number: int) -> list[LoadRun]:
+def in_turns(arms: Seq[LoadArm], number: int) -> list[LoadArm]:
     """The order of the arms in a pass. It rotates, so that no arm is always the first, and every other pass goes
     backwards: a server that has just answered for one arm may be slower, or faster, for the next."""
-    first = number // 2 % len(runs)
-    order = [*runs[first:], *runs[:first]]
+    first = number // 2 % len(arms)
+    order = [*arms[first:], *arms[:first]]
     return order[::-1] if number % 2 else order
 
 
 async def one_pass(
-    arm: LoadArm, load: Load, number: int, clients: dict[Endpoint, LoadClient], config: LoadConfig,
-    advance: Callable[[], None],
-) -> Pass:  # fmt: skip
+    arm: LoadArm, load: Load, number: int, client: LoadClient, seed: int, advance: Callable[[], None]
+) -> Pass:
     """All requests of one pass, to their ends."""
-    client, clock = clients[arm.endpoint], asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time
     asked = [arm.requests(number, i) for i in range(load.requests)]
     before = await client.counters()
 
@@ -231,7 +209,7 @@ async def one_pass(
         assert load.concurrency is not None
         done = await _in_flight(asked, load.concurrency, ask)
     else:
-        done = await _arriving(asked, began + load.arrivals([config.seed, number + 1]), ask)
+        done = await _arriving(asked, began + load.arrivals([seed, number + 1]), ask)
     ended = max(each.ended for each in done)
     after = await client.counters()
     gained = after.since(before) if before and after else None

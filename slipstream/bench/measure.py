@@ -185,19 +185,23 @@ class Run:
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:
-    """A run for each arm. Prompts are decoded in batches of the arm's size. `kinds` holds a label per prompt; a batch
-    has prompts of one label only, so the last batch of a label may be smaller. An arm must follow the one in
-    `against`."""
+    """A run for each arm, with prompts in batches of its size (see `grouped`). An arm comes after that in `against`."""
     runs: dict[int, Run] = {}
-    kinds = kinds or [""] * len(prompts)
     for arm in arms:
-        groups = []
-        for kind in dict.fromkeys(kinds):
-            own = [i for i, k in enumerate(kinds) if k == kind]
-            groups += [own[at : at + arm.batch] for at in range(0, len(own), arm.batch)]
+        groups = grouped(kinds or [""] * len(prompts), arm.batch)
         plain = None if arm.against is None else runs[id(arm.against)]
         runs[id(arm)] = Run(arm, prompts, groups, plain, [[] for _ in groups])
     return list(runs.values())
+
+
+def grouped(kinds: Seq[str], batch: int) -> list[list[int]]:
+    """The indices of the prompts in each batch. kinds: a label per prompt; the prompts of a batch have the same, so the
+    last batch of a label may be smaller."""
+    groups = []
+    for kind in dict.fromkeys(kinds):
+        same = [i for i, k in enumerate(kinds) if k == kind]
+        groups += [same[at : at + batch] for at in range(0, len(same), batch)]
+    return groups
 
 
 def passes(runs: Seq[Run], rounds: int) -> int:

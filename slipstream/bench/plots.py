@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-INK, SOFT, RULE, PAPER, GREY, ON_PARTS = "#1b1f24", "#57606a", "#d5d9de", "#ffffff", "#aab2bb", "#101214"
+INK, SOFT, RULE, PAPER = "#1b1f24", "#57606a", "#d5d9de", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)), (0, (8, 2)))
-PARTS = ("#56b4e9", GREY, "#009e73", "#cc79a7", "#e69f00")
-"""Colours of the parts of a whole. The second part is usually the largest, and is grey."""
-NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper", GREY: "--grey"}
+NAMES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAPER: "--paper"}
 NAMES |= {colour: f"--c{i}" for i, colour in enumerate(SERIES)}
 """Colour in a plot -> CSS variable of the page."""
 WIDE, NARROW = 7.4, 3.6
@@ -176,27 +174,3 @@ def as_percent(axes: Axes) -> None:
     """Makes the vertical axis range from 0 to 100 %."""
     axes.set_ylim(0, 1.03)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-
-
-def shares(axes: Axes, rows: Seq[tuple[str, dict[str, float]]], narrow: bool) -> None:
-    """Draws stacked bars: one bar per name, parts as shares of the whole."""
-    left = [0.0] * len(rows)
-    parts = list(rows[0][1])
-    for i, part in enumerate(parts):
-        widths = [values[part] for _, values in rows]
-        axes.barh(
-            range(len(rows)), widths, left=left, height=0.62, color=PARTS[i % len(PARTS)], label=part, edgecolor=PAPER,
-        )  # fmt: skip
-        for y, (start, width) in enumerate(zip(left, widths, strict=True)):
-            if width > (0.12 if narrow else 0.06):
-                middle = start + width / 2
-                axes.annotate(
-                    f"{100 * width:.0f}%", (middle, y), ha="center", va="center", color=ON_PARTS, fontsize=8.5
-                )
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    axes.grid(visible=False, axis="y")
-    legend(axes, narrow, columns=5)

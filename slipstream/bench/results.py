@@ -31,6 +31,8 @@ from typing import Any
 from slipstream.errors import ResultError
 
 FORMAT, FORMAT_VERSION = "slipstream-lab", 2
+MEASURED = ("arms", "drafters", "control", "greedy")
+"""Parts of `data`, of each kind of result, that hold what was measured."""
 INTERRUPTED = "the run was interrupted: these are the measurements until then"
 
 
@@ -162,7 +164,8 @@ def recording(
     path     None writes no file, but `result.data` is still filled in.
     collect  returns the measurements so far as the `data` of the result; must also work after an interruption.
 
-    An exception (Ctrl-C included) leaves `complete` false in the file and is raised again.
+    An exception (Ctrl-C included) leaves `complete` false in the file and is raised again; if something was measured,
+    its attribute `result` is the unfinished result, so that it can still be shown.
     """
     if path is not None:
         check_writable(path)
@@ -174,27 +177,14 @@ def recording(
 
     try:
         yield save
-    except BaseException:
+    except BaseException as fault:
         result.complete = False
         save()
+        if any(result.data.get(name) for name in MEASURED):
+            fault.result = result  # type: ignore[attr-defined]
         raise
     result.complete = True
     save()
-
-
-class kept:
-    """Attaches the unfinished result to the exception that interrupts the measurement, so that it can still be shown,
-    if `data[what]` is not empty."""
-
-    def __init__(self, result: Result, what: str = "arms"):
-        self.result, self.what = result, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, fault: BaseException | None, trace: Any) -> None:
-        if fault is not None and self.result.data.get(self.what):
-            fault.result = self.result  # type: ignore[attr-defined]
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slipstream.bench.benchmark import Contender, checkpoints
 from slipstream.bench.provenance import provenance
-from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.results import Result, recording
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import CompositeDrafter, Drafter, DrafterTraits, Lookup
 from slipstream.core.params import SamplingParams
@@ -260,7 +260,7 @@ def trace(
             "finish": seq.finish,
         }
 
-    with kept(result), recording(result, out, collect):
+    with recording(result, out, collect):
         for _ in llm.decode([seq]):
             advance(len(recorder.tokens))
     if seq.stats.drafter_faults:

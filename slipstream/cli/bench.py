@@ -128,7 +128,7 @@ def bench(
 
     chosen = texts.load(llm, tokens)
     render.line(f"bench: {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
-    passes = benchmark.steps(llm, contenders, chosen, config)
+    passes = benchmark.steps(contenders, chosen, config)
     with render.progress("measuring (interleaved)", passes) as advance:
         result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
     finish(result, files)

@@ -21,7 +21,7 @@ from slipstream.errors import ParameterError
 if TYPE_CHECKING:
     from slipstream.bench.endpoint import Endpoint
     from slipstream.bench.load import Load, LoadArm
-    from slipstream.bench.load_prompts import LoadPrompts
+    from slipstream.bench.load_client import LoadPrompts
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LoadOptions:
 
     def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> LoadPrompts:
         """The chosen prompts as requests."""
-        from slipstream.bench.load_prompts import LoadPrompts
+        from slipstream.bench.load_client import LoadPrompts
 
         sampling = {"temperature": params.temperature, **request_fields(params)}
         return LoadPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)

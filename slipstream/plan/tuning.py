@@ -23,7 +23,7 @@ from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passe
 from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, provenance
-from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.results import Result, recording
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.plan.diagnosis import diagnose
@@ -141,7 +141,7 @@ def tune(
         result.warnings = [*prompts.warnings, *warnings(work.raced, result.provenance["neighbours"]), *work.doubts()]
         return {"prompts": prompts.as_dict()} | work.data(result.provenance["neighbours"])
 
-    with kept(result, "drafters"), recording(result, out, collect) as save:
+    with recording(result, out, collect) as save:
         work.record(advance)
         save()
         work.confirm(advance, save)

@@ -28,7 +28,7 @@ import numpy as np
 
 from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.bench.provenance import conditions, text_digest
-from slipstream.bench.results import Result, kept, recording
+from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.core.common_beginning import common_beginning
 from slipstream.core.params import Strict, check_integer, check_number
@@ -103,7 +103,7 @@ def verify_served(
     def collect() -> dict[str, Any]:
         return data | {"verdict": BUG if any(row["verdict"] == BUG for row in _rows(data)) else "ok"}
 
-    with kept(result, "greedy"), recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
+    with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
         data["greedy"] = _greedy(served, reference, prompts, config, pool, advance)
         save()
         data["sampled"] = _sampled(served, reference, prompts, config, pool, advance)

@@ -86,10 +86,6 @@ def verify(
                 if name in config.checks:
                     getattr(check, name)()
                     save()
-    except BaseException as fault:
-        if data["control"] is not None:
-            fault.result = result  # type: ignore[attr-defined]
-        raise
     finally:
         llm.use(drafter)
         llm._rule = rule

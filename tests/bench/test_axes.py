@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.bench.axes import horizontal, is_tree, predicted, varied
-from slipstream.bench.benchmark import BenchConfig, bench
+from slipstream.bench.benchmark import BenchConfig, bench, horizontal, is_tree, predicted, varied
 from slipstream.bench.contender import Contender
 from slipstream.bench.measure import Arm, Cell, line_up
 from slipstream.core.params import SamplingParams
@@ -70,7 +69,7 @@ def test_a_prediction_from_known_cells():
     fast.seconds |= {"target": 0.11, "draft": 0.022}
     runs[0].cells = [[Cell(0.41, 41, 0.01, slow)]]
     runs[1].cells = [[Cell(0.132, 41, 0.01, fast)]]
-    found = predicted(runs[1], [runs[1]], CostCurve((1, 4), (1.0, 1.0)))
+    found = predicted(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
     assert found["mean_acceptance_length"] == pytest.approx(4)
     assert found["tokens_per_second"] == pytest.approx(41 / 0.13, rel=0.02)
     assert found["speedup"] == pytest.approx(0.41 / 0.13, rel=0.02)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.load import Load, LoadArm, LoadConfig, LoadRun, figures_of, measure
+from slipstream.bench.load import Load, LoadArm, LoadConfig, figures_of, measure
 from slipstream.bench.load_client import CHAT, Request
 from slipstream.bench.load_figures import Pass, warnings
 from slipstream.errors import ParameterError, ServedError
@@ -17,9 +17,9 @@ PLACE = Endpoint("http://server/v1", "words")
 
 def figures(server: ScriptedServer, load: Load, rounds: int = 3, **config: float) -> dict:
     """The figures of one arm on this server."""
-    runs = [LoadRun(LoadArm("words", PLACE, load, lambda number, i: Request(CHAT, {"number": number, "i": i})))]
-    run(measure(runs, LoadConfig(rounds=rounds, **config), transport=server))
-    return figures_of(runs[0], runs)
+    arm = LoadArm("words", PLACE, load, lambda number, i: Request(CHAT, {"number": number, "i": i}))
+    run(measure([arm], LoadConfig(rounds=rounds, **config), transport=server))
+    return figures_of(arm, [arm])
 
 
 def test_latencies_of_requests_that_do_not_disturb_each_other_are_those_of_the_server() -> None:
@@ -132,11 +132,10 @@ def test_arms_take_turns_and_are_compared_within_passes() -> None:
     server = ScriptedServer(lambda i: Script(first=(1.0, 0.5, 1.0, 0.6, 1.2, 1.8)[i // 2], gap=0.0, pieces=1))
     base = LoadArm("slow", PLACE, Load(concurrency=1, requests=2), lambda number, i: Request(CHAT, {"arm": "slow"}))
     fast = LoadArm("fast", PLACE, base.load, lambda number, i: Request(CHAT, {"arm": "fast"}), base)
-    runs = [LoadRun(base), LoadRun(fast)]
-    run(measure(runs, LoadConfig(rounds=3), transport=server))
+    run(measure([base, fast], LoadConfig(rounds=3), transport=server))
     order = [each["arm"] for each in server.asked[::2]]
     assert order == ["slow", "fast", "fast", "slow", "fast", "slow"]
-    found = figures_of(runs[1], runs)
+    found = figures_of(fast, [base, fast])
     assert found["ratio"]["value"] == pytest.approx((1.0 / 0.5 * 0.6 / 1.0 * 1.8 / 1.2) ** (1 / 3))
     assert found["against"] == 0
 

@@ -144,7 +144,7 @@ def test_an_interrupted_run_is_marked(bench_result):
 
 def test_plots_are_exported_for_papers(bench_result, tmp_path):
     files = export([bench_result], tmp_path)
-    assert {f.name for f in files} >= {"speedup.svg", "speedup-by-category.svg", "time-split.svg"}
+    assert {f.name for f in files} >= {"speedup.svg", "speedup-by-category.svg"}
     assert all(f.read_text().startswith("<?xml") for f in files)
     again = [f.read_text() for f in files]
     assert [f.read_text() for f in export([bench_result], tmp_path)] == again  # the same file every time
