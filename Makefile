@@ -38,10 +38,9 @@ quick-tests: $(READY)
 test-vllm: $(READY) .venv-vllm/.ready
 	$(TEST_ENV) $(BIN)/pytest tests/vllm
 
-# Ten minutes of load at twice saturation, with clients that leave and faults; `make tests` has a short one. With
-# preemption: make soak SOAK="--kv-tokens 256 --draft embedded".
+# Ten minutes of too much load, with clients that leave; `make tests` has a short one.
 soak: $(READY)
-	$(TEST_ENV) $(BIN)/python -m tests.server.soak $(SOAK)
+	SOAK_SECONDS=600 $(TEST_ENV) $(BIN)/pytest tests/server/test_soak.py
 
 install: $(READY)
 

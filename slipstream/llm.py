@@ -194,7 +194,6 @@ class LLM:
 
     @property
     def draft_tokens(self) -> int | str | DraftLengths:
-        """As it was given."""
         return self._draft_tokens
 
     @draft_tokens.setter

@@ -53,7 +53,7 @@ def verify(
     if there is a bug, or if too little was drafted to test anything.
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
-    the margins of their log-probabilities, sampled texts by their first tokens and n-grams. Of a conversation, servers
+    the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, servers
     are asked the first turn only. With --engine vllm, two servers of vLLM are started and compared.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)

@@ -33,7 +33,6 @@ class Attached:
             self._drafter.observe(seqs[: len(members)], *shown)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`."""
         if self._reading:
             undrafted = Draft.empty(len(seqs))
             read_prompts(self._drafter, seqs[: self._reading], out.part(0, self._reading, undrafted))

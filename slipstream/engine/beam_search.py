@@ -89,7 +89,6 @@ class BeamSearch:
             running.append(waiting.popleft())
 
     def _step(self, running: Seq[Search]) -> None:
-        """One forward over the beams of all searches, and what follows from it for each."""
         seqs = [seq for search in running for seq in search.seqs]
         with host_threads(self.target.capabilities.torch_threads):
             out = self.target.run(seqs, Draft.empty(len(seqs), self.target.device))
@@ -131,7 +130,6 @@ class BeamSearch:
         search.held.discard(seq.id)
 
     def _free(self, search: Search) -> None:
-        """Free all that a search holds."""
         for seq_id in search.held:
             self.target.release(seq_id)
         search.held.clear()

@@ -208,11 +208,9 @@ class DraftLengths:
         return lengths, float(rates[at]) * plain / count
 
     def _levels(self, drafting: int) -> Times:
-        """Times of drafting with about so many requests."""
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
 
     def _plainly(self, count: int) -> float:
-        """Seconds of a plain step."""
         return self._plain.nearest(count) if len(self._plain) else float(self._forward.estimate(np.array([count]))[0])
 
     def _without_drafts(self, count: int, prompt_rows: int) -> tuple[float, float]:

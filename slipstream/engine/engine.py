@@ -163,7 +163,6 @@ class Engine:
 
     @property
     def unfinished(self) -> bool:
-        """Whether any request waits or runs."""
         return bool(self._requests)
 
     @property
@@ -173,7 +172,6 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for room."""
         return len(self._waiting)
 
     # --- one step ------------------------------------------------------------------------------------------------
@@ -226,7 +224,6 @@ class Engine:
     def _run(
         self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int], drafter: Drafter, several: bool = True
     ) -> None:
-        """One step, or `several` where nothing is drafted."""
         rule = self.rule
         first = [seq for seq in seqs if seq.unread > 1]
         if prompts or not several or not plain_steps(seqs, self.target, drafter, rule, lengths):
@@ -263,7 +260,6 @@ class Engine:
         )
 
     def _chosen(self, seqs: Seq[Sequence], prompt_rows: int) -> list[int]:
-        """The draft length of each request: its most, or what is chosen for it."""
         requests = list(map(self._request, seqs))
         lengths = [0 if one.detached else budget(one.seq, one.draft_tokens) for one in requests]
         choosing = [b for b, one in enumerate(requests) if _decodes(seqs[b]) and (one.chosen or not one.draft_tokens)]
@@ -408,7 +404,6 @@ class Engine:
         self.stats.preemptions += 1
 
     def _leave(self, seq: Sequence) -> None:
-        """Forget a request that runs no more, and free what it holds."""
         self.prefixes.keep(seq)
         self._requests.pop(seq.id)
         if self.lengths is not None:

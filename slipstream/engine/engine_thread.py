@@ -95,7 +95,6 @@ class EngineThread:
         self._preparer.shutdown(wait=False, cancel_futures=True)
 
     def load(self) -> Load:
-        """What the engine holds now."""
         engine, stats, prefixes = self.engine, self.engine.stats, self.engine.prefixes
         return Load(
             engine.running,

@@ -67,7 +67,6 @@ class RequestChecks:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a prompt."""
         return self.context - 1 if self.encoder is None else self.encoder.context
 
     def room(self, prompt: int) -> int:
@@ -110,7 +109,6 @@ class RequestChecks:
         return text
 
     def chat_ids(self, text: str) -> list[int]:
-        """Token ids of what a chat template has made."""
         check_text("the conversation", text, PromptError)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
         return ids

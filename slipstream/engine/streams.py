@@ -32,7 +32,6 @@ class Streams:
         self._unread: dict[int, asyncio.Queue[Update]] = {}
 
     def __len__(self) -> int:
-        """Requests that somebody waits for."""
         return len(self._unread)
 
     def deliver(self, report: Report) -> None:

@@ -56,12 +56,10 @@ class ApiError(Exception):
 
     @property
     def anthropic(self) -> dict[str, Any]:
-        """The body in the form of Anthropic's API."""
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def answer(self, path: str) -> JSONResponse:
-        """The answer to a request for a path."""
         body = self.anthropic if path.startswith("/v1/messages") else self.body
         return JSONResponse(body, self.status, headers=self.headers)
 

@@ -26,7 +26,6 @@ LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
 def completions(service: Service) -> APIRouter:
-    """The routes."""
     router = APIRouter()
     endpoint(router, service, COMPLETIONS, "/v1/completions", "Complete a text", _completion)
     endpoint(router, service, CHAT, "/v1/chat/completions", "Answer a conversation", _chat)

@@ -17,10 +17,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from slipstream.engine.messages import Ask, Load, Report
+from slipstream.engine.messages import Load, Report
 from slipstream.engine.streams import Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
 from slipstream.server.service import ModelFacts
@@ -53,7 +54,7 @@ class RemoteEngine:
         """Whether the process has died, and is not started again."""
         self.ended: Callable[[], None] = lambda: None
         """Called in a thread when that happens."""
-        self.streams = Streams(self._submit, self._abort)
+        self.streams = Streams(partial(self._send, "submit"), partial(self._send, "abort"))
         self._start()
         self.facts = self._loaded()
         threading.Thread(target=self._live, name="slipstream-reports", daemon=True).start()
@@ -93,13 +94,7 @@ class RemoteEngine:
         self.process.join()
         self._pipe.close()  # last: the thread that reads it may wait in it until the process has ended
 
-    def _submit(self, key: int, ask: Ask) -> None:
-        self._send(("submit", key, ask))
-
-    def _abort(self, key: int) -> None:
-        self._send(("abort", key))
-
-    def _send(self, command: tuple[Any, ...]) -> None:
+    def _send(self, *command: Any) -> None:
         try:
             self._pipe.send(command)
         except OSError as fault:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from anyio import fail_after
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -44,18 +43,12 @@ class EventStream(Response):
         self._events, self._source, self._send_seconds = events, source, send_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(gone(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            with suppress(ClientGone, TimeoutError):
+                await while_connected(receive, self._send_all(send))
         finally:
-            leaving.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
             await self._events.aclose()
             await self._source.aclose()
-        if not sending.cancelled() and (fault := sending.exception()) and not isinstance(fault, TimeoutError):
-            raise fault
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -68,15 +61,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client goes; then raises ClientGone."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(request.receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -86,3 +73,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -41,7 +41,6 @@ COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template
 
 
 def messages(service: Service) -> APIRouter:
-    """The routes."""
     router = APIRouter()
     summary = "Answer in the form of Anthropic's Messages"
     chat_endpoint(router, service, MESSAGES, summary, chat_of, MessageScript, NAMES)

@@ -36,18 +36,6 @@ class Reader(Protocol):
         ...
 
 
-class PlainReader:
-    """All is content."""
-
-    def feed(self, text: str) -> list[Delta]:
-        """See `Reader`."""
-        return [Delta(CONTENT, text)] if text else []
-
-    def finish(self) -> list[Delta]:
-        """See `Reader`."""
-        return []
-
-
 @dataclass
 class Call:
     """A call of a tool. arguments: JSON, as the model wrote it."""
@@ -59,9 +47,9 @@ class Call:
 
 @dataclass
 class Reply:
-    """See the module. most_calls: further ones are left out; call_id: makes ids."""
+    """See the module. reader: None if all is content. most_calls: further ones are left out; call_id: makes ids."""
 
-    reader: Reader = field(default_factory=PlainReader)
+    reader: Reader | None = None
     most_calls: int | None = None
     call_id: Callable[[], str] = lambda: f"call_{uuid4().hex[:24]}"
     content: str = ""
@@ -71,7 +59,11 @@ class Reply:
     def add(self, text: str, last: bool) -> list[Delta]:
         """Take more text; returns what is new, neighbours of one kind joined."""
         found: list[Delta] = []
-        for delta in [*self.reader.feed(text), *(self.reader.finish() if last else ())]:
+        if self.reader is None:
+            deltas = [Delta(CONTENT, text)] if text else []
+        else:
+            deltas = self.reader.feed(text) + (self.reader.finish() if last else [])
+        for delta in deltas:
             if delta.kind in (CALL, ARGUMENTS) and self.most_calls is not None and delta.index >= self.most_calls:
                 continue
             self._take(delta)

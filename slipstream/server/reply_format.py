@@ -14,10 +14,10 @@ from slipstream.errors import LoadError, ParameterError, did_you_mean
 from slipstream.models.chat_template import chosen_template, names_read
 from slipstream.models.text import special_tokens
 from slipstream.server.api_error import ApiError
-from slipstream.server.call_grammars import Calls
 from slipstream.server.reply import Reader, Reply
-from slipstream.server.reply_reader import FORMATS, NAMED, REQUIRED, ReplyReader, ToolFormat
+from slipstream.server.reply_reader import ReplyReader
 from slipstream.server.template_reader import REASONING_FIELDS, TemplateReader
+from slipstream.server.tool_formats import FORCED, FORMATS, Calls, ToolFormat
 from slipstream.server.tools import ToolUse
 
 AUTO, NONE = "auto", "none"
@@ -116,11 +116,11 @@ class ReplyFormat:
         return made
 
     def _reader(self, prompt: str, use: ToolUse) -> Reader:
-        forced = {"required": REQUIRED, "named": NAMED}.get(use.choice)
+        forced = FORCED.get(use.choice)
         if self.template is not None and forced is None:
             return TemplateReader(self.template, prompt, list(use.tools), use.functions)
-        calls = forced or (self.calls if use.tools else None)
-        return ReplyReader(use.functions, calls, self.reasoning, self._inside(prompt))
+        read = forced or (self.calls.read if use.tools and self.calls is not None else None)
+        return ReplyReader(use.functions, read, self.reasoning, self._inside(prompt))
 
 
 def template_names(tokenizer: Any, tools: bool) -> frozenset[str]:

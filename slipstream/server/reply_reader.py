@@ -1,4 +1,4 @@
-"""`ReplyReader`: tells reasoning, content and tool calls apart, in the formats of `FORMATS`.
+"""`ReplyReader`: tells reasoning, content and tool calls apart, in one of the `tool_formats`.
 
 It is a coroutine that reads one character after the other, so its result cannot depend on how a text arrives. Text that
 begins like a call and is none, or calls a function that was not declared, is content, character by character as it was
@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence as Seq
-from dataclasses import dataclass
 
-from slipstream.server import call_grammars
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING, Delta
 
 Reading = Generator[None, str, str]
@@ -26,34 +24,15 @@ class _NoCall(Exception):
     """The text that was read since `_begin` is no call."""
 
 
-@dataclass(frozen=True)
-class ToolFormat:
-    """How models of one kind write calls.
-
-    read     the coroutine that reads content and calls.
-    markers  texts that begin or end calls; they are kept where they are special tokens.
-    signs    a chat template that holds all of these asks for this format.
-    id_length  of the ids of calls, if templates of the kind check it.
-    strict   writes the form of a text whose calls meet their schemas.
-    """
-
-    name: str
-    read: Callable[[ReplyReader], Reading]
-    markers: tuple[str, ...] = ()
-    signs: tuple[str, ...] = ()
-    id_length: int = 0
-    strict: call_grammars.Form | None = None
-
-
 class ReplyReader:
-    """functions  names of those that may be called; form: how; None: calls are not looked for.
+    """functions  names of those that may be called; read: the coroutine that reads content and calls.
     reasoning  (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
     """
 
     def __init__(
         self,
         functions: Collection[str] = (),
-        form: ToolFormat | None = None,
+        read: Callable[[ReplyReader], Reading] | None = None,
         reasoning: tuple[str, str] | None = None,
         inside: bool = False,
     ):
@@ -63,17 +42,15 @@ class ReplyReader:
         self._raw: list[str] = []  # what was read since `begin`
         self._ended = False
         self._calls = 0
-        self._reading = self._all(form, reasoning, inside)
+        self._reading = self._all(read or plain, reasoning, inside)
         next(self._reading)
 
     def feed(self, text: str) -> list[Delta]:
-        """See `Reader`."""
         for character in text:
             self._reading.send(character)
         return self._taken()
 
     def finish(self) -> list[Delta]:
-        """See `Reader`."""
         self._ended = True
         try:
             self._reading.send("")
@@ -85,10 +62,10 @@ class ReplyReader:
         found, self._deltas = self._deltas, []
         return found
 
-    def _all(self, form: ToolFormat | None, reasoning: tuple[str, str] | None, inside: bool) -> Reading:
+    def _all(self, read: Callable[[ReplyReader], Reading], reasoning: tuple[str, str] | None, inside: bool) -> Reading:
         if reasoning is not None:
             yield from self._reason(*reasoning, inside)
-        return (yield from (plain(self) if form is None else form.read(self)))
+        return (yield from read(self))
 
     # --- characters --------------------------------------------------------------------------------------------
 
@@ -126,7 +103,6 @@ class ReplyReader:
         self._raw = list(text)
 
     def emit(self, kind: str, text: str, index: int = 0) -> None:
-        """Report something."""
         last = self._deltas[-1] if self._deltas else None
         if last is not None and (last.kind, last.index) == (kind, index) and kind != CALL:
             self._deltas[-1] = Delta(kind, last.text + text, index)
@@ -197,7 +173,6 @@ class ReplyReader:
 
     @property
     def called(self) -> bool:
-        """Whether there was a call."""
         return self._calls > 0
 
     def start(self, name: object) -> None:
@@ -208,7 +183,6 @@ class ReplyReader:
         self.emit(CALL, name, self._calls - 1)
 
     def write(self, text: str) -> None:
-        """Report arguments of the last call."""
         self.emit(ARGUMENTS, text, self._calls - 1)
 
     def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
@@ -331,9 +305,6 @@ def _object_text(text: str) -> str:
     return text
 
 
-# --- the formats -------------------------------------------------------------------------------------------------
-
-
 def plain(reader: ReplyReader) -> Reading:
     """No further calls."""
     if reader.called:
@@ -342,53 +313,3 @@ def plain(reader: ReplyReader) -> Reading:
         reader.begin()
         reader.emit(CONTENT, found)
     return ""
-
-
-def _hermes(reader: ReplyReader) -> Reading:
-    while marker := (yield from reader.until("<tool_call>", CONTENT)):
-        if (yield from reader.attempt(reader.member_call, marker)):
-            yield from reader.pass_over("</tool_call>")
-    return ""
-
-
-def _llama(reader: ReplyReader) -> Reading:
-    yield from reader.pass_over("<|python_tag|>")
-    while (yield from reader.ahead()) == "{":
-        if not (yield from reader.attempt(reader.member_call, "")):
-            break
-        yield from reader.pass_over(";")
-    return (yield from plain(reader))
-
-
-def _mistral(reader: ReplyReader) -> Reading:
-    while marker := (yield from reader.until("[TOOL_CALLS]", CONTENT)):
-        if (yield from reader.ahead()) == "[":
-            yield from reader.array(marker)
-        else:
-            yield from reader.attempt(reader.named_call, marker)
-    return ""
-
-
-def _required(reader: ReplyReader) -> Reading:
-    if (yield from reader.ahead()) == "[":
-        yield from reader.array("")
-    return (yield from plain(reader))
-
-
-def _named(reader: ReplyReader) -> Reading:
-    (name,) = reader.functions
-    yield from reader.attempt(lambda: reader.arguments(name), "")
-    return (yield from plain(reader))
-
-
-FORMATS = (
-    ToolFormat("hermes", _hermes, ("<tool_call>", "</tool_call>"), ("<tool_call>",), strict=call_grammars.hermes),
-    ToolFormat(
-        "mistral", _mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), ("[TOOL_CALLS]",), 9, call_grammars.mistral
-    ),
-    ToolFormat("llama", _llama, ("<|python_tag|>",), ("ipython", '"parameters"'), strict=call_grammars.llama),
-)
-"""What models write of their own accord. The first whose signs are in the chat template is taken."""
-
-REQUIRED, NAMED = ToolFormat("required", _required), ToolFormat("named", _named)
-"""What a grammar makes them write: an array of calls, and the arguments of the one function."""

@@ -44,6 +44,7 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ApiError(400, f"the body is a {type(body).__name__}, must be an object", code="invalid_json")
     for name, value in body.items():
+        _check(name, name)
         _check(name, value)
     return body
 
@@ -56,32 +57,23 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def _check(field: str, value: Any) -> None:
+def _check(field: str, value: Any, depth: int = 0) -> None:
     """Raise ApiError for texts that cannot be encoded, and for deep nesting."""
-    level = [field, value]
-    for _ in range(MOST_DEPTH):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, str):
-                _check_text(field, each)
-            elif isinstance(each, dict):
-                inner += each.keys()
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        if not inner:
-            return
-        level = inner
-    raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} deep", field, "invalid_json")
-
-
-def _check_text(field: str, text: str) -> None:
-    if "\0" in text:
-        raise ApiError(400, f"{field} holds the character NUL", field, "invalid_text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as fault:
-        raise ApiError(400, f"{field} holds half of a surrogate pair", field, "invalid_text") from fault
+    if depth > MOST_DEPTH:
+        raise ApiError(400, f"{field} is nested more than {MOST_DEPTH} deep", field, "invalid_json")
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for each in value:
+            if not isinstance(each, (int, float)):  # most are ids of tokens
+                _check(field, each, depth + 1)
+    elif isinstance(value, str):
+        if "\0" in value:
+            raise ApiError(400, f"{field} holds the character NUL", field, "invalid_text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as fault:
+            raise ApiError(400, f"{field} holds half of a surrogate pair", field, "invalid_text") from fault
 
 
 def given_key(scope: Scope) -> bytes:

@@ -27,7 +27,6 @@ _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
 def responses(service: Service) -> APIRouter:
-    """The route."""
     router = APIRouter()
     summary = "Answer in the form of OpenAI's Responses"
     chat_endpoint(router, service, RESPONSES, summary, chat_of, ResponseScript, NAMES)
@@ -185,7 +184,6 @@ class ResponseScript(BlockScript):
         return self._head | state
 
     def _reasoning_tokens(self) -> int:
-        """How many tokens the tokenizer writes the reasoning with."""
         text = self.generation.choices[0].reply.reasoning
         return len(self.generation.service.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 

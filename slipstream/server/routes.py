@@ -27,7 +27,6 @@ DETOKENIZE = {
 
 
 def routes(service: Service) -> APIRouter:
-    """All of them."""
     router = APIRouter()
     facts = service.facts
     described = {

@@ -84,10 +84,10 @@ def endpoint(
         if service.keys:
             generation.key = given_key(request.scope)
         if not streamed:
-            await while_connected(request, _hear_all(writer))
+            await while_connected(request.receive, _hear_all(writer))
             return JSONResponse(writer.whole())
         parts = generation.parts()
-        first = await while_connected(request, _first(parts))
+        first = await while_connected(request.receive, _first(parts))
         # The parts are closed even if no event is asked for: a generator around them passes that on only once begun.
         return EventStream(_events(writer, first, parts), parts, service.limits.send_seconds)
 

@@ -96,7 +96,6 @@ class ServerMetrics:
             family.labels(*self._labels)  # shown from the start
 
     def heard(self, report: Report) -> None:
-        """Take the report of a step."""
         load, last = report.load, self._last
         self.running.set(load.running)
         self.waiting.set(load.waiting)

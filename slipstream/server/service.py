@@ -101,7 +101,6 @@ class Service:
 
     @staticmethod
     def now() -> int:
-        """Seconds since 1970, for answers."""
         return int(time())
 
     def check_model(self, name: str | None) -> None:
@@ -152,7 +151,6 @@ class Service:
             self.admitted_of[key] -= choices
 
     def prompt_error(self, fault: PromptError, field: str) -> ApiError:
-        """The answer to a prompt that cannot be run."""
         code = "context_length_exceeded" if "context" in fault.what else "invalid_prompt"
         return ApiError(400, str(fault), field, code)
 

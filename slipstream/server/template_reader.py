@@ -38,14 +38,12 @@ class TemplateReader:
         self._calls = 0
 
     def feed(self, text: str) -> list[Delta]:
-        """See `Reader`."""
         for character in text:
             self._unsure += character
             self._try(lambda character=character: self._parser.feed(character))
         return self._taken()
 
     def finish(self) -> list[Delta]:
-        """See `Reader`."""
         if not self._broken:
             self._try(lambda: self._parser.finalize()[1])
         return self._taken()

@@ -31,7 +31,6 @@ class ToolUse:
 
     @property
     def functions(self) -> frozenset[str]:
-        """The names of those that may be called."""
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
     @property

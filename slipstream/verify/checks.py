@@ -94,7 +94,6 @@ def decisive_level(level: float, tests: int) -> float:
 
 
 def lengths(draft_tokens: int) -> list[int]:
-    """The draft lengths of sampled texts."""
     return sorted({1, min(2, draft_tokens), draft_tokens})
 
 
@@ -214,7 +213,6 @@ class Checks:
         self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
 
     def distribution(self) -> None:
-        """Every token of whole texts (see `outcomes`)."""
         decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
         first = self._look(0, 1)
         tests = [tested(place, first.found[place]) for place in PLACES if place in first.found]

@@ -195,7 +195,6 @@ def tested(place: str, row: Evidence) -> PlaceTest:
 
 
 def chi2_sf(x: float, freedom: float) -> float:
-    """P(chi-squared > x)."""
     a, b = (torch.tensor(v / 2, dtype=torch.float64) for v in (freedom, x))
     return float(torch.special.gammaincc(a, b))
 

@@ -159,7 +159,6 @@ class Positions:
         return [seq.output for seq in seqs]
 
     def _text(self, request: Request, seq: Sequence, proposals: Proposals) -> list[Ranks]:
-        """The ranks of its tokens."""
         text, placed = seq.output, list[Ranks]()
         for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
             if seq.params.logprobs is not None:

@@ -6,9 +6,9 @@ sampling parameters, and the comparison is between two samples:
     greedy    the same prompts at temperature 0. Log-probabilities of the shared beginning give the noise between the
               servers, and the reference answers twice, which shows how stable it is by itself. Where texts part, the
               margin between the two tokens at the reference, against that noise, tells a near-tie from a bug.
-    sampled   texts with seeds of their own at each server. Two tests for each prompt: the first tokens by a G-test of
-              homogeneity, and the counts of all n-grams of up to three tokens by a permutation test, in which whole
-              texts change sides (exact, whatever the dependence within a text).
+    sampled   texts with seeds of their own at each server. For each prompt, a permutation test of the counts of all
+              n-grams of up to three tokens, in which whole texts change sides (exact, whatever the dependence within
+              a text).
 
 As in `checks`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
 p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
@@ -16,9 +16,7 @@ p-value decides, at a level that keeps the probability of a false alarm over all
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,7 +31,6 @@ from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.core.common_beginning import common_beginning
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.verify.checks import SAME, SCREEN, decisive_level
-from slipstream.verify.outcomes import chi2_sf
 from slipstream.verify.report_verify import short, verdict
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
 
@@ -42,8 +39,6 @@ BLIND_TO = (
     "servers share; biases too small for this many samples; other prompts, sampling parameters and loads."
 )
 UNJUDGED = "differs; without logprobs it cannot be judged"
-FEWEST = 5.0
-"""Smallest expected count of an outcome."""
 NGRAMS = 3
 PERMUTATIONS = 4999
 FLOOR = 1e-3
@@ -172,7 +167,7 @@ def _sampled(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    decisive = decisive_level(config.level, 2 * len(prompts))
+    decisive = decisive_level(config.level, len(prompts))
 
     def draw(place: Endpoint, i: int, side: int, look: int) -> list[Answer]:
         key = [config.seed, i, side, look]
@@ -187,21 +182,20 @@ def _sampled(
 
     rows = []
     for i, (name, _) in enumerate(prompts):
-        looks: list[tuple[float, float]] = []
+        looks: list[float] = []
         for look in (0, 1):
-            ours, theirs = (
+            texts, other = (
                 [pieces(each) for each in draw(place, i, side, look)] for side, place in enumerate((served, reference))
             )
-            first = homogeneity([t[:1] for t in ours], [t[:1] for t in theirs])
-            looks.append((first, permutation_test(ours, theirs, np.random.default_rng([config.seed, i, look]))))
-            if min(looks[-1]) >= SCREEN:
+            looks.append(permutation_test(texts, other, np.random.default_rng([config.seed, i, look])))
+            if looks[0] >= SCREEN:
                 break
-        second = [b for a, b in zip(looks[0], looks[-1], strict=True) if a < SCREEN] if len(looks) > 1 else []
+        second = looks[1] if len(looks) > 1 else None
+        said = BUG if second is not None and second < decisive else SAME
         rows.append(
-            {"prompt": name, "samples": config.samples, "first_token": looks[0][0], "ngrams": looks[0][1],
-             "second_p": min(second, default=None), "level": decisive,
-             "verdict": BUG if min(second, default=1.0) < decisive else SAME}
-        )  # fmt: skip
+            {"prompt": name, "samples": config.samples, "p": looks[0], "second_p": second, "level": decisive}
+            | {"verdict": said}
+        )
     return rows
 
 
@@ -210,27 +204,8 @@ def pieces(answer: Answer) -> tuple[str, ...]:
     return tuple(answer.tokens or answer.text)
 
 
-def homogeneity(ours: Iterable[Seq[str]], theirs: Iterable[Seq[str]]) -> float:
-    """p-value of the G-test that two samples of outcomes come from one distribution; rare outcomes are pooled."""
-    a, b = Counter(map(tuple, ours)), Counter(map(tuple, theirs))
-    n, m = sum(a.values()), sum(b.values())
-    least = FEWEST * (n + m) / min(n, m)
-    cells = [(a[cell], b[cell]) for cell in (a | b) if a[cell] + b[cell] >= least]
-    rest = (n - sum(x for x, _ in cells), m - sum(y for _, y in cells))
-    cells += [rest] if sum(rest) else []
-    if len(cells) < 2:
-        return 1.0
-    g = sum(
-        2 * count * math.log(count * (n + m) / (size * (x + y)))
-        for x, y in cells
-        for count, size in ((x, n), (y, m))
-        if count
-    )
-    return chi2_sf(max(0.0, g), len(cells) - 1)
-
-
 def permutation_test(
-    ours: Seq[Seq[str]], theirs: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
+    one: Seq[Seq[str]], other: Seq[Seq[str]], rng: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> float:
     """p-value that two samples of texts come from one distribution, by the counts of their n-grams (n = 1, 2, 3).
 
@@ -238,7 +213,7 @@ def permutation_test(
     so the test is exact however the tokens of a text depend on each other. The smallest p-value is
     1 / (permutations + 1).
     """
-    texts = [*ours, *theirs]
+    texts = [*one, *other]
     index: dict[tuple[str, ...], int] = {}
     places = [
         [
@@ -252,12 +227,12 @@ def permutation_test(
     for row, found in zip(counts, places, strict=True):
         np.add.at(row, found, 1.0)
     counts = counts[:, counts.sum(0) > 1]  # an n-gram that occurs once moves no statistic when texts change sides
-    total, n = counts.sum(0), len(ours)
+    total, n = counts.sum(0), len(one)
     weights = 1 / np.maximum(total, 1)
 
     def statistic(a: np.ndarray) -> np.ndarray:
         """a: counts of the first group, float32 [..., n-grams]."""
-        difference = a / n - (total - a) / len(theirs)
+        difference = a / n - (total - a) / len(other)
         return (difference**2 * weights).sum(-1)
 
     seen = float(statistic(counts[:n].sum(0)))
@@ -314,12 +289,12 @@ def _greedy_table(rows: list[dict[str, Any]]) -> Table:
 def _sampled_table(rows: list[dict[str, Any]], settings: dict[str, Any]) -> Table:
     cells = []
     for row in rows:
-        p = [None if row[name] is None else f"{row[name]:.2g}" for name in ("first_token", "ngrams", "second_p")]
+        p = [None if row[name] is None else f"{row[name]:.2g}" for name in ("p", "second_p")]
         cells.append([short(row["prompt"]), row["samples"], *p, verdict(row["verdict"])])
-    columns = [words("prompt"), Column("samples"), Column("p, first token"), Column("p, n-grams"), Column("p, again"),
+    columns = [words("prompt"), Column("samples"), Column("p"), Column("p, again"),
                words("verdict")]  # fmt: skip
     return Table(
         f"Sampled texts of {settings['length']} tokens", columns, cells,
-        "First token: G-test. N-grams: permutation test over whole texts. Again: p-value on new samples, where the "
-        "first was below 0.01; only it decides.",
+        f"p: permutation test over whole texts, by their n-grams. Again: p-value on new samples, where the first was "
+        f"below {SCREEN:g}; only it decides.",
     )  # fmt: skip

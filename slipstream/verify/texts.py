@@ -125,7 +125,6 @@ def control(
 
 
 def short_of_best(scores: Tensor, token: int) -> float:
-    """How far the score of `token` is below the best one."""
     return float(scores.max() - scores[token])
 
 
@@ -158,7 +157,6 @@ def passes(draft_tokens: int, prompts: int) -> list[Pass]:
 def texts(
     llm: LLM, drafter: Drafter | None, requests: Seq[Request], advance: Callable[[], None], how: Pass | None = None
 ) -> list[Sequence]:
-    """The requests, decoded; without `how`, one at a time."""
     llm.use(drafter)
     before = llm.max_batch, llm.draft_tokens
     llm.draft_tokens, batch = (llm.draft_tokens, 1) if how is None else (how.draft_tokens, how.batch)

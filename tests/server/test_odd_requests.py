@@ -1,4 +1,4 @@
-"""Odd but valid combinations of fields are never answered with an error of the server."""
+"""Odd combinations of fields and odd values are never answered with an error of the server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.server.fields import CHAT, ENDPOINTS, fields_of
 from tests.server.hosting import Host
 
 V = 4096
@@ -59,3 +60,20 @@ def test_no_combination_is_answered_with_an_error_of_the_server(host: Host, seed
         assert '"type":"server_error"' not in answered.text, body
     assert host.service.admitted == 0
     assert host.http.get("/ready").status_code == 200
+
+
+ODD: list[Any] = [True, -1, 0.5, 10**30, "x", [], ["x"], [[]], [{"type": "text"}], {}, {"type": "x"}, {"a": [None]}]
+
+
+@pytest.mark.parametrize("where", ENDPOINTS)
+def test_no_value_of_a_field_is_answered_with_an_error_of_the_server(host: Host, where: str) -> None:
+    user = [{"role": "user", "content": "hi"}]
+    base = {"completions": {"prompt": "a"}, "responses": {"input": user}}.get(where, {"messages": user})
+    base["max_output_tokens" if where == "responses" else "max_tokens"] = 2
+    for name in fields_of(where):
+        for value in ODD:
+            answered = host.post("/v1/chat/completions" if where == CHAT else f"/v1/{where}", **base | {name: value})
+            assert answered.status_code in (200, 400, 404), (name, value, answered.text)
+            if answered.status_code != 200:
+                assert answered.json()["error"]["message"], (name, value)
+    assert host.service.admitted == 0

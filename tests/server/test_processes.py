@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,42 +14,9 @@ import pytest
 from slipstream.server.serving import bound
 from tests.checkpoints import Tiny
 from tests.server.hosting import eventually
+from tests.server.serve_process import alive, children, server
 
 LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": True}
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started and that run a model."""
-    found = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
-    return [int(each) for each in found if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, int]]:
-    """(the HTTP process, a client, the id of the engine's process)."""
-    command = [
-        sys.executable, "-m", "slipstream", "serve", "-m", "embedded", "--port", "0", "--drafter", "ngram", *arguments,
-    ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
-        try:
-            said = ""
-            while not (url := re.search(r"http://[\d.:]+", said)):  # a table of the memory comes before it
-                line = made.stderr.readline()
-                assert line, said
-                said += line
-            with httpx.Client(base_url=url[0], timeout=60) as http:
-                eventually(lambda: http.get("/ready").status_code == 200)
-                (engine,) = children(made.pid)
-                yield made, http, engine
-        finally:
-            made.kill()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

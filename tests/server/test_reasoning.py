@@ -10,7 +10,7 @@ import pytest
 from slipstream import LLM
 from slipstream.errors import LoadError, ParameterError
 from slipstream.server.reply_format import THINK, ReplyFormat
-from slipstream.server.reply_reader import FORMATS
+from slipstream.server.tool_formats import FORMATS
 from tests.server import clients
 from tests.server.hosting import hosted
 from tests.server.talking import CALL, JSON_TEMPLATE, TOOLS, USER, talking_tokenizer

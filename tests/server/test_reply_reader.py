@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING, Delta, Reply
-from slipstream.server.reply_reader import FORMATS, NAMED, REQUIRED, ReplyReader
+from slipstream.server.reply_reader import ReplyReader
+from slipstream.server.tool_formats import FORCED, FORMATS
 
-FORMS = {form.name: form for form in (*FORMATS, REQUIRED, NAMED)}
+READS = {form.name: form.read for form in FORMATS} | FORCED
 TAGS = ("<think>", "</think>")
 
 
 def read(text: str, form: str = "", cuts: Any = (), think: bool = False, inside: bool = False) -> Reply:
     """The reply of a text that arrives in pieces, whose deltas are checked against it."""
     functions = ("add",) if form == "named" else ("add", "now")
-    reply = Reply(ReplyReader(functions, FORMS.get(form), TAGS if think else None, inside))
+    reply = Reply(ReplyReader(functions, READS.get(form), TAGS if think else None, inside))
     edges = [0, *sorted(cuts), len(text)]
     deltas: list[Delta] = []
     for n, (first, end) in enumerate(pairwise(edges)):
@@ -118,7 +119,7 @@ def test_calls_within_the_reasoning_are_reasoning() -> None:
 
 
 def test_further_calls_are_left_out_where_one_is_allowed() -> None:
-    reply = Reply(ReplyReader(("add", "now"), FORMS["hermes"]), most_calls=1)
+    reply = Reply(ReplyReader(("add", "now"), READS["hermes"]), most_calls=1)
     reply.add(f"<tool_call>{ADD}</tool_call><tool_call>{NOW}</tool_call>", True)
     assert [call.name for call in reply.calls] == ["add"]
 
@@ -139,7 +140,7 @@ PIECES = [
 @given(st.data())
 def test_every_split_of_a_text_gives_the_same_reply(data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=14)))
-    form = data.draw(st.sampled_from(["", *FORMS]))
+    form = data.draw(st.sampled_from(["", *READS]))
     think, inside = data.draw(st.booleans()), data.draw(st.booleans())
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     assert shown(read(text, form, cuts, think, inside)) == shown(read(text, form, (), think, inside))

@@ -14,7 +14,6 @@ from slipstream.cli.report import section
 from slipstream.errors import ParameterError, ServedError
 from slipstream.verify.served import (
     ServedConfig,
-    homogeneity,
     judged,
     noise_between,
     permutation_test,
@@ -127,16 +126,14 @@ def test_a_wrong_temperature_of_samples_is_found(serve, factor):
     assert "BUG" in {row["verdict"] for row in data["sampled"]}
 
 
-def test_a_fault_that_spares_the_first_token_is_found_by_n_grams(serve):
+def test_a_fault_after_one_letter_alone_is_found(serve):
     """After the letter a, its likeliest follower is always taken, as if draft tokens were always accepted there."""
 
     def wrong(logits, temperature, rng):
         return int(logits.argmax()) if (logits == TABLE[0]).all() else sampled(logits, temperature, rng)
 
     data = verify_served(serve(wrong), serve(), [("two", "hc")], ServedConfig(tokens=8, samples=200, clients=2)).data
-    [row] = data["sampled"]
-    assert row["verdict"] == "BUG"
-    assert row["first_token"] > 0.01 > row["ngrams"]
+    assert [row["verdict"] for row in data["sampled"]] == ["BUG"]
 
 
 def test_without_logprobs_a_difference_is_not_judged(serve):
@@ -157,20 +154,15 @@ def test_a_token_that_the_reference_does_not_list_is_a_bug():
 
 
 def test_equal_samples_fail_as_seldom_as_stated():
-    """Both p-values are uniform under the null: 200 pairs of samples, each test at 5 %, within four standard errors."""
-    rng = np.random.default_rng(0)
-    below = np.zeros(2)
+    """The p-value is uniform under the null: 200 pairs of samples, each test at 5 %, within four standard errors."""
+    rng, below = np.random.default_rng(0), 0
     for _ in range(200):
-        ours, theirs = (["".join(LETTERS[i] for i in row) for row in rng.integers(8, size=(40, 4))] for _ in range(2))
-        below += [
-            homogeneity([t[:1] for t in ours], [t[:1] for t in theirs]) < 0.05,
-            permutation_test(ours, theirs, rng, 99) < 0.05,
-        ]
-    assert (abs(below / 200 - 0.05) < 4 * (0.05 * 0.95 / 200) ** 0.5).all()
+        one, other = (["".join(LETTERS[i] for i in row) for row in rng.integers(8, size=(40, 4))] for _ in range(2))
+        below += permutation_test(one, other, rng, 99) < 0.05
+    assert abs(below / 200 - 0.05) < 4 * (0.05 * 0.95 / 200) ** 0.5
 
 
 def test_samples_of_one_outcome_show_no_difference():
-    assert homogeneity(["a"] * 9, ["a"] * 9) == 1.0
     assert permutation_test(["a"] * 9, ["a"] * 9, np.random.default_rng(0), 99) == 1.0
     assert permutation_test([""] * 3, [""] * 3, np.random.default_rng(0), 99) == 1.0
 
