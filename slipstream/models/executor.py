@@ -1,9 +1,5 @@
-"""The interface of an executor, which runs a decoder: it takes a `Batch` and returns an `Output`.
-
-An executor owns the weights and the KV cache of one decoder. It does not depend on drafters, sampling or rules: it
-takes packed tokens with their positions and visibility, and returns logits. `targets.decoder` turns sequences and
-drafts into batches. `backends.torch` and `backends.native` implement this interface and pass the same conformance
-suite.
+"""The contract of an executor, which owns the weights and the KV cache of one decoder: it takes a `Batch` and returns
+an `Output`. It knows nothing of drafters, sampling or rules. `batch_of` makes a batch of sequences and their drafts.
 """
 
 from __future__ import annotations

@@ -30,9 +30,7 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "
 
 @dataclass(frozen=True)
 class TokenMap:
-    """Maps each id to its token.
-
-    tokens   id -> token, added tokens included.
+    """tokens   id -> token, added tokens included.
     special  ids of special tokens (control tokens, not text).
     roles    "bos", "eos", "pad" -> id, or None if the tokenizer has none.
     """
@@ -44,9 +42,7 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a checkpoint.
-
-    source     the requested folder, hub id or GGUF file; `folder`: the folder of its small files, or the GGUF file.
+    """source     the requested folder, hub id or GGUF file; `folder`: the folder of its small files, or the GGUF file.
     config     `ModuleShape` for a model that transformers runs, `GgufShape` for one that llama.cpp runs.
     read_tokens  reads `tokenizer`.
     """
@@ -85,9 +81,7 @@ class ModelFacts:
         """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
         step reads one row, and without an encoder, which runs once."""
         shapes = self.config.shapes()
-        looked_up = ["embed_positions.weight"]
-        if not self.config.tie_embeddings:
-            looked_up.append("embed_tokens.weight")
+        looked_up = ["embed_positions.weight", *([] if self.config.tie_embeddings else ["embed_tokens.weight"])]
         if self.source_context is not None:
             looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
@@ -127,15 +121,10 @@ def facts(source: str | Path) -> ModelFacts:
 
 def _gguf_facts(source: str | Path) -> ModelFacts:
     header = read_header(source)
-
-    def tokens() -> TokenMap | None:
-        if not header.has_tokenizer:
-            return None
-        roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
-        return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles)
-
+    roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
+    tokens = TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
     chat = "tokenizer.chat_template" in header.metadata
-    return ModelFacts(str(source), header.path, gguf_shape(header), tokens, chat)
+    return ModelFacts(str(source), header.path, gguf_shape(header), lambda: tokens, chat)
 
 
 def _config(folder: Path) -> DecoderConfig | ModuleShape:

@@ -79,12 +79,9 @@ class FolderTokenizer:
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self.transformers(*given, **named)
 
-    def __bool__(self) -> bool:
-        return True
-
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are those of the transformers tokenizer."""
-        return _same, (self.transformers,)
+        return self.transformers.__reduce_ex__(protocol)
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
@@ -144,10 +141,6 @@ class FolderTokenizer:
         return self.transformers.apply_chat_template(conversation, **named)
 
 
-def _same(tokenizer: Any) -> Any:
-    return tokenizer
-
-
 def _is_plain(conversation: Any) -> bool:
     """Whether it is a list of messages that reach the template as they are."""
     return (
@@ -169,23 +162,18 @@ def _is_json(value: Any) -> bool:
     return all(map(_is_json, value)) if type(value) is list else value is None or type(value) in _SCALARS
 
 
-def is_general(folder: Path) -> bool:
-    """Whether transformers loads the tokenizer.json of this folder as it is, by the class that the folder names."""
-    config = _json(folder / "tokenizer_config.json")
-    named = None if config is None else config.get("tokenizer_class")
-    model_type = (_json(folder / "config.json") or {}).get("model_type")
-    return named in CLASSES and model_type not in OTHER_CLASSES and (folder / "tokenizer.json").is_file()
-
-
 def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None:
     """The tokenizer of a folder; None if only transformers can read it. load: as in `FolderTokenizer`.
 
     Raises Exception, the class that the library raises, for a tokenizer.json that is none, and OSError or
     UnicodeDecodeError for a chat template that cannot be read.
     """
-    if not is_general(folder) or any((folder / name).exists() for name in _ADDITIONS):
-        return None
     config = _json(folder / "tokenizer_config.json") or {}
+    if config.get("tokenizer_class") not in CLASSES or not (folder / "tokenizer.json").is_file():
+        return None
+    model_type = (_json(folder / "config.json") or {}).get("model_type")
+    if model_type in OTHER_CLASSES or any((folder / name).exists() for name in _ADDITIONS):
+        return None
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     settings = dict(config)
     if "added_tokens_decoder" not in config:

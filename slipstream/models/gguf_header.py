@@ -137,10 +137,10 @@ def read_header(source: str | Path) -> GgufHeader:
     UnsupportedModelError for one that is a part of several."""
     path = Path(source).expanduser()
     try:
-        found = path.stat()
+        seen = path.stat()
     except OSError as fault:
         raise CheckpointError(f"there is no file {str(path)!r}", fix="check the name") from fault
-    return _read(path, found.st_mtime_ns, found.st_size)
+    return _read(path, seen.st_mtime_ns, seen.st_size)
 
 
 @lru_cache(maxsize=4)  # facts, tokenizer and target read the same one
@@ -151,9 +151,12 @@ def _read(path: Path, changed: int, size: int) -> GgufHeader:
         reader = _Reader(data)
         try:
             header = _header(path, reader)
-        except (_OutsideError, UnicodeDecodeError, KeyError) as fault:
+        except (ValueError, KeyError) as fault:
             raise _damaged(path, f"its header cannot be read ({fault})") from fault
-    _check_size(header, size)
+    ends = [tensor.offset + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
+    wanted = header.weights_at + max(ends, default=0)
+    if wanted > size:
+        raise _damaged(path, f"its tensors need {wanted} bytes, it has {size}")
     parts = header.metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise UnsupportedModelError(
@@ -163,12 +166,8 @@ def _read(path: Path, changed: int, size: int) -> GgufHeader:
     return header
 
 
-class _OutsideError(Exception):
-    """Something reaches beyond the end of the file, or is of no known type."""
-
-
 class _Reader:
-    """Reads one value after another."""
+    """Reads one value after another. Raises ValueError beyond the end of the file, and for a value of no known type."""
 
     def __init__(self, data: mmap.mmap):
         self.data, self.at, self.size = data, 0, len(data)
@@ -177,10 +176,9 @@ class _Reader:
         """The next bytes."""
         end = self.at + count
         if count < 0 or end > self.size:
-            raise _OutsideError(f"{count} bytes at {self.at}, the file has {self.size}")
-        found = self.data[self.at : end]
-        self.at = end
-        return found
+            raise ValueError(f"{count} bytes at {self.at}, the file has {self.size}")
+        self.at, at = end, self.at
+        return self.data[at:end]
 
     def whole(self, form: str = "<Q") -> int:
         return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
@@ -196,10 +194,10 @@ class _Reader:
             if inner in _NUMBERS:
                 return self.numbers(inner, count)
             if count > self.size or deep > 2:
-                raise _OutsideError(f"an array of {count} values")
+                raise ValueError(f"an array of {count} values")
             return [self.value(inner, deep + 1) for _ in range(count)]
         if kind not in _NUMBERS:
-            raise _OutsideError(f"a value of type {kind} at {self.at}")
+            raise ValueError(f"a value of type {kind} at {self.at}")
         return self.numbers(kind, 1)[0]
 
     def numbers(self, kind: int, count: int) -> list[Any]:
@@ -218,37 +216,30 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
         )
     tensors, keys = reader.whole(), reader.whole()
     if tensors > reader.size or keys > reader.size:
-        raise _OutsideError(f"{tensors} tensors and {keys} keys")
+        raise ValueError(f"{tensors} tensors and {keys} keys")
     metadata = {}
     for _ in range(keys):
         key = reader.text()
         metadata[key] = reader.value(reader.whole("<I"))
     if not isinstance(metadata.get("general.architecture"), str):
         raise _damaged(path, "it does not name its architecture")
-    found = tuple(_tensor(reader) for _ in range(tensors))
+    listed = tuple(_tensor(reader) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _damaged(path, f"its alignment is {alignment!r}")
-    return GgufHeader(path, metadata, found, -(-reader.at // alignment) * alignment)
+    return GgufHeader(path, metadata, listed, -(-reader.at // alignment) * alignment)
 
 
 def _tensor(reader: _Reader) -> GgufTensor:
     name, dims = reader.text(), reader.whole("<I")
     if dims > 8:
-        raise _OutsideError(f"tensor {name!r} of {dims} dimensions")
+        raise ValueError(f"tensor {name!r} of {dims} dimensions")
     shape = tuple(reader.whole() for _ in range(dims))[::-1]
     kind, offset = reader.whole("<I"), reader.whole()
     if kind not in TYPES:
         return GgufTensor(name, shape, f"type {kind}", None, offset)
     text, block, size = TYPES[kind]
     return GgufTensor(name, shape, text, math.prod(shape) // block * size, offset)
-
-
-def _check_size(header: GgufHeader, size: int) -> None:
-    ends = [tensor.offset + tensor.nbytes for tensor in header.tensors if tensor.nbytes is not None]
-    wanted = header.weights_at + max(ends, default=0)
-    if wanted > size:
-        raise _damaged(header.path, f"its tensors need {wanted} bytes, it has {size}")
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

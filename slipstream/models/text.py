@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.core.stop_strings import completed_at
 from slipstream.errors import LoadError
 from slipstream.models.checkpoint import resolve
-from slipstream.models.folder_tokenizer import FolderTokenizer, is_general, open_folder
+from slipstream.models.folder_tokenizer import FolderTokenizer, open_folder
 from slipstream.models.gguf_header import read_header
 
 Decode = Callable[[Seq[int]], str]
@@ -25,15 +25,13 @@ def load_tokenizer(path: str | Path) -> Any:
     if not folder.is_dir():
         from slipstream.models.gguf_tokenizer import gguf_tokenizer
 
-        made = gguf_tokenizer(folder)
-        if made is None:
-            raise LoadError(
-                f"{folder.name} has no tokenizer", fix="convert the model with one, or pass token ids as prompts"
-            )
-        return made
+        tokenizer = gguf_tokenizer(folder)
+        if tokenizer is None:
+            fix = "convert the model with one, or pass token ids as prompts"
+            raise LoadError(f"{folder.name} has no tokenizer", fix=fix)
+        return tokenizer
     try:
-        found = open_folder(folder, lambda: _transformers_tokenizer(folder))
-        return _transformers_tokenizer(folder) if found is None else found
+        return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
     except Exception as fault:
         known = isinstance(fault, (OSError, ValueError, KeyError)) or type(fault) is Exception  # the last: tokenizers
         if not known:
@@ -45,10 +43,6 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def _transformers_tokenizer(folder: Path) -> Any:
-    if is_general(folder):  # importing `AutoTokenizer`, for the same object, would take twice as long
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(str(folder))
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)

@@ -13,7 +13,6 @@ from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModel
 from slipstream.models.checkpoint import is_gguf
 from slipstream.models.facts import facts
 from slipstream.models.gguf_header import gguf_shape, read_header
-from slipstream.models.pair_check import check_pair
 from slipstream.models.text import load_tokenizer, tokenizer_of
 from tests.models.gguf_bytes import gguf_bytes, tiny_model
 
@@ -58,16 +57,6 @@ def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
     assert (seen.tokenizer.special, seen.tokenizer.roles["eos"], seen.tokenizer.roles["bos"]) == ({0}, 0, None)
 
 
-def test_models_whose_tokens_differ_are_no_pair(tmp_path: Path) -> None:
-    ours = write(tmp_path, tiny_model(**WITH_TOKENS))
-    same = write(tmp_path, tiny_model(**WITH_TOKENS), "same.gguf")
-    other = dict(WITH_TOKENS, **{"tokenizer.ggml.tokens": [*TOKENS[:4], "x", *TOKENS[5:]]})
-    assert check_pair(ours, same).fits
-    report = check_pair(ours, write(tmp_path, tiny_model(**other), "other.gguf"))
-    assert not report.fits
-    assert "4: 'c' / 'x'" in report.problem
-
-
 def test_a_file_is_recognised_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
     assert is_gguf(write(tmp_path, tiny_model()))
     assert is_gguf(write(tmp_path, tiny_model(), "blob"))
@@ -106,9 +95,6 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
         read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=3 << 24), "big.gguf"))
     with pytest.raises(CheckpointError, match="architecture"):
         read_header(write(tmp_path, gguf_bytes({}, {}), "nameless.gguf"))
-
-
-def test_a_part_of_several_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="one of 3 parts"):
         read_header(write(tmp_path, tiny_model(**{"split.count": 3})))
 
