@@ -33,15 +33,14 @@ class BenchModels(LabModels):
         None, "Draft lengths (K), one or several, as in 2:8.", "--draft-tokens", "-k", shown=AUTO
     )
 
-    def contenders(self, adaptive: bool = False, **changes: Any) -> list[Contender]:
+    def contenders(self, adaptive: bool = False) -> list[Contender]:
         """Every drafter with every length."""
         lengths = (
             (None,) if self.draft_tokens is None else values_of("--draft-tokens", self.draft_tokens, checked_length)
         )
         made: dict[Any, Contender] = {}
         for spec, length in product(self.specs(), lengths):
-            changes |= {"draft_tokens": None if length is None else str(length)}
-            one = contender(self, spec, self.drafter_option or (), adaptive, **changes)
+            one = contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
             made[one.label, one.length] = one
         return list(made.values())
 

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -37,11 +38,10 @@ class LabModels(ModelOptions):
     def __post_init__(self) -> None:
         self.contenders(adaptive=True)
 
-    def contenders(self, adaptive: bool = False, **changes: Any) -> list[Contender]:
+    def contenders(self, adaptive: bool = False) -> list[Contender]:
         """The drafters to compare with plain decoding. adaptive: draft lengths may be chosen in each step, and are so
-        where no number is given. changes: fields of `ModelOptions` to set for all of them. Raises ParameterError for
-        invalid ones before anything is loaded."""
-        return [contender(self, spec, self.drafter_option or (), adaptive, **changes) for spec in self.specs()]
+        where no number is given. Raises ParameterError for invalid ones before anything is loaded."""
+        return [contender(self, spec, adaptive) for spec in self.specs()]
 
     def specs(self) -> list[str]:
         named = self.drafter or list(dict.fromkeys((usual(self.target, self.draft_model), WITHOUT_DRAFT)))
@@ -63,11 +63,12 @@ class LabModels(ModelOptions):
         return ModelOptions(**values | {"drafter": spec, "drafter_option": None} | changes)
 
 
-def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool = False, **changes: Any) -> Contender:
-    """One drafter, as given on the command line. Raises ParameterError for `draft_tokens=auto` unless `adaptive`."""
+def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
+    """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
+    `draft_tokens=auto` unless `adaptive`."""
     from slipstream.bench.contender import Contender
 
-    one, options = parsed(models, spec, more, **changes)
+    one, options = parsed(models, spec, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]
     drafter, own = one.speculation
     label, options = " ".join(shown), options | own
@@ -76,33 +77,26 @@ def contender(models: LabModels, spec: str, more: Seq[str] = (), adaptive: bool 
     return Contender(label, drafter, one.fixed_length, options)
 
 
-def parsed(models: LabModels, spec: str, more: Seq[str] = (), **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
-    """The models with one drafter, as given on the command line, and the drafter's own options."""
+def parsed(models: LabModels, spec: str, **changes: Any) -> tuple[ModelOptions, dict[str, Any]]:
+    """The models with one drafter, as given on the command line, and the options of the drafter."""
     name, _, listed = spec.partition(":")
-    options = parse_options([*(pair for pair in listed.split(",") if pair), *more])
+    options = parse_options([*(pair for pair in listed.split(",") if pair), *(models.drafter_option or ())])
     given = {key: options.pop(key) for key in ("draft", "draft_tokens") if key in options}
     return models.one(name.replace("+", ","), **changes | given), options
 
 
 def values_of(name: str, text: str, kind: Callable[[str], T] = number) -> tuple[T, ...]:  # type: ignore[assignment]
     """ "2:8" -> 2, 3, ..., 8; "2:8:3" -> 2, 5, 8; "1,4,8" -> 1, 4, 8. Raises ParameterError."""
-    out: list[Any] = []
-    for part in text.split(","):
-        ends = part.strip().split(":")
-        try:
-            if len(ends) == 1:
-                out.append(kind(ends[0]))
-            elif len(ends) <= 3:
-                low, high, step = int(ends[0]), int(ends[1]), int(ends[2]) if len(ends) == 3 else 1
-                if step < 1 or high < low:
-                    raise ValueError
-                out += [kind(str(n)) for n in range(low, high + 1, step)]
-            else:
-                raise ValueError
-        except ValueError:
-            raise ParameterError(
-                f"{name} is {text!r}", fix="give values as in 1,4,8, or a range of integers as in 2:8"
-            ) from None
-    if any(isinstance(value, str) and not value for value in out):
-        raise ParameterError(f"{name} is {text!r}", fix="give values as in 1,4,8")
-    return tuple(dict.fromkeys(out))
+    words: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        if ends := re.fullmatch(r"(-?\d+):(-?\d+)(?::([1-9]\d*))?", part):
+            words += [str(n) for n in range(int(ends[1]), int(ends[2]) + 1, int(ends[3] or 1))] or [part]
+        else:
+            words.append(part)
+    try:
+        if any(not word or ":" in word for word in words):
+            raise ValueError
+        return tuple(dict.fromkeys(map(kind, words)))
+    except ValueError:
+        fix = "give values as in 1,4,8, or a range of integers as in 2:8"
+        raise ParameterError(f"{name} is {text!r}", fix=fix) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,6 @@ def demo(
     tokens: int = option(96, "Tokens generated for each prompt.", "--max-new-tokens", "-n", min=1),
     prompts: int = option(3, "Number of prompts of each kind; the text of the first is shown.", min=1, max=8),
     rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
-    as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Decode prompts plainly and speculatively: show the texts, compare them, and time both.
 
@@ -59,24 +57,23 @@ def demo(
     """
     llm = load(models)
     jobs = plan(llm, models, prompts, tokens)
-    if not as_json:
-        render.line(banner(llm, models))
-        if render.coloured(render.out()):
-            render.err().print(render.legend())
+    render.line(banner(llm, models))
+    if render.coloured(render.out()):
+        render.err().print(render.legend())
     with Interrupt() as interrupt:
-        if not as_json:
-            warm_up(llm, jobs)
-        for job in jobs if not as_json else ():
+        warm_up(jobs)
+        for job in jobs:
             if not show(llm, job, interrupt):
                 raise typer.Exit(130)
+    from slipstream.bench.measure import line_up, passes, race
     from slipstream.bench.provenance import OtherProcesses
 
     neighbours = OtherProcesses()
-    found = measure(jobs, rounds)
-    if as_json:
-        print(json.dumps({kind: [summary(run) for run in runs] for kind, runs in found.items()}))
-    else:
-        report(found, neighbours.share())
+    found = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
+    with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in found.values())) as advance:
+        for runs in found.values():
+            race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
+    report(found, neighbours.share())
     raise typer.Exit(0 if all(run.exact for runs in found.values() for run in runs) else 1)
 
 
@@ -111,7 +108,7 @@ def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
     ]
 
 
-def warm_up(llm: LLM, jobs: list[Job]) -> None:
+def warm_up(jobs: list[Job]) -> None:
     """Decode a few tokens with each arm, so that the first times shown are not those of first calls."""
     from slipstream.bench.measure import decode
 
@@ -149,30 +146,6 @@ def show(llm: LLM, job: Job, interrupt: Interrupt) -> bool:
     return True
 
 
-def measure(jobs: list[Job], rounds: int) -> dict[str, list[Run]]:
-    from slipstream.bench.measure import line_up, passes, race
-
-    found = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
-    with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in found.values())) as advance:
-        for runs in found.values():
-            race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
-    return found
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """One run as plain JSON values."""
-    return {
-        "method": run.arm.name,
-        "draft_tokens": run.arm.draft_tokens,
-        "tokens_per_second": run.tokens_per_second().value,
-        "speedup": vars(run.speedup()),
-        "lossless": run.exact,
-        "token_identical": not run.divergences,
-        "divergences": [{"prompt": i, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences],
-        "stats": run.stats().as_dict(),
-    }
-
-
 def report(found: dict[str, list[Run]], neighbours: float | None) -> None:
     """Print the table, its notes, and the warnings that `bench` would give. neighbours: see `benchmark.warnings`."""
     from slipstream.bench.benchmark import warnings
@@ -180,25 +153,18 @@ def report(found: dict[str, list[Run]], neighbours: float | None) -> None:
     console = render.out()
     console.print()
     console.print(render.runs_table(found))
-    for note in notes(found):
-        console.print(note)
-    for said in dict.fromkeys(said for runs in found.values() for said in warnings(runs, neighbours)):
-        render.message("warning", said)
-
-
-def notes(found: dict[str, list[Run]]) -> list[str]:
-    """Notes below the table: differing texts, and what the columns mean."""
     differing = [
         f"{run.arm.name}, {kind} prompt {i + 1}, {d}."
         for kind, runs in found.items()
         for run in runs
         for i, d in run.divergences
     ]
-    if not differing:
-        differing = ["Every speculative text is token-identical to plain decoding."]
-    passes = min(run.rounds for runs in found.values() for run in runs)
-    return [
-        *differing,
+    rounds = min(run.rounds for runs in found.values() for run in runs)
+    for note in (
+        *(differing or ["Every speculative text is token-identical to plain decoding."]),
         "accept rate: share of draft tokens accepted; mean length: tokens per step, including the target's own.",
-        f"{passes} interleaved passes; prefill is included.",
-    ]
+        f"{rounds} interleaved passes; prefill is included.",
+    ):
+        console.print(note)
+    for said in dict.fromkeys(said for runs in found.values() for said in warnings(runs, neighbours)):
+        render.message("warning", said)

@@ -124,7 +124,7 @@ def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
     """A server for plain decoding and for each drafter that is to be measured, by name."""
     found = {"plain": vllm_server(models.one("none"), engine, plain=True)}
     for spec in models.specs():
-        one, options = parsed(models, spec, models.drafter_option or ())
+        one, options = parsed(models, spec)
         pairs = [f"{name}={value}" for name, value in options.items()]
         found[spec] = vllm_server(replace(one, drafter_option=pairs), engine)
     return found

@@ -12,7 +12,6 @@ import typer
 
 from slipstream.bench.tables import Column, Table, words
 from slipstream.cli import render
-from slipstream.cli.demo import summary
 from slipstream.cli.loading import load, quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions
@@ -260,6 +259,20 @@ def measured(pairs: Mapping[str, ModelOptions]) -> dict[str, list[Run]]:
     with render.progress("measuring (interleaved)", passes(together, PASSES)) as advance:
         race(together, PASSES, advance)
     return runs
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """One run as plain JSON values."""
+    return {
+        "method": run.arm.name,
+        "draft_tokens": run.arm.draft_tokens,
+        "tokens_per_second": run.tokens_per_second().value,
+        "speedup": vars(run.speedup()),
+        "lossless": run.exact,
+        "token_identical": not run.divergences,
+        "divergences": [{"prompt": i, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences],
+        "stats": run.stats().as_dict(),
+    }
 
 
 def show(report: PairReport, runs: Mapping[str, Seq[Run]]) -> None:

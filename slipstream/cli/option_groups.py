@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -58,10 +58,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         if parameter.name in groups:
             members = _members(groups[parameter.name])
         else:
-            default, declared = parameter.default, None
-            if isinstance(default, Field):
-                declared, default = default.metadata[_DECLARED], default.default
-            members = [(parameter.name, _annotated(parameter.name, hints[parameter.name], declared, default), default)]
+            name, known = parameter.name, parameter.default
+            members = [(name, _annotated(name, hints[name], known.metadata[_DECLARED], known.default), known.default)]
         for name, hint, default in members:
             annotations[name] = hint
             empty = inspect.Parameter.empty if default is MISSING else default
@@ -79,19 +77,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-_FIRST = ("target", "draft")
-"""Options that help lists before those of loading."""
-
-
 def _members(group: Any) -> list[tuple[str, Any, Any]]:
     """(name, annotation for typer, default) of each field of a group that is an option."""
     types, members = get_type_hints(group, include_extras=True), []
     for each in fields(group):
         declared, panel = _declaration(group, each.name)
-        if declared is not None or get_args(types[each.name])[1:]:
+        if declared is not None:
             hint = _annotated(each.name, types[each.name], declared, each.default, panel)
             members.append((each.name, hint, each.default))
-    return sorted(members, key=lambda member: member[0] not in _FIRST)
+    return sorted(members, key=lambda member: member[0] not in ("target", "draft"))  # those of loading follow
 
 
 def _declaration(group: Any, name: str) -> tuple[Any, str | None]:
@@ -117,16 +111,12 @@ def _annotated(name: str, hint: Any, declared: Any, default: Any, panel: str | N
         hint = str if default is not None else str | None
     if hint == Seq[int] | None:  # the option is repeated, and typer collects a list
         hint = list[int] | None
-    kind, *more = get_args(hint) if declared is None else (hint, declared)
-    for each in more:
-        if isinstance(each, typer.models.ParameterInfo):
-            made = copy(each)
-            if isinstance(each, typer.models.OptionInfo):
-                if each.metavar is None:
-                    kinds = {kind, *get_args(kind), *(inner for part in get_args(kind) for inner in get_args(part))}
-                    made.metavar = next((text for known, text in METAVARS if known in kinds), None)
-                if kind is bool and default is False and each.default is ...:  # no --no-... that says nothing
-                    made.param_decls = (f"--{name.replace('_', '-')}",)
-                made.rich_help_panel = each.rich_help_panel or panel
-            return Annotated[kind, made]
-    return hint
+    made = copy(declared)
+    if isinstance(made, typer.models.OptionInfo):
+        if made.metavar is None:
+            kinds = {hint, *get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))}
+            made.metavar = next((text for known, text in METAVARS if known in kinds), None)
+        if hint is bool and default is False and made.default is ...:  # no --no-... that says nothing
+            made.param_decls = (f"--{name.replace('_', '-')}",)
+        made.rich_help_panel = made.rich_help_panel or panel
+    return Annotated[hint, made]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -36,9 +36,7 @@ ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for othe
 }
 """Option names of other programs -> our name of the same option."""
 
-_SPECULATION, _SAMPLING = "Speculation", "Sampling"
-
-
+_SPECULATION = "Speculation"
 ENGINE = {"engine", "vllm_python", "vllm_option"}
 """Options of the engine (`cli.engines`), which a file may hold, too."""
 
@@ -205,13 +203,12 @@ def sampling_options(params: type[SamplingParams]) -> Any:
         if known.option:
             several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
             flag = isinstance(known.default, bool)
-            default = False if several or flag or known.default is None else str(known.default)
-            made_of = typer.Option(
-                *known.option, help=known.help, metavar=known.metavar, rich_help_panel=_SAMPLING, show_default=default
+            shown = False if several or flag or known.default is None else str(known.default)
+            made_of = option(
+                False if flag else None, known.help, *known.option, shown=shown, metavar=known.metavar, panel="Sampling"
             )
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
-            kind = kind if flag else kind | None
-            members.append((name, Annotated[kind, made_of], field(default=False if flag else None)))
+            members.append((name, kind if flag else kind | None, made_of))
 
     def made(self: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self)}

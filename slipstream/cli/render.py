@@ -18,6 +18,7 @@ from rich import box
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -176,18 +177,9 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
         yield lambda: bar.advance(task)
 
 
-@contextmanager
-def status(what: str) -> Iterator[None]:
+def status(what: str) -> Status:
     """A spinner on standard error, removed when done; nothing if standard error is not a terminal."""
-    console = err()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
-        yield
-
-
-# --- lines and tables ----------------------------------------------------------------------------------------------
+    return err().status(what)
 
 
 def context(tokens: int, unit: str = "") -> str:

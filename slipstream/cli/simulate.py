@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -178,7 +179,7 @@ def _plan(
     draft: DraftOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     from slipstream.core.params import check_number
-    from slipstream.plan.capacity import Serving, groups_needed
+    from slipstream.plan.capacity import Serving
     from slipstream.plan.known_pairs import CONTEXT
     from slipstream.plan.roofline import placed
 
@@ -204,7 +205,7 @@ def _plan(
     each = {kind: serving.users(bound, speculative) for kind, speculative in (("plain", False), ("speculative", True))}
     if place.users is not None and place.users < 1:
         raise ParameterError(f"users is {place.users}, must be at least 1")
-    groups = {kind: place.users and groups_needed(place.users, n) for kind, n in each.items()}
+    groups = {kind: math.ceil(place.users / n) if place.users and n else None for kind, n in each.items()}
     return {
         "acceptance": _acceptance(rates),
         "hardware": vars(hardware),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +16,9 @@ from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.cli.servers import of_servers, request_fields
 from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    from slipstream.verify.served import ServedConfig
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,24 @@ def verify(
     prompts.check()
     files.check()
     if of_servers(base_url or against, "--base-url", models, engine):
+        from slipstream.verify.served import ServedConfig
+
+        params = sampling.params()
+        served = ServedConfig(
+            tokens=params.max_tokens, samples=samples, temperature=params.temperature or 1.0, level=level,
+            seed=seed, more=request_fields(params),
+        )  # fmt: skip
         if engine.vllm:
             servers = {"speculation": vllm_server(models, engine), "plain": vllm_server(models, engine, plain=True)}
             with started(servers, engine) as places:
-                base_url, against = places["speculation"], places["plain"]
-                return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
+                return compare_servers(places["speculation"], places["plain"], served_model, served, prompts, files)
         if base_url is None or against is None:
             raise ParameterError(
                 "one of --base-url and --against is missing",
                 why="texts of a server that speculates are compared with those of one that does not",
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
-        return compare_servers(base_url, against, served_model, sampling, prompts, samples, level, seed, files)
+        return compare_servers(base_url, against, served_model, served, prompts, files)
     from slipstream.verify.checks import CHECKS, UNTESTED, VerifyConfig
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
@@ -91,25 +101,12 @@ def verify(
 
 
 def compare_servers(
-    base_url: str,
-    against: str,
-    name: str,
-    sampling: SamplingOptions,
-    prompts: PromptOptions,
-    samples: int,
-    level: float,
-    seed: int,
-    files: OutputOptions,
+    base_url: str, against: str, name: str, config: ServedConfig, prompts: PromptOptions, files: OutputOptions
 ) -> None:
     """`verify` of a served model: the server at base_url with the one at `against`. name: of the model."""
     from slipstream.bench.endpoint import Endpoint
-    from slipstream.verify.served import ServedConfig, requests_of, verify_served
+    from slipstream.verify.served import requests_of, verify_served
 
-    params = sampling.params()
-    config = ServedConfig(
-        tokens=params.max_tokens, samples=samples, temperature=params.temperature or 1.0, level=level,
-        seed=seed, more=request_fields(params),
-    )  # fmt: skip
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")

@@ -7,7 +7,6 @@ sequences, so the best draft length shrinks as the batch grows, down to 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,9 @@ MOST_ROWS = 65536
 class Load(Strict):
     """The predictions for one batch size.
 
-    forecast      at the best draft length, or at the given one.
-    memory        bytes of the weights of both models and the KV caches of `batch` sequences.
-    fits          whether that fits into the devices' memory; `plain_fits`: the same without the draft model.
+    forecast  at the best draft length, or at the given one.
+    memory    bytes of the weights of both models and the KV caches of `batch` sequences.
+    fits      whether that fits into the devices' memory.
     """
 
     batch: int
@@ -33,7 +32,6 @@ class Load(Strict):
     costs: PairCosts
     memory: float
     fits: bool
-    plain_fits: bool
 
     @property
     def plain_seconds(self) -> float:
@@ -54,7 +52,6 @@ class Load(Strict):
             "seconds": self.seconds,
             "memory": self.memory,
             "fits": self.fits,
-            "plain_fits": self.plain_fits,
             "draft_devices": self.costs.draft_devices,
             "tokens_per_second_per_user": 1 / self.seconds,
             "plain_tokens_per_second_per_user": 1 / self.plain_seconds,
@@ -88,24 +85,15 @@ class Serving(Strict):
         """The predictions for this batch size; draft_tokens None: at the best draft length."""
         costs = pair_costs(self.target, self.draft, self.hardware, batch, self.context)
         rates = self.rates.up_to(max(1, MOST_ROWS // batch - 1))
-        return Load(
-            batch=batch,
-            forecast=forecast(rates, costs, draft_tokens),
-            costs=costs,
-            memory=self.memory(batch),
-            fits=self.fits(batch),
-            plain_fits=self.fits(batch, False),
-        )
+        return Load(batch, forecast(rates, costs, draft_tokens), costs, self.memory(batch), self.fits(batch))
 
     def users(self, bound: float | None, speculative: bool = True) -> int:
         """The largest batch of one group that fits and has a mean time between tokens of at most `bound` seconds (None:
         only memory limits it); 0 if not even one sequence does."""
 
         def served(batch: int) -> bool:
-            if not self.fits(batch, speculative):
-                return False
-            if bound is None:
-                return True
+            if bound is None or not self.fits(batch, speculative):
+                return self.fits(batch, speculative)
             load = self.load(batch)
             return (load.seconds if speculative else load.plain_seconds) <= bound
 
@@ -116,8 +104,3 @@ class Serving(Strict):
             middle = (low + high) // 2
             low, high = (middle, high) if served(middle) else (low, middle)
         return low
-
-
-def groups_needed(users: int, each: int) -> int | None:
-    """Groups needed for `users` users if a group serves `each`; None if a group serves none."""
-    return math.ceil(users / each) if each else None

@@ -54,14 +54,6 @@ FIXES = {
 
 
 @dataclass(frozen=True)
-class Counterfactual(Strict):
-    """speedup: predicted without `cause`."""
-
-    cause: str
-    speedup: float
-
-
-@dataclass(frozen=True)
 class Diagnosis(Strict):
     """cause       `NOTHING`, `UNKNOWN`, or what to change first.
     speedup     measured if it was measured, else predicted.
@@ -71,7 +63,7 @@ class Diagnosis(Strict):
     best_length, best_speedup   predicted, among lengths up to the measured one; 0 if none saves time.
     enough      whether removing this one cause would make speculation save time.
     evidence    the numbers behind the diagnosis, in sentences.
-    counterfactuals   largest speed-up first.
+    counterfactuals   cause -> speed-up predicted without it, largest first.
     reason      why there is no diagnosis, in a clause; empty if there is one.
     """
 
@@ -85,7 +77,7 @@ class Diagnosis(Strict):
     best_speedup: float
     enough: bool
     evidence: tuple[str, ...]
-    counterfactuals: tuple[Counterfactual, ...]
+    counterfactuals: dict[str, float]
     reason: str = ""
 
 
@@ -94,10 +86,8 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
     processes, None if unknown."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
-    removed = sorted(
-        (Counterfactual(cause, without(m, cause).prediction().speedup) for cause in causes(m)),
-        key=lambda c: -c.speedup,
-    )
+    gains = {cause: without(m, cause).prediction().speedup for cause in causes(m)}
+    removed = dict(sorted(gains.items(), key=lambda each: -each[1]))
     value, undrafted = (m.speedup.value, m.speedup.note == NO_DRAFTS) if m.speedup else (predicted, False)
     unsure, remedy = doubt(m, neighbours)
     if unsure:
@@ -107,10 +97,11 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
     elif value >= FINE and not undrafted:
         cause, fix, enough = NOTHING, "", True
     else:
-        cause, fix, enough = removed[0].cause, FIXES[removed[0].cause], removed[0].speedup >= FINE
+        cause, gain = next(iter(removed.items()))
+        fix, enough = FIXES[cause], gain >= FINE
     return Diagnosis(
         cause, fix, value, predicted, m.break_even(), acceptance(m), length, best, enough,
-        tuple(evidence(m, cause)), tuple(removed), unsure,
+        tuple(evidence(m, cause)), removed, unsure,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Report of a tune result."""
+"""Report of a tune result: the choice, what limits each setting, and what was measured."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def section(result: Result) -> Section:
     made = Section("Which drafter and draft length?", lead(data))
     if data["raced"]:
         made.tables.append(raced(data["raced"], data["choice"]))
-        chosen = [row for row in data["raced"] if is_chosen(row, data["choice"])]
         best = max(data["raced"], key=lambda row: row["speedup"]["value"])
-        explain(made, data["raced"], chosen[0] if chosen else best)
+        shown = next((row for row in data["raced"] if is_chosen(row, data["choice"])), best)
+        made.tables += [without(data["raced"]), numbers(shown), costs(shown["measured"]["costs"])]
+        made.notes += [*map(reason, data["raced"]), *map(remark, shown["diagnosis"]["evidence"])]
     if data["drafters"]:
         made.plots.append(predictions(data["drafters"], data["raced"]))
         made.tables.append(recorded(data["drafters"]))
@@ -95,12 +96,11 @@ def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> 
     def draw(axes: Any, narrow: bool) -> None:
         for i, row in enumerate(rows):
             colour, gains = plots.SERIES[i % len(plots.SERIES)], row["predicted"]
-            dash = plots.DASHES[i % len(plots.DASHES)]
+            dash, marker = plots.DASHES[i % len(plots.DASHES)], plots.MARKERS[i % len(plots.MARKERS)]
             axes.plot(range(1, len(gains) + 1), gains, color=colour, linestyle=dash, label=row["label"])
             for done in confirmed:
                 if done["contender"] == i:
                     gain = done["speedup"]
-                    marker = plots.MARKERS[i % len(plots.MARKERS)]
                     spread, at = plots.errors([gain]), [done["draft_tokens"]]
                     axes.errorbar(at, [gain["value"]], spread, fmt=marker, color=colour, capsize=3)
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
@@ -132,15 +132,6 @@ def configs(made: dict[str, Any]) -> str:
 MS = 1000
 
 
-def explain(made: Section, rows: list[dict[str, Any]], shown: dict[str, Any]) -> None:
-    """Add why each setting is as fast as it is. rows: settings with "measured" and "diagnosis"; shown: the one whose
-    parts are listed."""
-    m, d = shown["measured"], shown["diagnosis"]
-    made.tables += [without(rows), numbers(m, d, setting(shown)), costs(m["costs"])]
-    made.notes += [reason(row) for row in rows]
-    made.notes += [remark(line) for line in d["evidence"]]
-
-
 def setting(row: dict[str, Any]) -> str:
     return f"{row['label']}, K={row['draft_tokens']}"
 
@@ -159,17 +150,18 @@ def reason(row: dict[str, Any]) -> str:
 
 def without(rows: list[dict[str, Any]]) -> Table:
     """The predicted speed-ups without one cause, a column each."""
-    causes = list(dict.fromkeys(c["cause"] for row in rows for c in row["diagnosis"]["counterfactuals"]))
-    cells = []
-    for row in rows:
-        gains = {c["cause"]: c["speedup"] for c in row["diagnosis"]["counterfactuals"]}
-        cells.append([setting(row), row["diagnosis"]["predicted"], *map(gains.get, causes)])
+    causes = list(dict.fromkeys(cause for row in rows for cause in row["diagnosis"]["counterfactuals"]))
+    cells = [
+        [setting(row), row["diagnosis"]["predicted"], *map(row["diagnosis"]["counterfactuals"].get, causes)]
+        for row in rows
+    ]
     columns = [words("setting"), Column("as it is", "x"), *(Column(cause, "x") for cause in causes)]
     note = "Predicted from the parts measured beside plain decoding. Other columns: without that cause."
     return Table("What limits the speed-up", columns, cells, note)
 
 
-def numbers(m: dict[str, Any], d: dict[str, Any], who: str) -> Table:
+def numbers(shown: dict[str, Any]) -> Table:
+    m, d = shown["measured"], shown["diagnosis"]
     step = m["costs"]["seconds"][0] + m["plain_host"]
     draft = m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]
     even, best = d["break_even"], d["best_length"]
@@ -188,7 +180,7 @@ def numbers(m: dict[str, Any], d: dict[str, Any], who: str) -> Table:
         ("prefill", f"{m['prefill'] * MS:.1f} ms, plus {m['draft_prefill'] * MS:.1f} ms for the drafter"),
         ("sequences at once", str(m["batch"])),
     ]
-    return Table(f"Measured: {who}", [words(""), words("value")], rows)
+    return Table(f"Measured: {setting(shown)}", [words(""), words("value")], rows)
 
 
 def costs(curve: dict[str, Any]) -> Table:

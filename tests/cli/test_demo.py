@@ -1,7 +1,5 @@
 """`slipstream demo`."""
 
-import json
-
 from slipstream.llm import LLM
 
 DEMO = ["demo", "-n", "12", "--prompts", "1", "--rounds", "2", "--executor", "torch", "--dtype", "float64"]
@@ -23,13 +21,6 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert "\x1b" not in result.out
     assert "speculative decoding: draft model" in result.said
     assert "not enough passes for an interval: raise --rounds" in result.said, "the warnings of bench"
-
-
-def test_the_demo_as_json(cli, embedded):
-    result = cli(*DEMO, "--json")
-    found = json.loads(result.out)
-    assert [m["method"] for m in found["edit"]] == ["plain", "draft model", "suffix"]
-    assert all(m["token_identical"] and m["lossless"] for group in found.values() for m in group)
 
 
 def test_the_demo_fails_if_texts_differ(cli, embedded, monkeypatch):

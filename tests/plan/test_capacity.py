@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from slipstream.plan.capacity import Serving, groups_needed
+from slipstream.plan.capacity import Serving
 from slipstream.plan.known_pairs import MODELS
 from slipstream.plan.roofline import PRESETS
 from slipstream.theory.forecast import Rates
@@ -51,9 +51,3 @@ def test_without_a_bound_memory_decides_and_the_draft_takes_its_share():
     assert plain > speculative > 0
     assert PLAN.fits(speculative)
     assert not PLAN.fits(speculative + 1)
-
-
-def test_groups_for_thousands_of_users():
-    assert groups_needed(5000, 278) == 18
-    assert groups_needed(278, 278) == 1
-    assert groups_needed(5000, 0) is None
