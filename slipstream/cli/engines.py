@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -84,10 +84,7 @@ def vllm_server(
     from slipstream.bench.configs import Choice
     from slipstream.bench.vllm_server import VllmServer
 
-    ignored = [f.name for f in fields(ModelOptions) if f.name not in READ and getattr(models, f.name) != f.default]
-    if ignored:
-        raise ParameterError(f"{', '.join(ignored)} would be ignored by vLLM",
-                             fix="give vLLM's own argument: --vllm-option NAME=VALUE")  # fmt: skip
+    _refuse_ignored(models, ModelOptions, READ)
     if models.rule not in METHODS:
         raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
     given = engine.arguments
@@ -112,6 +109,13 @@ def vllm_server(
     if choice.drafter != "none" and models.rule != "rejection":
         defaults["speculative_config"] = {"rejection_sample_method": METHODS[models.rule]}
     return VllmServer(choice, defaults | given, models.threads)
+
+
+def _refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
+    ignored = [f.name for f in fields(kind) if f.name not in read and getattr(group, f.name) != f.default]
+    if ignored:
+        fix = "give vLLM's own argument: --vllm-option NAME=VALUE"
+        raise ParameterError(f"{', '.join(ignored)} would be ignored by vLLM", fix=fix)
 
 
 def _length(models: ModelOptions) -> int:
@@ -151,10 +155,7 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
     from slipstream.server.serving import bound
 
-    ignored = [f.name for f in fields(server) if f.name not in LISTENING and getattr(server, f.name) != f.default]
-    if ignored:
-        raise ParameterError(f"{', '.join(ignored)} would be ignored by vLLM",
-                             fix="give vLLM's own argument: --vllm-option NAME=VALUE")  # fmt: skip
+    _refuse_ignored(server, type(server), LISTENING)
     if len(server.keys) > 1:
         raise ParameterError("several API keys are given", why="vLLM's server reads one", fix="give one --api-key")
     more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}

@@ -38,15 +38,7 @@ class StructuredOptions:
 
     def form(self) -> Structured | None:
         """The form asked for, or None. Raises ParameterError, also for files that cannot be read."""
-        given: dict[str, Any] = {
-            "json_schema": self.json_schema,
-            "json_object": self.json_object or None,
-            "regex": self.regex,
-            "grammar": self.grammar,
-            "choice": self.choice or None,
-            "after": self.after,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value not in (None, False, [])}
         if "grammar" in given:
             given["grammar"] = _read("--grammar", given["grammar"])
         schema = given.get("json_schema")

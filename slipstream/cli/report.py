@@ -1,13 +1,22 @@
-"""`slipstream report`: turns result files into one page or plots. `section` is the contents of the report of a result,
-which `report_page` renders as HTML and the command line as text."""
+"""`slipstream report`: renders result files as one self-contained HTML page, or as plots.
+
+The page loads nothing and runs nothing: style and plots are inline. `section` decides the contents, also of the text
+that commands print.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from html import escape
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from slipstream.bench.results import Result
-from slipstream.bench.tables import Section
+from slipstream.bench import plots
+from slipstream.bench.plots import Plot
+from slipstream.bench.provenance import public
+from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_all, write_text
+from slipstream.bench.tables import Alarm, Column, Section, Table, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ParameterError, ResultError, did_you_mean
@@ -20,9 +29,6 @@ def report(
     svg: Path | None = option(None, "Write the plots as SVG files to this folder instead."),
 ) -> None:
     """Turn result files into one self-contained HTML page (offline, light and dark, printable), or into plots."""
-    from slipstream.bench.results import read_all
-    from slipstream.cli.report_page import export, write_page
-
     found = [result for path in results for result in read_all(path)]
     if svg is None:
         write_page(found, out)
@@ -63,3 +69,158 @@ def section(result: Result) -> Section:
             fix="measure again",
         ) from fault
     return made
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_page(results: Seq[Result], path: str | Path) -> None:
+    """Raises ResultError."""
+    check_writable(path, "--out")
+    write_text(Path(path), page(results), "--out")
+
+
+def export(results: Seq[Result], folder: str | Path) -> list[Path]:
+    """Writes every plot to an SVG file of its own, for papers. Returns the files."""
+    folder, written = Path(folder), list[Path]()
+    for i, result in enumerate(results):
+        for plot in section(result).plots:
+            prefix = f"{i + 1}-" if len(results) > 1 else ""
+            path = folder / f"{prefix}{plot.name}.svg"
+            if not written:
+                check_writable(path, "--svg")
+            write_text(path, plots.svg(plot), "--svg")
+            written.append(path)
+    return written
+
+
+def page(results: Seq[Result]) -> str:
+    """The HTML page."""
+    sections = [section(result) for result in results]
+    title = sections[0].title if len(sections) == 1 else "Slipstream: laboratory report"
+    contents = ""
+    if len(sections) > 1:
+        links = (f'<li><a href="#s{i}">{escape(s.title)}</a></li>' for i, s in enumerate(sections))
+        contents = f'<nav aria-label="Contents"><ol>{"".join(links)}</ol></nav>'
+    body = "\n".join(block(i, s, r) for i, (s, r) in enumerate(zip(sections, results, strict=True)))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>
+{(TEMPLATES / "page.css").read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<header><p class="brand">Slipstream laboratory</p>{contents}</header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def block(number: int, made: Section, result: Result) -> str:
+    """The HTML of one section."""
+    level = f'<h1 id="h{number}">{escape(made.title)}</h1>'
+    warned = list(result.warnings)
+    if not result.complete:
+        warned.insert(0, INTERRUPTED)
+    warnings = "".join(f"<li>{escape(remark(w))}</li>" for w in warned)
+    parts = [
+        f'<section id="s{number}" aria-labelledby="h{number}">',
+        level,
+        f'<p class="lead{bad(made.lead)}">{escape(made.lead)}</p>',
+        f'<p class="origin">{origin(result)}</p>',
+        f'<aside class="warnings" aria-label="Warnings"><ul>{warnings}</ul></aside>' if warnings else "",
+        made.html,
+    ]
+    tables = [table(each) for each in made.tables]
+    figures = [figure(plot, f"s{number}p{i}", result) for i, plot in enumerate(made.plots)]
+    # The first table answers the question; the others are details and follow the plots.
+    parts += [*tables[:1], *figures, *tables[1:]]
+    if made.notes:
+        parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in made.notes)}</ul>')
+    parts += [details(result), "</section>"]
+    return "\n".join(part for part in parts if part)
+
+
+def figure(plot: Plot, key: str, result: Result) -> str:
+    measured = f"{str(result.provenance.get('date', ''))[:10]}; {cpu(result.provenance)}"  # the command is at the top
+    return (
+        f'<figure><h2>{escape(plot.title)}</h2><div class="wide">{plots.inline(plot, key)}</div>'
+        f'<div class="narrow">{plots.inline(plot, key + "n", narrow=True)}</div>'
+        f'<figcaption>{escape(plot.caption)} <span class="origin">{escape(measured)}.</span>'
+        f'<span class="unseen">{escape(plot.alt)}</span></figcaption></figure>'
+    )
+
+
+def table(made: Table) -> str:
+    heads = "".join(f'<th scope="col" class="{css(c)}">{escape(c.heading)}</th>' for c in made.columns)
+    rows = "".join(f"<tr>{row(made.columns, cells)}</tr>" for cells in made.rows)
+    note = f'<p class="note">{escape(made.note)}</p>' if made.note else ""
+    return (
+        f'<h2>{escape(made.title)}</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(made.title)}"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
+        f"</table></div>{note}"
+    )
+
+
+def row(columns: Seq[Column], cells: Seq[Any]) -> str:
+    """The cells of a row; the first one is the row heading."""
+    out = []
+    for i, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        tag, scope = ("td", "") if i else ("th", ' scope="row"')
+        out.append(f'<{tag}{scope} class="{css(column)}{bad(cell)}">{escape(column.text(cell))}</{tag}>')
+    return "".join(out)
+
+
+def bad(text: Any) -> str:
+    return " bad" if isinstance(text, Alarm) else ""
+
+
+def css(column: Column) -> str:
+    return "words" if column.words else "number"
+
+
+def origin(result: Result) -> str:
+    """Where the numbers come from, in one line of HTML."""
+    p = result.provenance
+    versions, date = p.get("versions") or {}, str(p.get("date", ""))
+    parts = [
+        f"<code>{escape(public(str(p.get('command') or '')))}</code>",
+        f'<time datetime="{escape(date)}">{escape(date[:16].replace("T", " "))} UTC</time>',
+        escape(cpu(p)),
+        escape(", ".join(str(p[k]) for k in ("executor", "dtype", "quantize") if p.get(k))),
+        escape(f"Slipstream {versions.get('slipstream', '')}"),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def cpu(provenance: dict[str, Any]) -> str:
+    machine, device = provenance.get("machine") or {}, str(provenance.get("device", ""))
+    if device.startswith("cuda"):
+        return device
+    return f"{machine.get('cpu') or 'unknown processor'}, {machine.get('cores')} cores"
+
+
+def details(result: Result) -> str:
+    """All settings and conditions, collapsed."""
+    rows = [*flat(result.provenance), *flat(result.settings, "settings")]
+    cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(public(value))}</dd>" for name, value in rows)
+    return f"<details><summary>All settings and conditions</summary><dl>{cells}</dl></details>"
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """(name, value) pairs of a nested mapping."""
+    out: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix} {key}".strip().replace("_", " ")
+        if isinstance(value, dict):
+            out += flat(value, name)
+        elif value is not None and value != [] and value != "":
+            out.append((name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return out

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
+from slipstream.cli.contenders import values_of
 from slipstream.cli.loading import checkpoint, load, quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
@@ -76,14 +77,6 @@ class ListOptions:
     pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
     advice: bool = option(False, "What to do in which situation, with commands.")
 
-    @property
-    def asked(self) -> str:
-        """The list that is asked for; "" if none is. Raises ParameterError for several."""
-        asked = [name for name in ("pairs", "advice") if getattr(self, name)]
-        if len(asked) > 1:
-            raise ParameterError(f"--{' and --'.join(asked)} are given", fix="ask for one list")
-        return asked[0] if asked else ""
-
 
 @grouped
 def simulate(
@@ -105,17 +98,18 @@ def simulate(
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
-    asked = lists.asked
-    if asked == "advice":
+    if lists.pairs and lists.advice:
+        raise ParameterError("--pairs and --advice are given", fix="ask for one list")
+    if lists.advice:
         return show_advice(as_json)
-    if asked == "pairs":
+    if lists.pairs:
         from slipstream.plan.roofline import PRESETS
 
         return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
     if given:
-        result = _plan(draft, place, target, draft_model, _numbers("batch", batch or BATCHES, int))
+        result = _plan(draft, place, target, draft_model, values_of("--batch", batch or BATCHES, int))
     else:
-        result = _lengths(draft, costs, target, draft_model, _numbers("batch", batch or "1", int))
+        result = _lengths(draft, costs, target, draft_model, values_of("--batch", batch or "1", int))
     if as_json:
         print(json.dumps(result))
     else:
@@ -268,7 +262,11 @@ def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
             raise ParameterError("both --alpha and --rates were given", fix="give one")
     if draft.rates is None:
         return acceptance_rates(target, model, draft.alpha, max(draft.longest, draft.draft_tokens or 0))
-    rates = Rates(tuple(_numbers("rates", draft.rates, float)))
+    try:
+        given = tuple(map(float, draft.rates.split(",")))
+    except ValueError as fault:
+        raise ParameterError(f"--rates is {draft.rates!r}", fix="give numbers, as in 0.73,0.52,0.35") from fault
+    rates = Rates(given)
     if draft.draft_tokens is not None and draft.draft_tokens > len(rates.by_position):
         raise ParameterError(
             f"draft_tokens is {draft.draft_tokens}, but {len(rates.by_position)} rates were given",
@@ -280,18 +278,3 @@ def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
 
 def _acceptance(rates: Rates) -> dict[str, Any]:
     return {"alpha": rates.alpha, "position_rates": list(rates.by_position), "source": rates.source}
-
-
-def _numbers(name: str, text: str, kind: type) -> list[Any]:
-    """Comma-separated numbers. Raises ParameterError for anything else."""
-    values = []
-    wanted, example = ("positive integer", "1,8,64") if kind is int else ("number", "0.73,0.52,0.35")
-    for part in text.split(","):
-        value = number(part.strip())
-        if isinstance(value, str) or (kind is int and not (isinstance(value, int) and value >= 1)):
-            raise ParameterError(
-                f"--{name} {text!r} has {part.strip()!r}, which is not a {wanted}",
-                fix=f"give comma-separated numbers, as in {example}",
-            )
-        values.append(value)
-    return values

@@ -52,20 +52,12 @@ class KnownModel(Strict):
         return ModelSize.of(self.facts, self.name)
 
 
-def _llama(
-    width: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, context: int, **more: Any
-) -> Any:
-    shape = {
-        "model_type": "llama",
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": inner,
-        "vocab_size": vocab,
-        "max_position_embeddings": context,
-    }
-    return MappingProxyType(shape | more)
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+          "vocab_size", "max_position_embeddings")  # fmt: skip
+
+
+def _llama(*sizes: int, **more: Any) -> Any:
+    return MappingProxyType({"model_type": "llama"} | dict(zip(_SIZES, sizes, strict=True)) | more)
 
 
 def _gpt2(width: int, layers: int, heads: int) -> Any:

@@ -5,8 +5,7 @@ import pytest
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import Result
-from slipstream.cli.report import section
-from slipstream.cli.report_page import page
+from slipstream.cli.report import page, section
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
 from slipstream.plan.tuning import TuneConfig, tune

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import socket
@@ -16,7 +17,6 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.cli import tune_served
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.options import ModelOptions
@@ -25,6 +25,7 @@ from slipstream.cli.tune import TuneModels
 from slipstream.errors import ParameterError, ServedError
 from tests.bench.vllm_environment import python as python
 
+tune_module = importlib.import_module("slipstream.cli.tune")
 VLLM = EngineOptions(engine="vllm")
 
 
@@ -98,22 +99,22 @@ def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[st
 
 def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
     servers = compared(LabModels(target="t", draft="d", drafter=["suffix", "model"]), VLLM)
-    tried = tune_served.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
-    assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_served.LENGTHS)]
+    tried = tune_module.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
+    assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_module.LENGTHS)]
     assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
 
 
 def test_tune_chooses_the_fastest_setting_that_is_faster_beyond_doubt() -> None:
     plain = arm("plain", 1, 1, None)
-    assert tune_served.choice([plain, arm("a", 1.2, 1.1), arm("b", 1.5, 0.9), arm("c", 1.3, 1.2)]) == "c"
-    assert tune_served.choice([plain, arm("b", 1.5, 0.9)]) is None
+    assert tune_module.choice([plain, arm("a", 1.2, 1.1), arm("b", 1.5, 0.9), arm("c", 1.3, 1.2)]) == "c"
+    assert tune_module.choice([plain, arm("b", 1.5, 0.9)]) is None
 
 
 def test_the_written_choice_starts_the_same_server_again() -> None:
     models = TuneModels(target="t", draft="d", drafter=["model"], drafter_option=None)
     engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2"])
     server = compared(models, engine)["model"]
-    written = tune_served.configuration(models, server, engine)
+    written = tune_module.configuration(models, server, engine)
     again = vllm_server(
         ModelOptions(target=written["target"], draft=written["draft"], drafter=written["drafter"],
                      draft_tokens=str(written["draft_tokens"])),
@@ -203,14 +204,14 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
         rows = [arm("plain", 1, 1, None), arm(arms[1].name, 1.5, 1.2)]
         return Result("bench-served", {}, {}, {"arms": rows}, complete=True)
 
-    monkeypatch.setattr(tune_served, "started", started)
+    monkeypatch.setattr(tune_module, "started", started)
     monkeypatch.setattr(load, "load_test", load_test)
     shown: list[Result] = []
-    monkeypatch.setattr(tune_served, "finish", lambda result, files: shown.append(result))
+    monkeypatch.setattr(tune_module, "finish", lambda result, files: shown.append(result))
     models = TuneModels(target="t", draft="d", drafter=["suffix", "model"])
     out = tmp_path / "choice.json"
     with pytest.raises(typer.Exit) as ended:
-        tune_served.tune_vllm(
+        tune_module.tune_vllm(
             models, LoadOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
         )
     assert ended.value.exit_code == 130

@@ -10,8 +10,7 @@ import pytest
 
 from slipstream.bench.provenance import public
 from slipstream.bench.results import Result
-from slipstream.cli.report import SECTIONS, section
-from slipstream.cli.report_page import export, page, write_page
+from slipstream.cli.report import SECTIONS, export, page, section, write_page
 from slipstream.errors import ResultError
 
 VOID = {"meta", "br", "input", "img", "link", "hr"}
