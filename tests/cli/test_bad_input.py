@@ -26,7 +26,6 @@ FILES = {
     "unknown_drafter.json": '{"drafter": "ngrm"}',
     "list.json": '["ngram"]',
     "cut.json": "{",
-    "openvino.json": '{"executor": "openvino"}',
 }
 """Files in the folder that a command runs in, besides `result.json` and `forecast.json`."""
 
@@ -54,7 +53,6 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --dtype float33", "did you mean 'float32'"),
     ("generate x --device-map auto --executor native", "device_map='auto' was given with native"),
     ("serve --device-map auto --executor torch", "device_map='auto' was given with torch"),
-    ("bench --device-map auto --executor openvino", "which does not exist any more"),
     ("verify --device-map auto -m nowhere.gguf", "device_map='auto' was given with a GGUF file"),
     ("generate x --device-map auto --device cpu", "give one of them"),
     ("generate x --device-map '{{'", "which is not JSON"),
@@ -72,10 +70,6 @@ TABLE: list[tuple[str, str]] = [
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
     ("generate x {pair} --kv-dtype float16", "Fix: drop kv_dtype"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
-    ("generate x -m /nonexistent --executor openvino", "executor is 'openvino', which does not exist any more"),
-    ("generate x -m /nonexistent --executor openvino", "was removed because the native executor is faster"),
-    ("generate x -m /nonexistent --executor openvino", "Fix: omit the option"),
-    ("generate x -m /nonexistent --config openvino.json", "executor is 'openvino', which does not exist any more"),
     ("serve -m /nonexistent", "'/nonexistent' is not a folder and not a hub id"),
     ("train draft -m /nonexistent --data x.txt --budget-tokens 9", "'/nonexistent' is not a folder and not a hub id"),
     # generate: parameters, refused before anything is loaded
