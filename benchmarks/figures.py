@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from benchmarks.markdown import beside, bound
 from slipstream.bench.estimates import ratio
-from slipstream.core.common_beginning import common_beginning
+from slipstream.core.text_ends import common_beginning
 
 
 @dataclass(frozen=True)

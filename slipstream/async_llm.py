@@ -13,7 +13,7 @@ from contextlib import aclosing
 from types import TracebackType
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.token_logprob import TokenLogprob
+from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
 from slipstream.engine.messages import Ask, Load, Update
 from slipstream.engine.request_checks import Prompt

@@ -24,14 +24,13 @@ from slipstream.core.beams import Beam
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence
-from slipstream.core.stats import SpecStats
-from slipstream.core.stop_strings import completed_at
+from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
-from slipstream.core.token_logprob import TokenLogprob
+from slipstream.core.text_ends import completed_at
 from slipstream.core.warp import check_possible
 from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan
 from slipstream.drafters.guard import Guard
-from slipstream.drafters.predictions import with_predictions
+from slipstream.drafters.hybrid import with_predictions
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.engine.beam_search import BeamSearch, Search
 from slipstream.engine.draft_lengths import DraftLengths

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.common_beginning import common_beginning
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.target import Target, begun
+from slipstream.core.text_ends import common_beginning
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -101,16 +102,16 @@ class Draft:
     def part(self, members: Seq[int]) -> Draft:
         """The draft of these sequences alone, in this order."""
         nodes = [i for b in members for i in self.nodes(b)]
-        if not nodes:
-            return Draft.empty(len(members), self.tokens.device)
-        splits = [0]
-        for b in members:
-            splits.append(splits[-1] + len(self.nodes(b)))
+        splits = [0, *accumulate(len(self.nodes(b)) for b in members)]
+        return self.only(nodes, [self.parents[i] for i in nodes], splits)
+
+    def only(self, nodes: Seq[int], parents: Seq[int], splits: Seq[int]) -> Draft:
+        """The draft of these packed nodes alone, with the parents and splits that they then have."""
         return Draft.of(
             [self.ids[i] for i in nodes],
-            [self.parents[i] for i in nodes],
+            parents,
             splits,
-            None if self.q is None else self.q[consecutive(nodes)],
+            None if self.q is None or not nodes else self.q[consecutive(nodes)],
             None if self.acceptable is None else [self.acceptable[i] for i in nodes],
             self.tokens.device,
             None if self.by is None else [self.by[i] for i in nodes],
@@ -118,14 +119,12 @@ class Draft:
 
     def named(self, name: str) -> Draft:
         """The same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
-        return self if self.by is not None or not len(self) else self.proposed_by([name] * len(self))
-
-    def proposed_by(self, by: Seq[str]) -> Draft:
-        """The same draft, with the name of each node's drafter."""
-        made = replace(self, by=by)
+        if self.by is not None or not len(self):
+            return self
+        named = replace(self, by=[name] * len(self))
         if "ids" in self.__dict__:  # so that they are not copied from the device again
-            made.__dict__["ids"] = self.ids
-        return made
+            named.__dict__["ids"] = self.ids
+        return named
 
     def padded(self, more: int) -> Draft:
         """The same draft, with `more` sequences after its own that have none."""

@@ -72,8 +72,8 @@ def parameter(
     neutral    another value that changes nothing; None: there is none.
     ids_in     the token ids that a value names. `LLM` refuses those outside the vocabulary.
     """
-    made = Parameter(default, neutral, check, effect, option, help, metavar, ids_in)
-    return field(default=default, metadata={"parameter": made})
+    metadata = {"parameter": Parameter(default, neutral, check, effect, option, help, metavar, ids_in)}
+    return field(default=default, metadata=metadata)
 
 
 def declared(params: type) -> dict[str, Parameter]:
@@ -84,7 +84,7 @@ def declared(params: type) -> dict[str, Parameter]:
 
 @cache
 def _declared(params: Any) -> dict[str, Parameter]:
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for each in fields(params):
         if "parameter" not in each.metadata:
             raise TypeError(f"{params.__name__}.{each.name} has no effect: declare it with `parameter`")
@@ -92,5 +92,5 @@ def _declared(params: Any) -> dict[str, Parameter]:
         option = (f"--{each.name.replace('_', '-')}",) if known.option is None else known.option
         if option and not known.help:
             raise TypeError(f"{params.__name__}.{each.name} is an option without help: give `help`, or option=()")
-        found[each.name] = replace(known, option=option)
-    return found
+        parameters[each.name] = replace(known, option=option)
+    return parameters

@@ -12,20 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import Any
 
-from slipstream.core.checked_text import check_text
 from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
-from slipstream.core.strict import Strict
+from slipstream.core.strict import Strict, check_text
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.settings import MOST_DRAFT_TOKENS
 
 
-def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    """Raise ParameterError unless `value` is a finite number in [low, high], or (low, high] if `open_low`."""
+def check_number(
+    name: str, value: Any, low: float, high: float, *, open_low: bool = False, optional: bool = False
+) -> Any:
+    """`value` as a Python number. Raises ParameterError unless it is a finite number in [low, high], or (low, high] if
+    `open_low`; None is allowed as well if `optional`."""
+    if value is None and optional:
+        return None
+    value = _as_python(value)
     ok = isinstance(value, (int, float)) and not isinstance(value, bool)
     # The range first: an integer that is too long for a float is outside of it, and math.isfinite raises for it.
     if not ok or not low <= value <= high or (open_low and value == low) or not math.isfinite(value):
@@ -33,26 +38,30 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_low: bo
         raise ParameterError(
             f"{name} is {value!r}, must be a finite number in {interval}", fix=f"choose {name} in {interval}"
         )
+    return value
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raise ParameterError unless `value` is an integer and at least `low`."""
+def check_integer(name: str, value: Any, low: int, *, optional: bool = False) -> Any:
+    """`value` as a Python integer. Raises ParameterError unless it is an integer and at least `low`; None is allowed as
+    well if `optional`."""
+    if value is None and optional:
+        return None
+    value = _as_python(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ParameterError(f"{name} is {value!r}, must be an integer >= {low}", fix=f"choose {name} >= {low}")
+    return value
 
 
-def check_draft_tokens(value: Any) -> None:
-    """Raise ParameterError unless so many draft tokens can be verified in one step."""
-    check_integer("draft_tokens", value, 0)
+def check_draft_tokens(value: Any) -> Any:
+    """`value` as a Python integer. Raises ParameterError unless so many draft tokens can be verified in one step."""
+    value = check_integer("draft_tokens", value, 0)
     if value > MOST_DRAFT_TOKENS:
         raise ParameterError(
             f"draft_tokens is {value}, at most {MOST_DRAFT_TOKENS} are verified in one step",
             why="longer drafts would be refused step by step",
             fix=f"choose 1 to {MOST_DRAFT_TOKENS}, or 0 to turn speculation off",
         )
-
-
-# --- checks of sampling parameters: each returns the value as it is stored -------------------------------------------
+    return value
 
 
 def _as_python(value: Any) -> Any:
@@ -62,36 +71,22 @@ def _as_python(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def number(low: float, high: float, *, open_low: bool = False, optional: bool = False) -> Check:
-    """A finite number in [low, high], or (low, high] if `open_low`; None as well if `optional`."""
-
-    def check(name: str, value: Any) -> Any:
-        value = _as_python(value)
-        if value is not None or not optional:
-            check_number(name, value, low, high, open_low=open_low)
-        return value
-
-    return check
+# --- checks of sampling parameters: each returns the value as it is stored -------------------------------------------
 
 
-def integer(low: int, *, optional: bool = False) -> Check:
-    """An integer, at least `low`; None as well if `optional`."""
+def number(low: float, high: float, **more: Any) -> Check:
+    """A finite number in [low, high]; more: as in `check_number`."""
+    return partial(check_number, low=low, high=high, **more)
 
-    def check(name: str, value: Any) -> Any:
-        value = _as_python(value)
-        if value is not None or not optional:
-            check_integer(name, value, low)
-        return value
 
-    return check
+def integer(low: int, **more: Any) -> Check:
+    """An integer, at least `low`; more: as in `check_integer`."""
+    return partial(check_integer, low=low, **more)
 
 
 def draft_length(name: str, value: Any) -> Any:
     """Draft tokens a step; None as well."""
-    value = _as_python(value)
-    if value is not None:
-        check_draft_tokens(value)
-    return value
+    return None if value is None else check_draft_tokens(value)
 
 
 def flag(name: str, value: Any) -> bool:

@@ -56,7 +56,10 @@ def plain_steps(
             decoded = clock.target(capabilities.multi_step.decode_steps, seqs, steps, sampling)
         except TargetError:
             return False  # not finite somewhere, perhaps after a stop: single steps will tell, and name the sequence
-        _replay(seqs, decoded, drafter, clock)
+        if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
+            clock.verify(_take_at_once, seqs, decoded.tokens.T.tolist())
+        else:
+            _take_one_by_one(seqs, decoded, drafter, clock)
     return True
 
 
@@ -95,14 +98,6 @@ def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> St
         for row in places
     ]
     return StepSampling(inv_temperature, uniforms=torch.tensor(uniforms, dtype=torch.float64))
-
-
-def _replay(seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafter, clock: StepClock) -> None:
-    """Take the tokens [K, B] as single steps would."""
-    if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
-        clock.verify(_take_at_once, seqs, decoded.tokens.T.tolist())
-    else:
-        _take_one_by_one(seqs, decoded, drafter, clock)
 
 
 def _take_at_once(seqs: Seq[Sequence], runs: Seq[list[int]]) -> None:

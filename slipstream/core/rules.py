@@ -12,7 +12,7 @@ Every lossless rule emits tokens with exactly the distribution of the target alo
     coupled     the target picks at every node with noise keyed by (seed, position), and draft tokens that match are
                 accepted; the text is a function of target and seed alone (Gumbel coupling: Daliri et al. 2408.07978)
 
-One rule is lossy and is labelled so in every output: `typical` (see `typical.py`).
+One rule is lossy and is labelled so in every output: `typical`.
 
 Distributions are float64 [B + N, V], packed like `TargetOut.logits`: sequence b has the row of its last pending token
 at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
@@ -30,7 +30,6 @@ from torch import Tensor
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Decision, Draft, Verdict
 from slipstream.core.params import SamplingParams
-from slipstream.core.typical import typical
 from slipstream.errors import RuleError, did_you_mean
 
 
@@ -241,6 +240,60 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     else:
         Q = draft.q[node]
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
+
+
+EPSILON, DELTA = 0.09, 0.3
+"""The reference implementation's `posterior_threshold` and `posterior_alpha`."""
+
+
+def threshold(probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> Tensor:
+    """[R, V] -> [R]: a draft token must be more likely than this."""
+    entropy = torch.special.entr(probs).sum(-1)  # [R]
+    return (delta * (-entropy).exp()).clamp(max=epsilon)
+
+
+def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
+    """Medusa's typical acceptance: **lossy**. A draft token is accepted if the target finds it likely enough, whatever
+    it was drawn from: if p(x) > min(epsilon, delta * exp(-H(p))), with H the entropy of p in nats (Cai et al.
+    2401.10774, section 2.3.1).
+
+    The longest path of such tokens is accepted (of several, the most likely), and the next token is drawn from p at its
+    end. The text is plausible, but no longer distributed as p: for p = (.5, .3, .2) every token passes, so a drafter
+    that always proposes the last token shifts the distribution by a total variation of .8. At temperature 0 only the
+    argmax passes, and the text is the greedy one. Trees are walked level by level."""
+    B, device = draft.batch, probs.device
+    roots = [draft.splits[b] + b for b in range(B)]
+    nodes = torch.tensor([i + b + 1 for b in range(B) for i in draft.nodes(b)], dtype=torch.int64, device=device)  # [N]
+    parents = torch.tensor(draft.parent_rows, dtype=torch.int64, device=device)  # [N] packed row of each node's parent
+    p_x = probs[parents, draft.tokens]  # [N]
+    passes = p_x > threshold(probs)[parents]  # [N]
+    if draft.acceptable is not None:
+        passes &= torch.tensor(list(draft.acceptable), device=device)
+    length = probs.new_full((len(probs),), -1)  # [B + N] draft tokens on the path to each row, -1 if not accepted
+    length[roots] = 0
+    weight = probs.new_zeros(len(probs))  # [B + N] log-probability of that path
+    for level in _levels(draft):
+        at = torch.tensor(level, device=device)  # [n] nodes of one depth
+        row, parent = nodes[at], parents[at]
+        accept = passes[at] & (length[parent] >= 0)
+        length[row] = torch.where(accept, length[parent] + 1, -1)
+        weight[row] = torch.where(accept, weight[parent] + p_x[at].log(), 0)
+    size = max(draft.splits[b + 1] - draft.splits[b] for b in range(B)) + 1
+    each = [[roots[b] + min(i, len(draft.nodes(b))) for i in range(size)] for b in range(B)]  # the last one repeats
+    grid = torch.tensor(each, device=device)  # [B, size] packed rows of each sequence
+    longest = length[grid] == length[grid].amax(1, keepdim=True)  # [B, size]
+    best = torch.where(longest, weight[grid], -torch.inf).argmax(1)  # [B]
+    following = dice.choose(probs[grid.gather(1, best[:, None])[:, 0]])  # [B]
+    ends, tokens = torch.stack([best, following]).tolist()  # the one synchronisation
+    return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
+
+
+def _levels(draft: Draft) -> list[list[int]]:
+    """The nodes of each depth, shallow ones first."""
+    levels: list[list[int]] = [[] for _ in range(max(draft.depths, default=0))]
+    for i, depth in enumerate(draft.depths):
+        levels[depth - 1].append(i)
+    return levels
 
 
 RULES = {

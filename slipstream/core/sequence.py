@@ -11,13 +11,12 @@ import itertools
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 
-from slipstream.core.constraint import Constraint
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.rules import Rule
-from slipstream.core.stats import SpecStats
-from slipstream.core.token_logprob import TokenLogprob
+from slipstream.core.stats import SpecStats, TokenLogprob
+from slipstream.core.structured import Constraint
 
 _ids = itertools.count()
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PHASES = ("draft", "target", "verify", "host")
+NUMBERS = ("steps", "tokens", "proposed", "accepted", "undrafted", "drafter_faults")
+COUNTERS = (*NUMBERS, "histogram", "drafted_at", "accepted_at")
 
 
 @dataclass
@@ -97,34 +99,14 @@ class SpecStats:
         return self.tokens / self.total_seconds if self.total_seconds else None
 
     def __add__(self, other: SpecStats) -> SpecStats:
-        total = SpecStats(
-            **{
-                n: getattr(self, n) + getattr(other, n)
-                for n in (
-                    "steps",
-                    "tokens",
-                    "proposed",
-                    "accepted",
-                    "undrafted",
-                    "drafter_faults",
-                    "histogram",
-                    "drafted_at",
-                    "accepted_at",
-                )
-            }
-        )
+        total = SpecStats(**{name: getattr(self, name) + getattr(other, name) for name in COUNTERS})
         total.seconds = {p: self.seconds[p] + other.seconds[p] for p in PHASES}
         return total
 
     def as_dict(self) -> dict[str, Any]:
         """Counters and derived figures as plain JSON values."""
         return {
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "proposed": self.proposed,
-            "accepted": self.accepted,
-            "undrafted": self.undrafted,
-            "drafter_faults": self.drafter_faults,
+            **{name: getattr(self, name) for name in NUMBERS},
             "histogram": [self.histogram[i] for i in range(max(self.histogram, default=-1) + 1)],
             "position_rates": self.position_rates,
             "acceptance_rate": self.acceptance_rate,
@@ -133,3 +115,13 @@ class SpecStats:
             "first_token_seconds": self.first_token_seconds,
             "tokens_per_second": self.tokens_per_second,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural) of one emitted token under the target's own logits, before any warping, and the
+    `top` most likely tokens with theirs, most likely first."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()

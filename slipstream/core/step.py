@@ -10,14 +10,13 @@ import torch
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Drafter, read_prompts
-from slipstream.core.prune import prune
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence
+from slipstream.core.stats import TokenLogprob
 from slipstream.core.step_clock import StepClock
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
-from slipstream.core.token_logprob import TokenLogprob
-from slipstream.core.warp import distributions, distributions_and_dead_ends, first_maxima
+from slipstream.core.warp import allowed_after, distributions, distributions_and_dead_ends, first_maxima, histories
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
 
@@ -40,7 +39,7 @@ def step(
                   nothing and gain no token.
     """
     with host_threads(target.capabilities.torch_threads), StepClock([*seqs, *prompts]) as clock:
-        draft = clock.draft(drafter.propose, seqs, budgets(seqs, draft_tokens))
+        draft = clock.draft(drafter.propose, seqs, list(map(budget, seqs, for_each(seqs, draft_tokens))))
         draft = clock.draft(prune, seqs, draft)
         whole = draft.padded(len(prompts))
         out = clock.target(target.run, [*seqs, *prompts], whole, drafter.traits.taps)
@@ -50,16 +49,11 @@ def step(
         record(seqs, draft, out, verdict)
         for seq in prompts:
             seq.read_chunk()
-        own = out.part(0, len(seqs), whole) if prompts else out
-        clock.draft(drafter.observe, seqs, draft, own, verdict)
+        drafted = out.part(0, len(seqs), whole) if prompts else out
+        clock.draft(drafter.observe, seqs, draft, drafted, verdict)
         if prompts:
             clock.draft(read_prompts, drafter, prompts, out.part(len(seqs), whole.batch, whole))
     return verdict
-
-
-def budgets(seqs: Seq[Sequence], draft_tokens: int | Seq[int]) -> list[int]:
-    """`budget` of each sequence."""
-    return list(map(budget, seqs, for_each(seqs, draft_tokens)))
 
 
 def for_each(seqs: Seq[Sequence], draft_tokens: int | Seq[int]) -> Seq[int]:
@@ -81,25 +75,60 @@ def wanted(seq: Sequence, draft_tokens: int) -> int:
     return draft_tokens if seq.params.draft_tokens is None else min(draft_tokens, seq.params.draft_tokens)
 
 
+def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
+    """The draft without the point masses that the constraints of the sequences forbid, and without what hangs below
+    them.
+
+    Only what was chosen deterministically is cut. To cut a token that was drawn from q because it is forbidden biases
+    the output: with p = (.5, .5, 0) and q = (.6, .2, .2), the texts (.6, .4, 0) would follow. Such a token stays,
+    verification rejects it (p is 0), and the next token is drawn from norm((p - q)+). A tree with nodes that may not be
+    accepted stays as it is: its drafter finds them by their places.
+    """
+    if not len(draft) or all(seq.constraint is None for seq in seqs):
+        return draft
+    kept: list[int] = []  # packed nodes
+    parents: list[int] = []
+    splits = [0]
+    for b, seq in enumerate(seqs):
+        place = {-1: -1}  # node -> its new index in the sequence
+        nodes = draft.nodes(b)
+        whole = draft.acceptable is not None and not all(draft.acceptable[i] for i in nodes)
+        allowed = allowed_after(seq, histories(seq, draft, b)) if nodes and not whole else None
+        for i in nodes:
+            parent = draft.parents[i]
+            forbidden = allowed is not None and not allowed[parent + 1, draft.ids[i]]
+            if parent in place and not (forbidden and _certain(draft, i)):
+                place[i - draft.splits[b]] = len(kept) - splits[-1]
+                kept.append(i)
+                parents.append(place[parent])
+        splits.append(len(kept))
+    return draft if len(kept) == len(draft) else draft.only(kept, parents, splits)
+
+
+def _certain(draft: Draft, i: int) -> bool:
+    """Whether packed node i was no choice: then to cut it depends on nothing that was drawn for it."""
+    return draft.q is None or float(draft.q[i, draft.ids[i]]) == 1.0
+
+
 def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
     """The verdict of each sequence under its own rule, or under `rule` if it has none. Sequences that are decided in
-    the same way are decided together; in other company each has the same verdict."""
+    the same way are decided together; each has the verdict that it would have alone."""
     kinds = [_kind(seq, rule) for seq in seqs]
     if len(set(kinds)) < 2:
         return _decide(seqs, draft, logits, rule if not seqs else seqs[0].rule or rule)
     parts = []
     for kind in dict.fromkeys(kinds):
-        members = [b for b, own in enumerate(kinds) if own == kind]
+        members = [b for b, other in enumerate(kinds) if other == kind]
         rows = [row for b in members for row in range(draft.splits[b] + b, draft.splits[b + 1] + b + 1)]
-        own = [seqs[b] for b in members]
-        parts.append((members, _decide(own, draft.part(members), logits[consecutive(rows)], own[0].rule or rule)))
+        some = [seqs[b] for b in members]
+        parts.append((members, _decide(some, draft.part(members), logits[consecutive(rows)], some[0].rule or rule)))
     return Verdict.joined(parts)
 
 
 def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
     """Sequences of one kind are decided together: by the same rule, and apart from it where only the argmax counts."""
-    own = seq.rule or rule
-    return own.name, own.lossless and seq.params.argmax_only
+    applied = seq.rule or rule
+    return applied.name, applied.lossless and seq.params.argmax_only
 
 
 def _decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
@@ -114,7 +143,9 @@ def _decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule)
         probs, dead = distributions(logits, seqs, draft), set[int]()
     except TargetError:  # at some row; perhaps at one that plain decoding would not reach
         probs, dead = distributions_and_dead_ends(logits, seqs, draft)
-    verdict = verify(draft, probs, exact(rule, seqs), dice(seqs, draft))
+    if rule.lossless and all(seq.params.greedy for seq in seqs):
+        rule = RULES["greedy"]
+    verdict = verify(draft, probs, rule, dice(seqs, draft))
     return ended_at(verdict, draft, dead) if dead else verdict
 
 
@@ -131,13 +162,8 @@ def ended_at(verdict: Verdict, draft: Draft, dead: set[int]) -> Verdict:
     return Verdict(path, following, verdict.finish, cut)
 
 
-def exact(rule: Rule, seqs: Seq[Sequence]) -> Rule:
-    """The rule itself, or `greedy` if every sequence is greedy."""
-    return RULES["greedy"] if rule.lossless and all(seq.params.greedy for seq in seqs) else rule
-
-
 def dice(seqs: Seq[Sequence], draft: Draft) -> Dice:
-    counts = [draft.splits[b + 1] - draft.splits[b] for b in range(len(seqs))]
+    counts = [len(draft.nodes(b)) for b in range(len(seqs))]
     return Dice([seq.random for seq in seqs], [len(seq.tokens) for seq in seqs], counts)
 
 

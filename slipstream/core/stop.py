@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.core.stop_strings import completed_at
+from slipstream.core.text_ends import completed_at
 
 
 def stop(seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> Verdict:

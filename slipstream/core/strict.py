@@ -1,11 +1,11 @@
-"""`Strict`: configurations that refuse what they do not know."""
+"""`Strict`: configurations that refuse what they do not know; `check_text`: refuses text that no tokenizer reads."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.errors import ParameterError, RequestError, did_you_mean
 
 
 class Strict:
@@ -29,3 +29,16 @@ class Strict:
                     f"{cls.prefix}{name} is {kwargs[name]!r}, must be True or False", fix=f"write {name}=True"
                 )
         return super().__new__(cls)
+
+
+def check_text(name: str, text: str, error: type[RequestError] = ParameterError) -> None:
+    """Raise `error` for text with halves of surrogate pairs; as such Python reads bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        at = fault.start
+        byte = ord(text[at]) - 0xDC00
+        found = f"half of a surrogate pair, {text[at]!r}," if byte not in range(0x80, 0x100) else f"byte {byte:#x}"
+        raise error(
+            f"{name} is no UTF-8 text: it has {found} at character {at}", why="no tokenizer reads it", fix="give UTF-8"
+        ) from fault

@@ -1,15 +1,18 @@
-"""`Structured`: the form that a text must have."""
+"""`Structured`: the form that a text must have. `Constraint`: which tokens may follow it, asked by the step."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from slipstream.core.checked_text import check_text
-from slipstream.core.strict import Strict
+from slipstream.core.strict import Strict, check_text
 from slipstream.errors import ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "tokens")
 
@@ -141,3 +144,22 @@ def _tokens(tokens: Any) -> tuple[int, ...]:
 
 def _wrong(name: str, value: Any, must: str) -> ParameterError:
     return ParameterError(f"structured.{name} is {value!r}, must be {must}", fix=f"change {name}")
+
+
+class Constraint(Protocol):
+    """The contract with what implements a form (see `grammar`): it is asked along one request's output and the draft
+    tokens below it.
+
+    output  the ids emitted so far. tail: ids that follow it, as draft tokens do; () is the output itself.
+    """
+
+    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+        """Which tokens may follow each tail: [R, V]. All may after a tail that cannot become text: because it holds a
+        forbidden token, or goes on after the text has ended. What is sampled there is never used.
+
+        Raises DeadEndError if nothing is known of the output itself, because a limit on the work was met."""
+        ...
+
+    def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
+        """Whether the text ends after `tail`: it has the form, and no longer text has."""
+        ...

@@ -115,13 +115,10 @@ class Fork(Protocol):
         ...
 
 
-class EarlyExit(Protocol):
+class EarlyExit(Target, Protocol):
     """Can leave after its first layers: final norm and output head applied there (LayerSkip, Elhoushi et al.
-    2404.16710). A target that declares this is a `Target`, too."""
+    2404.16710)."""
 
-    vocab_size: int
-    context: int
-    device: torch.device
     layers: int
     """How many layers it has; exits are 1..layers-1."""
     max_pending: int
@@ -143,10 +140,6 @@ class EarlyExit(Protocol):
         """As `Target.run`; layers=(a, b) runs layers a..b-1 only, from `hidden` [M, d] if a > 0, and applies the head
         there. `TargetOut.hidden[b]` is what the next slice starts from."""
         ...
-
-    def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None: ...
-
-    def release(self, seq_id: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ chain then ends with the token. To drop the token, or the whole draft, would bia
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -191,6 +191,42 @@ class Chains:
         for b in first:
             if chains[b].tokens:
                 chains[b].probs = None if seqs[b].params.greedy else torch.stack(distributions[b])
+
+
+class MaskedPass:
+    """A `Source` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD (2504.18583).
+
+    The pass runs the text and K - 1 mask tokens after it; the last place of the text gives the distribution of draft
+    token 1, the mask in place j that of token j + 1. No distribution depends on a token that was drawn, so each token
+    is sampled from the one of its place, which is its q. What depends on the tokens before (penalties, structured
+    output) still does: `Chains` applies it token by token, to logits that are known already.
+
+    run  (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no more
+         in the drafter's cache than the text.
+    """
+
+    multi_step = True
+
+    def __init__(self, drafter: Source, run: Callable[[Seq[Sequence], Seq[int]], list[Tensor]]):
+        self.device, self.width, self.room, self._run = drafter.device, drafter.width, drafter.room, run
+        self._depth: dict[int, int] = {}
+        self._logits: dict[int, Tensor] = {}
+
+    def plan(self, seqs: Seq[Sequence], depth: Seq[int]) -> None:
+        """Tell how many tokens are drafted for each sequence next."""
+        self._depth, self._logits = {seq.id: d for seq, d in zip(seqs, depth, strict=True)}, {}
+
+    def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
+        """See `Source`: the pass runs for the first draft token."""
+        if not chains[0]:
+            each = self._run(seqs, [self._depth[seq.id] for seq in seqs])
+            self._logits = {seq.id: logits for seq, logits in zip(seqs, each, strict=True)}
+        return torch.stack([self._logits[seq.id][len(chains[0])] for seq in seqs])
+
+    def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
+        """See `Source`."""
+        logits = torch.stack(self._run(seqs, [steps] * len(seqs)), 1)  # [K, R, V']
+        return DecodedSteps(torch.stack([sampling.pick(x.double(), j) for j, x in enumerate(logits)]), logits)
 
 
 def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:

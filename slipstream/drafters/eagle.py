@@ -33,9 +33,8 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
-from slipstream.drafters.chains import Chains, ended_early, possible, uncut
+from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible, uncut
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.masked_pass import MaskedPass
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_fit import fit

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import accumulate
 from typing import cast
 
 from slipstream.core.draft import Draft, Verdict
@@ -129,7 +130,6 @@ def first_children(draft: Draft) -> Draft:
         while node in children:
             node = children[node][0]
             kept[b].append(draft.splits[b] + node)
-    nodes = [i for own in kept for i in own]
-    q = None if draft.q is None else draft.q[nodes]
-    chains = Draft.chains([[draft.ids[i] for i in own] for own in kept], q, draft.tokens.device)
-    return chains if draft.by is None else chains.proposed_by([draft.by[i] for i in nodes])
+    nodes = [i for chain in kept for i in chain]
+    parents = [n - 1 for chain in kept for n in range(len(chain))]
+    return draft.only(nodes, parents, [0, *accumulate(map(len, kept))])

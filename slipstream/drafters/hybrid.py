@@ -21,18 +21,17 @@ emitted tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Drafter, DrafterTraits, Lookup, read_prompts
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
-from slipstream.drafters.join_drafts import Part, join_drafts
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 
@@ -157,6 +156,102 @@ class HybridDrafter:
         self._uncompared.pop(seq_id, None)
         for member in self.members:
             member.release(seq_id)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What is drafted for one sequence.
+
+    draft  of the whole batch, of which it takes the nodes of this sequence.
+    name   of the drafter that proposed it; "": the draft says, or it is not to be named.
+    then   tokens after the last node of a chain; by: name of the drafter that they are of.
+    """
+
+    draft: Draft
+    name: str = ""
+    then: Seq[int] = ()
+    by: str = ""
+
+
+def join_drafts(parts: Seq[Part | None], vocab_size: int, device: torch.device | str = "cpu") -> Draft:
+    """The drafts of several drafters, each for some sequences of the batch, as one; None: nothing is drafted.
+
+    Tokens of a lookup that follow a chain are point masses: deterministic given the chain, which may be sampled. What
+    is drafted *after* a token may depend on it; only siblings must not (see `core.rules`)."""
+    drafts = {id(part.draft): part for part in parts if part is not None}
+    if not drafts:
+        return Draft.empty(len(parts), device)
+    only = next(iter(drafts.values()))
+    if len(drafts) == 1 and not any(only.draft.nodes(b) if part is None else part.then for b, part in enumerate(parts)):
+        return only.draft.named(only.name) if only.name else only.draft
+    ids, parents, acceptable, by, splits = list[int](), list[int](), list[bool](), list[str](), [0]
+    sampled: dict[int, tuple[Draft, list[int], list[int]]] = {}  # draft with q, its nodes, their places here
+    for b, part in enumerate(parts):
+        if part is not None:
+            draft, nodes = part.draft, part.draft.nodes(b)
+            if draft.q is not None:
+                _, there, here = sampled.setdefault(id(draft), (draft, [], []))
+                there += nodes
+                here += range(len(ids), len(ids) + len(nodes))
+            ids += [*(draft.ids[i] for i in nodes), *part.then]
+            parents += [*(draft.parents[i] for i in nodes), *range(len(nodes) - 1, len(nodes) + len(part.then) - 1)]
+            acceptable += [draft.acceptable is None or draft.acceptable[i] for i in nodes] + [True] * len(part.then)
+            by += [part.name if draft.by is None else draft.by[i] for i in nodes] + [part.by] * len(part.then)
+        splits.append(len(ids))
+    q = None
+    if sampled:
+        q = torch.zeros(len(ids), vocab_size, dtype=torch.float64, device=device)  # [N, V]
+        q[range(len(ids)), ids] = 1.0
+        for draft, there, here in sampled.values():
+            if there and draft.q is not None:
+                q[consecutive(here)] = draft.q[consecutive(there)]
+    return Draft.of(ids, parents, splits, q, None if all(acceptable) else acceptable, device, by if any(by) else None)
+
+
+def with_predictions(drafter: Drafter, target: Target) -> Drafter:
+    """A drafter that also copies from what a request expects its output to hold: itself if it reads predictions; a
+    suffix tree if it drafts nothing; else one before it, for requests with a prediction only (a tree alone was slower
+    than a draft model on short edits)."""
+    if drafter.traits.reads_predictions:
+        return drafter
+    suffix = make_drafter("suffix", target)
+    return PredictionDrafter(suffix, drafter, target) if drafter.traits.drafts else suffix
+
+
+class PredictionDrafter:
+    """`suffix` before `drafter` for requests with a prediction, `drafter` alone for all others."""
+
+    def __init__(self, suffix: Drafter, drafter: Drafter, target: Target):
+        self.members = (suffix, drafter)
+        self.name, self.traits = drafter.name, replace(DrafterTraits.of_members(self.members), lookup=False)
+        self._drafter, self._target = drafter, target
+        self._stack = HybridDrafter(self.members, target.vocab_size, device=target.device)
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        predicted = [bool(seq.prediction) for seq in seqs]
+        if not any(predicted):
+            return self._drafter.propose(seqs, budget)
+        stacked = self._stack.propose(seqs, [n if p else 0 for n, p in zip(budget, predicted, strict=True)])
+        if all(predicted):
+            return stacked
+        alone = self._drafter.propose(seqs, [0 if p else n for n, p in zip(budget, predicted, strict=True)])
+        parts = [Part(stacked if p else alone) for p in predicted]
+        return join_drafts(parts, self._target.vocab_size, self._target.device)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        self._stack.observe(seqs, draft, out, verdict)
+
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`."""
+        if not any(seq.prediction for seq in seqs):
+            read_prompts(self._drafter, seqs, out)
+            return
+        undrafted = Draft.empty(len(seqs))
+        for b, seq in enumerate(seqs):
+            read_prompts(self._stack if seq.prediction else self._drafter, [seq], out.part(b, b + 1, undrafted))
+
+    def release(self, seq_id: int) -> None:
+        self._stack.release(seq_id)
 
 
 Member = Drafter | str | tuple[str, dict[str, Any]]

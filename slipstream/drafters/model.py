@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-from slipstream.core.common_beginning import common_beginning
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
@@ -26,8 +25,8 @@ from slipstream.core.encoder import Encoder
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
-from slipstream.drafters.chains import Chains
-from slipstream.drafters.masked_pass import MaskedPass
+from slipstream.core.text_ends import common_beginning
+from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError
 from slipstream.models.pair_check import require_kind

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.stats import SpecStats
-from slipstream.core.token_logprob import TokenLogprob
+from slipstream.core.stats import SpecStats, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from slipstream.core.beam_params import BeamParams
-from slipstream.core.checked_text import check_text
 from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
+from slipstream.core.strict import check_text
 from slipstream.errors import ParameterError, PromptError
 
 Prompt = str | Seq[int]

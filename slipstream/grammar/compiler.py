@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.core.constraint import Constraint
-from slipstream.core.structured import Structured
+from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
 from slipstream.grammar.free_text import FreeText
 from slipstream.grammar.given_tokens import GivenTokens

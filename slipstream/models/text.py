@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.stop_strings import completed_at
+from slipstream.core.text_ends import completed_at
 from slipstream.errors import LoadError
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer, open_folder

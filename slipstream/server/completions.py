@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter
 
-from slipstream.core.token_logprob import TokenLogprob
+from slipstream.core.stats import TokenLogprob
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import chat_generation

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 from anyio import fail_after
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.stats import SpecStats
+from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.structured import Structured
-from slipstream.core.token_logprob import TokenLogprob
 from slipstream.engine.messages import Ask, Update
 from slipstream.engine.request_checks import predicted_text
 from slipstream.errors import PromptError

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.core.common_beginning import common_beginning
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.core.text_ends import common_beginning
 from slipstream.models.executor import Batch, DecodedSteps, Executor, Output
 
 

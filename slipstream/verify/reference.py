@@ -15,8 +15,8 @@ import numpy as np
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
+from slipstream.core.stats import TokenLogprob
 from slipstream.core.target import Target, begun
-from slipstream.core.token_logprob import TokenLogprob
 
 ROWS = 16
 """Tokens of a text that one pass of the target scores."""

@@ -28,8 +28,8 @@ from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
-from slipstream.core.common_beginning import common_beginning
 from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.text_ends import common_beginning
 from slipstream.verify.checks import SAME, SCREEN, decisive_level
 from slipstream.verify.report_verify import short, verdict
 from slipstream.verify.texts import BUG, IDENTICAL, TIE

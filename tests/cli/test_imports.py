@@ -96,7 +96,7 @@ def test_the_process_that_answers_http_imports_neither_torch_nor_transformers(tm
 import asyncio, json, sys, httpx
 from slipstream.cli.serve import serve
 from slipstream.core.stats import SpecStats
-from slipstream.core.token_logprob import TokenLogprob
+from slipstream.core.stats import TokenLogprob
 from slipstream.engine.messages import Load, Report, Update
 from slipstream.engine.streams import Streams
 from slipstream.models.text import load_tokenizer

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-import slipstream.core.prune
+import slipstream.core.step
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
-from slipstream.core.prune import prune
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
+from slipstream.core.step import prune
 from slipstream.core.structured import Structured
 from slipstream.grammar.text_constraint import TextConstraint
 from tests.core.exact import completed, distance, pack, target_distribution, weighed
@@ -131,7 +131,7 @@ def test_control_cutting_drawn_draft_tokens_is_found_wrong(monkeypatch: pytest.M
     world = steady(P, Q)
     wanted = target_distribution(constrained(world, FORBIDS_LAST), 2)
     assert emitted("rejection", world, Shape.chain("s"), FORBIDS_LAST) == wanted
-    monkeypatch.setattr(slipstream.core.prune, "_certain", lambda draft, i: True)
+    monkeypatch.setattr(slipstream.core.step, "_certain", lambda draft, i: True)
     found = emitted("rejection", world, Shape.chain("s"), FORBIDS_LAST)
     assert distance(firsts(found), firsts(wanted)) == Fraction(1, 10)
 

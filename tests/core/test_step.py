@@ -14,10 +14,10 @@ from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.rules import RULES, Rule, verify
+from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES
-from slipstream.core.step import budget, decide, dice, exact, step
+from slipstream.core.step import budget, decide, dice, step
 from slipstream.core.target import Target
 from slipstream.core.warp import distributions, warp
 from slipstream.errors import TargetError
@@ -321,14 +321,6 @@ def test_a_request_may_ask_for_fewer_draft_tokens(own: int) -> None:
     finish([seq], TARGET, Scripted(TARGET), draft_tokens=4)
     assert seq.output == continuation(TARGET, PROMPT, 20)
     assert max(seq.stats.histogram) == min(own, 4)
-
-
-def test_the_greedy_rule_replaces_others_only_where_it_decides_the_same() -> None:
-    cold, warm = sequence(TARGET), sequence(TARGET, temperature=1.0)
-    lossy = Rule("lossy", False, RULES["rejection"].decide)
-    assert exact(RULES["block"], [cold, cold]) is RULES["greedy"]
-    assert exact(RULES["block"], [cold, warm]) is RULES["block"]
-    assert exact(lossy, [cold]) is lossy
 
 
 def test_time_is_counted_by_phase_and_shared_in_a_batch() -> None:

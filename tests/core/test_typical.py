@@ -11,10 +11,9 @@ from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
-from slipstream.core.rules import RULES, verify
+from slipstream.core.rules import DELTA, EPSILON, RULES, threshold, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide
-from slipstream.core.typical import DELTA, EPSILON, threshold
 from slipstream.llm import LLM
 from tests.core.exact import outcomes_of
 from tests.core.worlds import Shape, probs, steady

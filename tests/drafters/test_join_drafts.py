@@ -8,7 +8,7 @@ import torch
 
 from slipstream.core.draft import Draft
 from slipstream.core.rules import RULES
-from slipstream.drafters.join_drafts import Part, join_drafts
+from slipstream.drafters.hybrid import Part, join_drafts
 from tests.core.exact import completed, pack, target_distribution, weighed
 from tests.core.worlds import Shape, WeightedDraft, every_draft, point, random_world
 

@@ -14,10 +14,10 @@ import slipstream.core.warp
 import slipstream.drafters.chains
 import slipstream.engine.engine
 import slipstream.llm
-from slipstream.core.constraint import Constraint
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
+from slipstream.core.structured import Constraint
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
 from tests.core.letter_tokenizer import constraint_of

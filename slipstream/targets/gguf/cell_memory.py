@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 
-from slipstream.core.common_beginning import common_beginning
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Usage
+from slipstream.core.text_ends import common_beginning
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.targets.gguf.llama_context import IDS, LlamaContext

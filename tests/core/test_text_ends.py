@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.core.common_beginning import common_beginning
+from slipstream.core.text_ends import common_beginning
 
 
 @pytest.mark.parametrize(
