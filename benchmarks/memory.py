@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.prompts import TOKENS
 from benchmarks.protocol import ROOT, THREADS
-from slipstream.bench.memory_use import process_peak
+from slipstream.bench.provenance import process_peak
 
 
 def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.markdown import document, noise, rows as table_rows, table
 from benchmarks.serve.figures import Row
-from slipstream.bench.report_load import latencies, speeds
+from slipstream.bench.load_figures import latencies, speeds
 from slipstream.bench.results import Result
 from slipstream.bench.tables import ends
 

@@ -77,8 +77,7 @@ def slipstream(choice: Choice) -> dict[str, Any]:
 
 def others(choice: Choice) -> dict[str, Settings]:
     """The same choice for each of `PROGRAMS`."""
-    makers = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server, "transformers": transformers}
-    return {name: makers[name](choice) for name in PROGRAMS}
+    return dict(zip(PROGRAMS, (write(choice) for write in (vllm, sglang, llama_server, transformers)), strict=True))
 
 
 def vllm(choice: Choice) -> Settings:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.bench import estimates, memory_use
+from slipstream.bench import estimates
 from slipstream.bench.estimates import FEWEST_PASSES, Estimate
 from slipstream.bench.identity import Divergence, divergence
+from slipstream.bench.provenance import forget_peak, peak
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.registry import DRAFTERS
@@ -101,7 +102,7 @@ class Run:
     texts        prompt -> output ids of the untimed first pass.
     context      tokens of earlier text before each prompt were added up to this number; None: none were.
     divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
-    peak_memory  bytes, see `memory_use.Peak`; None if the system does not report it.
+    peak_memory  bytes, see `provenance.peak`; None if the system does not report it.
     """
 
     arm: Arm
@@ -246,14 +247,15 @@ def race(
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
     """One untimed pass: triggers lazy compilation, stores the texts, and measures memory."""
     run.drafter = run.arm.prepare()
-    with memory_use.Peak(run.arm.llm.target.device) as peak:
-        for group in run.groups:
-            done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
-            for i, completion in zip(group, done, strict=True):
-                run.texts[i] = completion.token_ids
-                _compare(run, i, completion)
-            advance()
-    run.peak_memory = peak.bytes
+    device = run.arm.llm.target.device
+    known = forget_peak(device)
+    for group in run.groups:
+        done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
+        for i, completion in zip(group, done, strict=True):
+            run.texts[i] = completion.token_ids
+            _compare(run, i, completion)
+        advance()
+    run.peak_memory = peak(device) if known else None
 
 
 def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:

@@ -1,4 +1,4 @@
-"""The origin of a measurement: machine, versions, commit, date, weights, prompts, command."""
+"""The conditions of a measurement: machine, its other load, memory, versions, commit, weights, prompts, command."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, if the package is in one."""
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 
@@ -99,6 +100,38 @@ def _others(proc: Path = Path("/proc")) -> dict[int, int]:
         ours |= more
     steal = int((proc / "stat").read_text().split("\n", 1)[0].split()[8])
     return {0: steal} | {process: used for process, used in ticks.items() if process not in ours}
+
+
+def forget_peak(device: Any) -> bool:
+    """Have `peak` begin anew; False if the system cannot (only Linux can, without CUDA)."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        _RESET.write_text("5")  # proc(5): resets VmHWM to what is resident now
+    except OSError:
+        return False
+    return True
+
+
+def peak(device: Any) -> int:
+    """Bytes: on CUDA those allocated by tensors, elsewhere `process_peak`."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_peak()
+
+
+def process_peak() -> int:
+    """Largest resident set of this process, in bytes, libraries and all loaded models included (on Linux: since
+    `forget_peak`)."""
+    if _STATUS.exists():  # ru_maxrss on Linux starts at the parent's size, which survives fork and exec
+        rows = _STATUS.read_text().splitlines()
+        return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM"))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def commit() -> str | None:

@@ -164,8 +164,7 @@ def speedups(fast: list[dict[str, Any]], conditions: list[str], names: list[str]
         "speedup", "Speed-up over plain decoding",
         "Points: speed-up over plain decoding in the same passes; bars: 95% intervals; dashed: plain decoding.",
         "; ".join(f"{name(a)}, {condition(a)}: {interval(a['overall']['speedup'])}" for a in fast),
-        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow),
-        height=1.0 + 0.48 * len(rows),
+        lambda axes, narrow: plots.intervals(axes, rows, "speed-up", narrow), height=1.0 + 0.48 * len(rows),
     )  # fmt: skip
 
 

@@ -49,37 +49,25 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
-        body = {
-            "settings": self.settings,
-            "provenance": self.provenance,
-            "warnings": self.warnings,
-            "data": self.data,
-        }
+        body = {name: getattr(self, name) for name in ("settings", "provenance", "warnings", "data")}
         return head | _plain(body)
 
 
 def write(result: Result, path: str | Path) -> None:
     """Writes the file atomically: to a temporary file, which is then renamed. Raises ResultError."""
-    path = Path(path)
-    text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(path, text)
+    write_text(Path(path), json.dumps(result.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str | bytes, option: str = "--out") -> None:
     """Replaces the file atomically, so that no reader sees a partial file. Raises ResultError, which says which
     `option` names the file."""
-    data = text.encode() if isinstance(text, str) else text
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates it with mode 0600
+        temporary.write_bytes(text.encode() if isinstance(text, str) else text)
         os.replace(temporary, path)
     except OSError as fault:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
+        with suppress(OSError):
+            temporary.unlink()
         raise ResultError(
             f"{path} cannot be written: {fault.strerror}", fix=f"choose another file with {option}"
         ) from fault
@@ -196,9 +184,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

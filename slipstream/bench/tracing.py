@@ -35,37 +35,6 @@ WINDOW = 10
 
 
 @dataclass(frozen=True)
-class RejectedToken:
-    """A draft token that was rejected. p, q: its probability under the target and under the drafter; q is None if the
-    token was chosen deterministically."""
-
-    token: int
-    by: str
-    p: float
-    q: float | None
-
-
-@dataclass(frozen=True)
-class TokenRecord:
-    """One output token.
-
-    by        what proposed it: "target", or the name of the drafter (for a stack, of the member).
-    step      index of the step, from 0 (prefill); place: index of the token within the step, from 0.
-    p, q      as in `RejectedToken`; q is also None for tokens of the target.
-    rejected  draft tokens for this position that were rejected.
-    """
-
-    token: int
-    drafted: bool
-    by: str
-    step: int
-    place: int
-    p: float
-    q: float | None
-    rejected: list[RejectedToken]
-
-
-@dataclass(frozen=True)
 class StepRecord:
     """One step. drafted: verified draft tokens; accepted: accepted draft tokens; tokens: output tokens."""
 
@@ -76,13 +45,19 @@ class StepRecord:
 
 @dataclass
 class Recorder:
-    """Wraps a drafter and records the steps of one sequence.
+    """Wraps a drafter and records the steps of one sequence, and each output token as JSON values:
 
-    p is of the distribution that verification used, or of the softmax of the target's logits at temperature 0.
+    token, by  its id, and what proposed it: "target", or the name of the drafter (for a stack, of the member).
+    drafted    whether it is an accepted draft token.
+    step       index of the step, from 0 (prefill); place: index of the token within the step, from 0.
+    p, q       its probability under the target and under the drafter. p is of the distribution that verification used,
+               or of the softmax of the target's logits at temperature 0; q is None for tokens of the target, and for
+               draft tokens that were chosen deterministically.
+    rejected   draft tokens for this position that were rejected: token, by, p, q of each.
     """
 
     drafter: Drafter
-    tokens: list[TokenRecord] = field(default_factory=list)
+    tokens: list[dict[str, Any]] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -113,19 +88,20 @@ class Recorder:
             if node >= 0:  # siblings after it were not tried
                 rejected = [n for n in rejected if n < node]
             self.tokens.append(
-                TokenRecord(
-                    token=token,
-                    drafted=place < accepted,
-                    by=who[node] if node >= 0 else "target",
-                    step=len(self.steps),
-                    place=place,
-                    p=float(row[token]),
-                    q=_q(draft, node, token) if node >= 0 else None,
-                    rejected=[
-                        RejectedToken(draft.ids[n], who[n], float(row[draft.ids[n]]), _q(draft, n, draft.ids[n]))
+                {
+                    "token": token,
+                    "drafted": place < accepted,
+                    "by": who[node] if node >= 0 else "target",
+                    "step": len(self.steps),
+                    "place": place,
+                    "p": float(row[token]),
+                    "q": _q(draft, node, token) if node >= 0 else None,
+                    "rejected": [
+                        {"token": t, "by": who[n], "p": float(row[t]), "q": _q(draft, n, t)}
                         for n in rejected
+                        for t in [draft.ids[n]]
                     ],
-                )
+                }
             )
             at = node
         depths = draft.depths
@@ -248,10 +224,10 @@ def trace(
 
     def collect() -> dict[str, Any]:
         text = [show([token]) for token in seq.asked]
-        used = sorted({i for t in recorder.tokens for i in (t.token, *(g.token for g in t.rejected))})
+        used = sorted({i for t in recorder.tokens for i in (t["token"], *(g["token"] for g in t["rejected"]))})
         return {
             "prompt": {"name": name, "text": "".join(text), "tokens": len(text)},
-            "tokens": [asdict(token) for token in recorder.tokens],
+            "tokens": recorder.tokens,
             "pieces": pieces(llm, seq),
             "vocabulary": {token: show([token]) for token in used},
             "steps": [asdict(each) for each in recorder.steps],

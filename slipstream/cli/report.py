@@ -44,7 +44,7 @@ def report(
 
 SECTIONS: dict[str, str] = {
     "bench": "slipstream.bench.report_bench",
-    "bench-served": "slipstream.bench.report_load",
+    "bench-served": "slipstream.bench.load_figures",
     "trace": "slipstream.bench.report_trace",
     "verify": "slipstream.verify.report_verify",
     "verify-served": "slipstream.verify.served",

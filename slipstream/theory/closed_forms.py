@@ -39,13 +39,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return sum(alpha**i for i in range(gamma + 1))  # the same sum, also right at alpha = 1
 
 
-def step_cost(
-    gamma: int,
-    c: float,
-    costs: CostCurve | None = None,
-    batch: int = 1,
-    host: float = 0.0,
-) -> float:
+def step_cost(gamma: int, c: float, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0) -> float:
     """Time of one speculative step over the time of one decode step, for gamma draft tokens a sequence.
 
     costs  time of the target by rows: batch (gamma + 1) of them in a speculative step, `batch` in a decode step. None:
@@ -65,12 +59,7 @@ def speedup(
 
 
 def best_gamma(
-    alpha: float,
-    c: float,
-    longest: int = 256,
-    costs: CostCurve | None = None,
-    batch: int = 1,
-    host: float = 0.0,
+    alpha: float, c: float, longest: int = 256, costs: CostCurve | None = None, batch: int = 1, host: float = 0.0
 ) -> int:
     """The draft length of the greatest expected speed-up, at most `longest`; 0 if no draft pays; the shortest among
     equals. All lengths are tried: a measured cost curve has steps, and after a step the speed-up may rise again.
@@ -190,8 +179,6 @@ def predict(
     Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
     last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain.
     """
-    _check_prediction(position_rates, drafted, tokens, batch, draft_seconds, step_host, plain_host, prefill)
-    check_number("draft_prefill", draft_prefill, 0.0, float("inf"))
     deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the steps at depth j or deeper
     reach = [1.0, *(rate * share for rate, share in zip(position_rates, deep[1:], strict=False))]
     plain = costs(batch) + plain_host
@@ -223,23 +210,3 @@ def predict(
         "host": drafting * step_host + (steps - drafting) * plain_host,
     }
     return Prediction(tau, steps, spent, prefill + (tokens - 1) * plain)
-
-
-def _check_prediction(
-    rates: Seq[float], drafted: Seq[float] | None, tokens: int | None, batch: int, *seconds: float
-) -> None:
-    """Raise ParameterError for what cannot have been measured."""
-    for j, rate in enumerate(rates, start=1):
-        check_number(f"the rate at position {j}", rate, 0.0, 1.0)
-    if drafted is not None:
-        check_rates(drafted)
-        if len(drafted) != len(rates):
-            raise ParameterError(
-                f"{len(rates)} rates by position and {len(drafted)} shares of drafted steps were given",
-                fix="give one of each for each depth",
-            )
-    check_integer("batch", batch, 1)
-    if tokens is not None:
-        check_integer("tokens", tokens, 1)
-    for value in seconds:
-        check_number("a time", value, 0.0, float("inf"))

@@ -7,7 +7,7 @@ import torch
 
 from slipstream.bench import measure
 from slipstream.bench.measure import Arm, Cell, line_up, load_weights_once, passes, race
-from slipstream.bench.memory_use import Peak
+from slipstream.bench.provenance import forget_peak, peak
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.none import NoDrafter
@@ -154,11 +154,11 @@ def test_an_unfinished_round_does_not_count(llm):
 def test_peak_memory_is_that_of_the_measured_part_only():
     big = torch.ones(30_000_000)
     del big
-    with Peak(torch.device("cpu")) as peak:
-        small = torch.ones(2_000_000)
-    if peak.bytes is None:
+    cpu = torch.device("cpu")
+    if not forget_peak(cpu):
         pytest.skip("the system cannot reset the peak")
-    with Peak(torch.device("cpu")) as larger:
-        kept = torch.ones(30_000_000)
-    assert larger.bytes - peak.bytes > 60_000_000
+    small, few = torch.ones(2_000_000), peak(cpu)
+    forget_peak(cpu)
+    kept, many = torch.ones(30_000_000), peak(cpu)
+    assert many - few > 60_000_000
     assert len(small) < len(kept)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream import LLM
-from slipstream.bench.report_load import section
+from slipstream.bench.load_figures import section
 from slipstream.bench.results import read
 from tests.checkpoints import Tiny
 from tests.server.hosting import Host, hosted

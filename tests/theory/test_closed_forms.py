@@ -257,12 +257,3 @@ def test_predictions_from_counters_of_the_decoder_itself():
     drafted = [stats.drafted_at[d] / stats.steps for d in sorted(stats.drafted_at)]
     found = predict(stats.position_rates, STEEP, 0.1, drafted=drafted)
     assert found.tau == pytest.approx(stats.mean_acceptance_length)
-
-
-@pytest.mark.parametrize("wrong", [
-    {"position_rates": [1.2]}, {"drafted": [0.5]}, {"drafted": [0.5, 0.9]}, {"tokens": 0}, {"batch": 0},
-    {"draft_seconds": -1}, {"prefill": float("nan")}, {"step_host": -1}, {"draft_prefill": float("inf")},
-])  # fmt: skip
-def test_predict_refuses_impossible_measurements(wrong):
-    with pytest.raises(ParameterError):
-        predict(**{"position_rates": [0.8, 0.6], "costs": STEEP, "draft_seconds": 0.1} | wrong)
