@@ -128,11 +128,8 @@ def weight_files(folder: Path) -> dict[str, list[str] | None]:
             fix="convert it once, where you trust it: load it with transformers and call "
             "save_pretrained(folder), which writes safetensors",
         )
-    raise CheckpointError(
-        f"{folder} holds no {SINGLE} and no {INDEX}",
-        why="there are no weights to load",
-        fix="download the weights",
-    )
+    why = "there are no weights to load"
+    raise CheckpointError(f"{folder} holds no {SINGLE} and no {INDEX}", why=why, fix="download the weights")
 
 
 def _sharded(folder: Path) -> dict[str, list[str] | None]:

@@ -244,15 +244,9 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
     heads, layers = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
     hidden = _count(config, "hidden_size")
     attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", False)
-    if kind in ("qwen2", "qwen3", "qwen3_moe") or config.get("head_dim"):
-        default_dim = 128 if kind == "qwen3" else hidden // heads
-        head_dim = _count(config, "head_dim", default_dim)
-    elif hidden % heads:
-        raise ConfigError(
-            f"hidden_size {hidden} does not divide among {heads} heads", fix="set head_dim in config.json"
-        )
-    else:
-        head_dim = hidden // heads
+    if hidden % heads and not (kind.startswith("qwen") or config.get("head_dim")):
+        fix = "set head_dim in config.json"
+        raise ConfigError(f"hidden_size {hidden} does not divide among {heads} heads", fix=fix)
     return DecoderConfig(
         model_type=kind,
         vocab_size=_count(config, "vocab_size"),
@@ -260,7 +254,7 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
         layers=layers,
         heads=heads,
         kv_heads=_count(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
+        head_dim=_count(config, "head_dim", 128 if kind == "qwen3" else hidden // heads),
         intermediate_size=_count(config, "intermediate_size"),
         context=_count(config, "max_position_embeddings", _CONTEXT[kind]),
         norm_eps=_positive(config, "rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6),

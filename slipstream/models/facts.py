@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
+from slipstream.models.folder_tokenizer import content_of
 from slipstream.models.gguf_header import CONTROL, GgufShape, gguf_shape, read_header
 from slipstream.models.module_shape import ModuleShape
 from slipstream.models.text import tokenizer_of
@@ -164,13 +165,8 @@ def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
     return TokenMap(
         tokens={i: token for token, i in ids.items()},
         special=frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special),
-        roles={role: ids.get(_content(names.get(f"{role}_token"))) for role in ROLES},
+        roles={role: ids.get(content_of(names.get(f"{role}_token")) or "") for role in ROLES},
     )
-
-
-def _content(token: Any) -> Any:
-    """A special token's text, which a configuration stores as a string or as an object."""
-    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -121,10 +121,10 @@ class FolderTokenizer:
         """The id of a token, that of the unknown token if there is no such token."""
         if self._whole is not None or type(tokens) is not str:
             return self.transformers.convert_tokens_to_ids(tokens)
-        found = self._backend.token_to_id(tokens)
-        if found is None and (unknown := self._special.get("unk_token")) is not None:
-            found = self._backend.token_to_id(unknown)
-        return found
+        token_id = self._backend.token_to_id(tokens)
+        if token_id is None and (unknown := self._special.get("unk_token")) is not None:
+            token_id = self._backend.token_to_id(unknown)
+        return token_id
 
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
         """Text of a conversation (tokenize=False), or its ids."""
@@ -185,7 +185,7 @@ def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None
         return None
     if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
         return None
-    named = {name: _content(settings[name]) for name in _NAMED if settings.get(name) is not None}
+    named = {name: content_of(settings[name]) for name in _NAMED if settings.get(name) is not None}
     if not _adds_nothing(backend, settings, named.values()):
         return None
     backend.no_truncation()
@@ -200,7 +200,7 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
     lists = [settings.get(name) or [] for name in _LISTS]
     if not all(isinstance(each, list) for each in lists):
         return False
-    wanted = [*named, *(_content(token) for each in lists for token in each)]
+    wanted = [*named, *(content_of(token) for each in lists for token in each)]
     same = [{flag: getattr(token, flag) for flag in _FLAGS} for token in known]
     decoder = settings.get("added_tokens_decoder", {})
     return {token.content for token in known}.issuperset(wanted) and (
@@ -211,16 +211,16 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
 def _json(file: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None if there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _content(token: Any) -> str | None:
+def content_of(token: Any) -> str | None:
     """Text of a token as configurations write it; None, which is no added token, for anything else."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> Any:

@@ -128,7 +128,7 @@ def generation_defaults(
             )
         return GenerationDefaults.of(read_json(path / FILE if path.is_dir() else path), encoder_decoder)
     if folder is None:
-        own = getattr(module, "generation_config", None)
-        return NOTHING if own is None else GenerationDefaults.of(own.to_dict(), encoder_decoder)
+        generation = getattr(module, "generation_config", None)
+        return NOTHING if generation is None else GenerationDefaults.of(generation.to_dict(), encoder_decoder)
     file = resolve(folder) / FILE  # a GGUF file has none
     return GenerationDefaults.of(read_json(file), encoder_decoder) if file.is_file() else NOTHING

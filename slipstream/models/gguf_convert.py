@@ -233,11 +233,11 @@ def _checked(part: Path, file: Path, words: Words | None) -> Converted:
         return Converted(file, stored, 0, None)
     known = [i for i, kind in enumerate(words.types) if kind != UNUSED]
     for i in known:
-        found, wanted = tokenizer.decode([i]), words.tokenizer.decode([i])
+        text, wanted = tokenizer.decode([i]), words.tokenizer.decode([i])
         # Incomplete characters may be another number of U+FFFD; some tokenizers drop a space at the beginning.
-        if found.replace("\ufffd", "") != wanted.replace("\ufffd", "") and found.strip(" ") != wanted.strip(" "):
+        if text.replace("\ufffd", "") != wanted.replace("\ufffd", "") and text.strip(" ") != wanted.strip(" "):
             raise CheckpointError(
-                f"token {i} is {wanted!r} in the checkpoint and {found!r} in the GGUF file",
+                f"token {i} is {wanted!r} in the checkpoint and {text!r} in the GGUF file",
                 why="the model would read and write other texts",
                 fix="convert the model with llama.cpp's own script",
             )

@@ -89,10 +89,10 @@ class GgufHeader:
 
     def size(self, key: str) -> int:
         """As `setting`, for a size: of one for each layer, the largest; 0 if there is none."""
-        found = self.setting(key)
-        if isinstance(found, list):
-            found = max(found, default=0)
-        return found if isinstance(found, int) else 0
+        value = self.setting(key)
+        if isinstance(value, list):
+            value = max(value, default=0)
+        return value if isinstance(value, int) else 0
 
     @property
     def file_type(self) -> str:
@@ -115,8 +115,8 @@ class GgufHeader:
 
     def token_id(self, role: str) -> int | None:
         """Id of a special token, for example "eos"; None if the file has none."""
-        found = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
-        return found if isinstance(found, int) else None
+        value = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        return value if isinstance(value, int) else None
 
     @cached_property
     def token_texts(self) -> dict[int, str]:

@@ -36,6 +36,7 @@ from slipstream.models.gguf_header import (
 )
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import tokenizer_of
+from slipstream.models.token_texts import flat_parts, is_byte_name
 
 WHOLE = "tokenizer.huggingface.json"
 """Key of the checkpoint's tokenizer.json."""
@@ -154,8 +155,7 @@ class GgufTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
-        data = text.encode()
-        room = len(data) + 8
+        data, room = text.encode(), len(text.encode()) + 8
         for _ in range(2):  # a text has at most as many tokens as bytes, mostly
             ids = (ctypes.c_int32 * room)()
             count = self._lib.llama_tokenize(self._model.vocab, data, len(data), ids, room, add_special_tokens, True)
@@ -178,9 +178,8 @@ class GgufTokenizer:
         room = 16 * len(ids) + 64
         for _ in range(2):
             out = ctypes.create_string_buffer(room)
-            count = self._lib.llama_detokenize(
-                self._model.vocab, given, len(ids), out, room, False, not skip_special_tokens
-            )
+            shown = not skip_special_tokens
+            count = self._lib.llama_detokenize(self._model.vocab, given, len(ids), out, room, False, shown)
             if count >= 0:
                 return out.raw[:count].decode("utf-8", errors="replace")
             room = -count
@@ -233,9 +232,9 @@ def words_of(source: str | Path, rows: int) -> Words | None:
         return None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = "{}" if backend is None else backend.to_str()
-    found = json.loads(text)
-    model: dict[str, Any] = found.get("model") or {}
-    parts = [part.get("type") for key in ("pre_tokenizer", "decoder") for part in _parts(found.get(key))]
+    described = json.loads(text)
+    model: dict[str, Any] = described.get("model") or {}
+    parts = [part.get("type") for key in ("pre_tokenizer", "decoder") for part in flat_parts(described.get(key))]
     if model.get("type") != "BPE" or not ("ByteLevel" in parts or model.get("byte_fallback")):
         raise UnsupportedModelError(
             f"the tokenizer of {str(source)!r} is of the kind {model.get('type')!r}",
@@ -246,15 +245,15 @@ def words_of(source: str | Path, rows: int) -> Words | None:
     for token, i in model["vocab"].items():
         if i < rows:
             texts[i], types[i] = token, NORMAL
-    for added in found.get("added_tokens") or []:
+    for added in described.get("added_tokens") or []:
         if added["id"] < rows:
             texts[added["id"]], types[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     if "ByteLevel" in parts:
-        return Words(tokenizer, "gpt2", text, texts, types, merges, (), _split(found.get("pre_tokenizer")))
+        return Words(tokenizer, "gpt2", text, texts, types, merges, (), _split(described.get("pre_tokenizer")))
     ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
     for i, token in enumerate(texts):
-        if len(token) == 6 and token.startswith("<0x") and types[i] == NORMAL:
+        if is_byte_name(token) and types[i] == NORMAL:
             types[i] = BYTE
     if (unknown := model.get("unk_token")) in texts:
         types[texts.index(unknown)] = UNKNOWN
@@ -292,17 +291,9 @@ def add_words(writer: Any, words: Words, eos_ids: Seq[int]) -> None:
     writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
 
 
-def _parts(found: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A pre-tokenizer or decoder, or those in a sequence."""
-    if not found:
-        return []
-    inside = found.get("pretokenizers") or found.get("decoders")
-    return inside or [found]
-
-
-def _split(found: dict[str, Any] | None) -> str:
+def _split(described: dict[str, Any] | None) -> str:
     """llama.cpp's name for how a byte-level tokenizer splits texts into words; that of GPT-2 if it has none."""
-    parts = _parts(found)
+    parts = list(flat_parts(described))
     if [part["type"] for part in parts] == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
         pattern = [parts[0]["pattern"].get("Regex")]
         return next((name for name, each in SPLITS.items() if each == pattern), "gpt-2")

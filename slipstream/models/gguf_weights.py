@@ -199,10 +199,10 @@ class GgufWeights(Weights):
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
         """Rows of a matrix as they are stored; None if it is stored as floating-point numbers."""
-        tensor, own = self._stored[name]
+        tensor, rows_of = self._stored[name]
         if tensor.type not in READERS:
             return None
-        return READERS[tensor.type](own(_read(self._header, tensor))[rows])
+        return READERS[tensor.type](rows_of(_read(self._header, tensor))[rows])
 
     def stored_dtype(self, name: str) -> torch.dtype:
         return FLOATS.get(self._stored[name][0].type, torch.float32)
@@ -211,28 +211,28 @@ class GgufWeights(Weights):
         blocks = self.blocks(name, rows)
         if blocks is not None:
             return torch.from_numpy(blocks.floats())
-        tensor, own = self._stored[name]
+        tensor, rows_of = self._stored[name]
         shape = self.shapes[name]
-        raw = own(_read(self._header, tensor)).reshape(*shape, -1)[rows]
+        raw = rows_of(_read(self._header, tensor)).reshape(*shape, -1)[rows]
         kind = np.float32 if tensor.type == "F32" else np.int16
         return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
 
 
 def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
     """Name in the file -> canonical names of the tensors in it, one after another."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name in config.shapes():
         stem, _, kind = name.rpartition(".")
         if not stem.startswith("layers."):
-            found[f"{_TOP[stem]}.{kind}"] = [name]
+            names[f"{_TOP[stem]}.{kind}"] = [name]
             continue
         _, layer, part = stem.split(".", 2)
         expert = _EXPERT.fullmatch(part)
         stored = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
         if config.model_type == "gpt2" and stored in ("attn_q", "attn_k", "attn_v"):
             stored = "attn_qkv"
-        found.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
-    return found
+        names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
+    return names
 
 
 def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:

@@ -55,9 +55,9 @@ def llama_cpp() -> Any:
 
 def faults() -> str:
     """What llama.cpp has logged as errors since the last call, in one line."""
-    found = "; ".join(dict.fromkeys(line for line in _faults if line))
+    said = "; ".join(dict.fromkeys(line for line in _faults if line))
     _faults.clear()
-    return found
+    return said
 
 
 class LlamaModel:

@@ -44,13 +44,12 @@ class Adapter:
         self.folder = resolve(source)
         config = read_json(self.folder / CONFIG)
         _refuse(config, self.folder)
-        self._base = config.get("base_model_name_or_path")
         self._full: dict[str, Tensor] = {}
         factors: defaultdict[tuple[str, bool], dict[str, Tensor]] = defaultdict(dict)
         for stored, tensor in self._tensors().items():
             name = stored.removeprefix("base_model.model.").replace(".base_layer.", ".")
-            if found := _FACTOR.fullmatch(name):
-                factors[found[1], bool(found[2])][found[3]] = tensor
+            if factor := _FACTOR.fullmatch(name):
+                factors[factor[1], bool(factor[2])][factor[3]] = tensor
             else:
                 self._full[_key(name)] = tensor
         try:
@@ -64,22 +63,23 @@ class Adapter:
                 fix="download or export it again",
             ) from fault
         self._left = {*self._full, *self._factors}
+        base = config.get("base_model_name_or_path")
+        self._fix = f"use the model that it was trained on ({base})" if base else "use its base model"
 
     def _tensors(self) -> dict[str, Tensor]:
         path = self.folder / FILE
         if not path.exists():
-            raise CheckpointError(
-                f"{self.folder} holds no {FILE}", why="a pickle is not read, as it can run any code", fix="save it anew"
-            )
+            why = "a pickle is not read, as it can run any code"
+            raise CheckpointError(f"{self.folder} holds no {FILE}", why=why, fix="save it anew")
         try:
-            found = load_file(path)
+            tensors = load_file(path)
         except (SafetensorError, OSError, ValueError) as fault:
             raise CheckpointError(f"{path} cannot be read: {fault}", fix="download it again") from fault
-        wrong = [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]
-        if wrong or not found:
+        wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+        if wrong or not tensors:
             what = f"NaN or infinity in {few(wrong)}" if wrong else "no tensor"
             raise CheckpointError(f"{path} holds {what}", fix="download or export it again")
-        return found
+        return tensors
 
     def _product(
         self, module: str, embedding: bool, pair: Mapping[str, Tensor], config: Mapping[str, Any]
@@ -118,7 +118,7 @@ class Adapter:
             raise CheckpointError(
                 f"{name} has the shape {shape}, the adapter {self.folder} was made for {wanted[0]}",
                 why="it was trained on another model",
-                fix=f"use that one ({self._base})" if self._base else "use its base model",
+                fix=self._fix,
             )
         self._left.discard(key)
         return True
@@ -141,7 +141,7 @@ class Adapter:
                 f"the adapter {self.folder} changes {len(self._left)} tensors that this model does not have: "
                 + few(self._left),
                 why="leaving them out would run another model than the one that was trained",
-                fix=f"use the model that it was trained on ({self._base})" if self._base else "use its base model",
+                fix=self._fix,
             )
 
 

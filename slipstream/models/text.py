@@ -89,8 +89,8 @@ def stray_byte(tokenizer: Any) -> int | None:
 
         if not isinstance(tokenizer, PreTrainedTokenizerBase):  # one of the user's own: nothing is known of its tokens
             return None
-    found = tokenizer.convert_tokens_to_ids("<0xFF>")
-    return found if isinstance(found, int) and found != tokenizer.unk_token_id else None
+    byte = tokenizer.convert_tokens_to_ids("<0xFF>")
+    return byte if isinstance(byte, int) and byte != tokenizer.unk_token_id else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Spelling:
         """The bytes that a token writes in the middle of a text."""
         if self.byte_level and all(char in BYTE_OF for char in token):
             return bytes(BYTE_OF[char] for char in token)
-        if self.byte_names and _is_byte_name(token):
+        if self.byte_names and is_byte_name(token):
             return bytes.fromhex(token[3:5])
         if self.prefix is not None:
             continues = self.prefix != "" and token.startswith(self.prefix)
@@ -56,7 +56,8 @@ class Spelling:
         return (token.replace(self.space, " ") if self.space else token).encode()
 
 
-def _is_byte_name(token: str) -> bool:
+def is_byte_name(token: str) -> bool:
+    """Whether it is written as a byte, as in `<0x41>`."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
@@ -84,7 +85,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Any, of: str):
         backend = _backend(tokenizer, of)
         described = json.loads(backend.to_str())
-        model, decoders = described["model"], list(_flat(described["decoder"]))
+        model, decoders = described["model"], list(flat_parts(described["decoder"]))
         spelling = _spelling(decoders, of)
         added = backend.get_added_tokens_decoder()
         unknown = model.get("unk_token")
@@ -132,11 +133,11 @@ class TokenTexts:
     def id_of(self) -> dict[bytes, int]:
         """Id of the token that writes these bytes. Of several, one that is not spelled as a byte: only it occurs in
         text."""
-        found: dict[bytes, int] = {}
+        ids: dict[bytes, int] = {}
         for id_, data in enumerate(self.written):
-            if data and (data not in found or _is_byte_name(str(self._whole.id_to_token(found[data])))):
-                found[data] = id_
-        return found
+            if data and (data not in ids or is_byte_name(str(self._whole.id_to_token(ids[data])))):
+                ids[data] = id_
+        return ids
 
     def bytes_of(self, ids: list[int] | tuple[int, ...]) -> bytes:
         """What ids write; special and unknown ones write nothing."""
@@ -175,14 +176,14 @@ def _unreadable(of: str, what: str) -> PairError:
     )
 
 
-def _flat(part: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+def flat_parts(part: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
     """The parts of a decoder, normalizer or pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return
     if part["type"] == "Sequence":
         for name in ("decoders", "normalizers", "pretokenizers"):
             for each in part.get(name, ()):
-                yield from _flat(each)
+                yield from flat_parts(each)
     else:
         yield part  # type: ignore[misc]
 
@@ -220,12 +221,12 @@ def _without_specials(described: Mapping[str, Any]) -> Tokenizer:
 def _without_prefix(described: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer's description without the space that it puts before a text; unchanged if it puts none."""
     edited = {**described, "pre_tokenizer": deepcopy(described["pre_tokenizer"])}
-    for part in _flat(edited["pre_tokenizer"]):
+    for part in flat_parts(edited["pre_tokenizer"]):
         if part["type"] == "Metaspace":
             part["prepend_scheme"] = "never"
         elif part["type"] == "ByteLevel":
             part["add_prefix_space"] = False
-    kept = [part for part in _flat(described["normalizer"]) if part["type"] != "Prepend"]
-    if len(kept) < len(list(_flat(described["normalizer"]))):
+    kept = [part for part in flat_parts(described["normalizer"]) if part["type"] != "Prepend"]
+    if len(kept) < len(list(flat_parts(described["normalizer"]))):
         edited["normalizer"] = {"type": "Sequence", "normalizers": kept}
     return edited

@@ -236,12 +236,12 @@ def _assemble(
                 unknown.append(stored)
                 continue
             try:
-                found = tuple(cut(meta).shape)
+                given = tuple(cut(meta).shape)
             except (IndexError, RuntimeError, ValueError):
-                found = shape
-            if found != expected[name]:
+                given = shape
+            if given != expected[name]:
                 raise CheckpointError(
-                    f"{stored} in {origin} gives {name} the shape {found}, config.json says {expected[name]}",
+                    f"{stored} in {origin} gives {name} the shape {given}, config.json says {expected[name]}",
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
