@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json
-from slipstream.models.config import Experts
+
+if TYPE_CHECKING:
+    from slipstream.models.config import Experts
 
 UNBOUNDED = 2**31 - 1
 """Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
@@ -188,6 +190,8 @@ def _experts(text: Any) -> Experts | None:
     count, per_token = _first(text, *_EXPERT_KEYS), _first(text, *_PER_TOKEN_KEYS)
     if not count or not per_token or count < 2:
         return None
+    from slipstream.models.config import Experts  # imported here: it needs torch, which a server's process has not
+
     return Experts(count, min(per_token, count), 0, True, (True,) * text.num_hidden_layers)
 
 
