@@ -1,7 +1,7 @@
 """`python -m benchmarks.recording`: record plain and speculative decoding of one text, as an animated SVG.
 
-The text is a small edit that the embedded target answers correctly. Both methods decode it alternately, several times;
-the pass of median time of each method is drawn. Decoding is greedy, so all texts must be token-identical; otherwise
+SmolLM2-135M-Instruct writes a text as numbered steps. Both methods decode it alternately, several times; the
+pass of median time of each method is drawn. Decoding is greedy, so all texts must be token-identical; otherwise
 nothing is drawn. The tokens appear at the measured times, slowed down by one stated factor.
 """
 
@@ -18,25 +18,17 @@ from benchmarks.recording.drawing import Recording, Take, Token, draw
 from slipstream import LLM, SamplingParams, __version__
 from slipstream.bench.provenance import OtherProcesses, machine
 from slipstream.settings import EXECUTORS
+from slipstream.zoo import SMOLLM2, smollm2_file
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUEST = "Add the comment `# Waits longer after every attempt` at the top."
-CODE = '''def download(url, path):
-    """Download a file, with a few retries."""
-    for attempt in range(3):
-        try:
-            response = requests.get(url, timeout=10)
-            response.raise_for_status()
-        except requests.RequestException:
-            time.sleep(2 ** attempt)
-            continue
-        path.write_bytes(response.content)
-        return path
-    raise OSError(f"could not download {url}")'''
+REQUEST = "Write this text as numbered steps."
+TEXT = (
+    "The pump must stand on a level floor, at least thirty centimetres from the wall. Fill the housing with clean water "
+    "through the upper opening. Close the screw by hand. Open the valve of the suction line, then switch the pump on."
+)
 NOTES = {
     "suffix": "drafts by suffix matching",
     "ngram": "drafts by n-gram lookup",
-    "embedded": "drafts with a 2.4M model",
     "eagle3": "drafts with an EAGLE-3 head",
 }
 """The picture's text about a drafter."""
@@ -99,7 +91,7 @@ def origin(llm: LLM, each: list[list[Take]], others: float | None) -> str:
     ]
     parts = [
         f"{date.today()}, {cpu['cores']} cores of {cpu['cpu']} ({', '.join(cpu['vector'])}), {platform.system()}",
-        f"slipstream {__version__}, {llm!r}",
+        f"slipstream {__version__}, {llm!r}".replace(str(smollm2_file()), SMOLLM2),
         f"command: {command}",
         f"medians of {len(each[0])} interleaved passes (quartiles), prompt included: {', '.join(times)}",
     ]
@@ -119,8 +111,8 @@ def main() -> int:
         return 2
     names = options.draft.split(",")
     note = f"{NOTES.get(names[0], 'drafts with ' + names[0])}, {options.draft_tokens} tokens per step at most"
-    llm = LLM("embedded", executor=options.executor)
-    prompt = llm.chat_prompt(f"{REQUEST}\n\n{CODE}")
+    llm = LLM(SMOLLM2, executor=options.executor)
+    prompt = llm.chat_prompt(f"{REQUEST}\n\n{TEXT}")
     draft = names if len(names) > 1 else names[0]
     others = OtherProcesses()
     found = rounds(llm, prompt, draft, options.draft_tokens, note, options.rounds)

@@ -15,7 +15,7 @@ MEAN = "mean acceptance length"
 HOLD = 4.0
 """Seconds for which the finished picture is shown."""
 COLUMN, LINE = 7.45, 19.0
-"""Width of a character and height of a line of code, in pixels."""
+"""Width of a character and height of a line of text, in pixels."""
 FONT = "ui-monospace,SFMono-Regular,'SF Mono',Menlo,Consolas,'Liberation Mono','DejaVu Sans Mono',monospace"
 SANS = "-apple-system,BlinkMacSystemFont,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif"
 THEMES = {
@@ -31,6 +31,8 @@ THEMES = {
     "fast": ("#1f883d", "#2ea043"),
 }
 BORDER = ("#d1d9e0", "#3d444d")
+WIDEST = 58
+"""Characters of a line, after which the text is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,25 @@ class Piece:
     seconds: float
 
 
+def wrapped(text: str) -> str:
+    """The text with a line break in place of a blank where a line would be longer than `WIDEST`; as long as before."""
+    chars, start, blank = list(text), 0, -1
+    for i, char in enumerate(text):
+        if char == "\n":
+            start = i + 1
+        elif char == " ":
+            blank = i
+        elif i - start >= WIDEST and blank >= start:
+            chars[blank], start = "\n", blank + 1
+    return "".join(chars)
+
+
 def pieces(take: Take) -> Iterator[Piece]:
     """Lay out the tokens of a text in lines and columns."""
-    line = column = 0
+    text, line, column, end = wrapped(take.text), 0, 0, 0
     for token in take.tokens:
-        for i, part in enumerate(token.text.split("\n")):
+        start, end = end, end + len(token.text)
+        for i, part in enumerate(text[start:end].split("\n")):
             if i:
                 line, column = line + 1, 0
             shown = part.strip(" ")
@@ -132,13 +148,13 @@ class Picture:
 def draw(recording: Recording, narrow: bool = False) -> str:
     """The SVG document. narrow: panes below each other, for phones."""
     plain = recording.takes[0]
-    lines = plain.text.rstrip("\n").count("\n") + 1
-    columns = max(len(line) for line in plain.text.split("\n"))
+    lines = wrapped(plain.text).rstrip("\n").split("\n")
+    columns = max(map(len, lines))
     picture = Picture(HOLD + recording.slowdown * plain.seconds)
     margin, gap, pad = (8.0, 10.0, 14.0) if narrow else (16.0, 16.0, 16.0)
     pane_width = round(columns * COLUMN + 2 * pad)
     head, foot = 58.0, 66.0
-    pane_height = head + lines * LINE + foot
+    pane_height = head + len(lines) * LINE + foot
     count = len(recording.takes)
     top = 66.0 if narrow else 48.0
     if narrow:
@@ -146,11 +162,11 @@ def draw(recording: Recording, narrow: bool = False) -> str:
     else:
         width, height = count * pane_width + gap + 2 * margin, top + pane_height + 40
     picture.add(f'<rect x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" rx="10" class="paper edge"/>')
-    picture.text(margin + 2, 29, "soft small", "Request, with the function to edit:" if narrow else "Request:")
+    picture.text(margin + 2, 29, "soft small", "Request, with the text:" if narrow else "Request:")
     x, y = (margin + 2, 51) if narrow else (margin + 62, 29)
     picture.text(x, y, "ink code", recording.request, fitted(recording.request, 0.86 * COLUMN if narrow else COLUMN))
     if not narrow:
-        picture.text(width - margin - 2, 29, "soft small", "and the function to edit", ' text-anchor="end"')
+        picture.text(width - margin - 2, 29, "soft small", "and the text", ' text-anchor="end"')
     for i, take in enumerate(recording.takes):
         left = margin if narrow else margin + i * (pane_width + gap)
         above = top + i * (pane_height + gap) if narrow else top

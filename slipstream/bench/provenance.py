@@ -79,8 +79,8 @@ class OtherProcesses:
         now = _others()
         if not now or not self._used:
             return None
-        used = sum(max(0, ticks - self._used.get(process, 0)) for process, ticks in now.items())
-        seconds = used / os.sysconf("SC_CLK_TCK")
+        # What a process used before the start counts for its parent once it has ended, so only sums may be compared.
+        seconds = max(0, sum(now.values()) - sum(self._used.values())) / os.sysconf("SC_CLK_TCK")
         return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 
 

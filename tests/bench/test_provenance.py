@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.bench.provenance import _others, public_values
+from slipstream.bench import provenance
+from slipstream.bench.provenance import OtherProcesses, _others, public_values
 
 
 def test_folders_of_this_machine_are_removed_from_values_at_any_depth():
@@ -39,3 +40,11 @@ def test_orphans_that_init_has_waited_for_are_not_other_work(tmp_path: Path) -> 
         (tmp_path / str(process) / "stat").write_text(f"{process} (a name) S {parent} {'0 ' * 9}{times} 20")
     (tmp_path / "stat").write_text("cpu 1 2 3 4 5 6 7 9\n")
     assert _others(tmp_path) == {0: 9, 1: 11, 70: 1511}
+
+
+def test_what_a_process_used_before_the_start_is_not_counted_when_its_parent_waits_for_it(monkeypatch) -> None:
+    ticks = iter([{70: 10, 71: 100_000}, {70: 100_025}])  # 71, a child of 70, has used 5 more and ended; 70 itself 10
+    monkeypatch.setattr(provenance, "_others", lambda: next(ticks))
+    seconds = iter([0.0, 1.0])
+    monkeypatch.setattr(provenance, "monotonic", lambda: next(seconds))
+    assert OtherProcesses().share() == pytest.approx(15 / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recording.drawing import HOLD, Recording, Take, Token, draw, pieces
+from benchmarks.recording.drawing import HOLD, WIDEST, Recording, Take, Token, draw, pieces, wrapped
 
 ROOT = Path(__file__).parent.parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -79,3 +79,11 @@ def test_the_pictures_of_the_readme_are_there_and_small(name: str) -> None:
     assert path.stat().st_size < 200_000
     root = ElementTree.fromstring(path.read_text())
     assert re.match(r"\d{4}-\d\d-\d\d, ", str(root.findtext(f"{SVG}desc")))
+
+
+def test_long_lines_break_at_blanks_and_keep_every_token() -> None:
+    text = "a word " * 30 + "\n" + "b" * 70
+    broken = wrapped(text)
+    assert broken.replace("\n", " ") == text.replace("\n", " ")
+    assert all(len(line) <= WIDEST for line in broken.split("\n")[:-1])
+    assert broken.split("\n")[-1] == "b" * 70
