@@ -23,8 +23,9 @@ from slipstream.zoo import SMOLLM2, smollm2_file
 ROOT = Path(__file__).resolve().parents[2]
 REQUEST = "Write this text as numbered steps."
 TEXT = (
-    "The pump must stand on a level floor, at least thirty centimetres from the wall. Fill the housing with clean water "
-    "through the upper opening. Close the screw by hand. Open the valve of the suction line, then switch the pump on."
+    "The pump must stand on a level floor, at least thirty centimetres from the wall. Fill the housing with clean "
+    "water through the upper opening. Close the screw by hand. Open the valve of the suction line, then switch the "
+    "pump on."
 )
 NOTES = {
     "suffix": "drafts by suffix matching",
