@@ -1,7 +1,7 @@
 """Every error that Slipstream raises deliberately.
 
-Messages have one form: what failed (with the conflicting values), why it matters, the fix, and whether plain decoding
-was used instead. The command line prints the message and exits with code 2.
+Messages have one form: what failed (with the conflicting values), why it matters, and the fix. The command line prints
+the message and exits with code 2.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 class SlipstreamError(Exception):
     """Base class of all errors that Slipstream raises deliberately.
 
-    what failed, why it matters, how to fix it, and what was done instead (fallback). Each is one sentence without a
-    trailing full stop; conflicting values belong in `what`.
+    what failed, why it matters, and how to fix it: a sentence each, without a trailing full stop; conflicting values
+    belong in `what`.
     """
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "", fallback: str = ""):
-        self.what, self.why, self.fix, self.fallback = what, why, fix, fallback
-        sentences = [what, why, f"Fix: {fix}" if fix else "", fallback]
+    def __init__(self, what: str, *, why: str = "", fix: str = ""):
+        self.what, self.why, self.fix = what, why, fix
+        sentences = [what, why, f"Fix: {fix}" if fix else ""]
         super().__init__(" ".join(sentence(s) for s in sentences if s))
 
 

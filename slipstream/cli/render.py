@@ -132,8 +132,8 @@ def message(level: str, what: str, *details: str) -> None:
 
 
 def error(fault: SlipstreamError) -> None:
-    """Print what failed, why it matters, the fix, and the fallback."""
-    lines = [fault.why, f"Fix: {fault.fix}" if fault.fix else "", fault.fallback]
+    """Print what failed, why it matters, and the fix."""
+    lines = [fault.why, f"Fix: {fault.fix}" if fault.fix else ""]
     message("error", fault.what, *(sentence(line) for line in lines if line))
 
 

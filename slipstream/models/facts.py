@@ -162,10 +162,11 @@ def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
         ) from fault
     ids = tokenizer.get_vocab(with_added_tokens=True)
     names = _optional(folder / "special_tokens_map.json") | dict(settings)
+    named = {role: content_of(names.get(f"{role}_token")) for role in ROLES}
     return TokenMap(
         tokens={i: token for token, i in ids.items()},
         special=frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special),
-        roles={role: ids.get(content_of(names.get(f"{role}_token")) or "") for role in ROLES},
+        roles={role: None if name is None else ids.get(name) for role, name in named.items()},
     )
 
 

@@ -209,12 +209,6 @@ def device_map_of(text: str) -> str | dict[str, Any]:
         places = json.loads(text)
     except ValueError as fault:
         raise ParameterError(f"device_map is {text!r}, which is not JSON: {fault}", fix=fix) from fault
-    wrong = next((f"{name!r} is {place!r}" for name, place in places.items() if not _is_place(place)), None)
-    if wrong or not places:
-        raise ParameterError(f"device_map is {text!r}: {wrong or 'it names no module'}", fix=fix)
+    if not places or any(type(place) not in (str, int) or str(place).startswith("-") for place in places.values()):
+        raise ParameterError(f"device_map is {text!r}: a module without a device", fix=fix)
     return dict(places)
-
-
-def _is_place(value: Any) -> bool:
-    """Whether transformers takes it as a device: a name, or the number of a GPU."""
-    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.facts import ROLES, ModelFacts, TokenMap, facts
+from slipstream.models.facts import ModelFacts, facts
 from slipstream.theory.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 from slipstream.zoo import checkpoint_of
 
@@ -43,7 +43,7 @@ class PairReport:
     common        number of ids that both models have; `differing` of them map to different tokens, and `differences`
                   lists the first five of those.
     problem       why the pair is incompatible, in one sentence; empty if it is compatible.
-    notes         harmless differences, one sentence each.
+    notes         differences with which the pair works all the same, one sentence each.
     cost_ratio    c: bytes that a draft step reads divided by bytes that a target step reads, both in the same dtype.
                   Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models
                   cost more than that. It is also the acceptance rate above which some draft length saves time
@@ -209,37 +209,15 @@ def _notes(target: ModelFacts, draft: ModelFacts, special: int, shown: tuple[Dif
         lacking = [side for side, f in (("target", target), ("draft", draft)) if f.tokenizer is None]
         who = "neither model has" if len(lacking) == 2 else f"the {lacking[0]} has no"
         notes.append(f"only sizes were compared ({widths[0]} and {widths[1]} ids): {who} tokenizer files")
-    else:
-        notes += _token_notes(target.tokenizer, draft.tokenizer)
-        if widths[0] != widths[1]:
-            notes.append(f"the outputs are padded to different widths, {widths[0]} and {widths[1]}: harmless")
-        if special:
-            listed = "; ".join(map(str, shown))
-            notes.append(
-                f"{special} special tokens have different names ({listed}): at worst, drafts of them are rejected"
-            )
+    elif special:
+        listed = "; ".join(map(str, shown))
+        notes.append(f"{special} special tokens have different names ({listed}): at worst, drafts of them are rejected")
     contexts = target.config.context, draft.config.context
     if contexts[1] < contexts[0]:
         notes.append(
             f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at "
             f"{contexts[1]}, plain decoding continues"
         )
-    return notes
-
-
-def _token_notes(target: TokenMap, draft: TokenMap) -> list[str]:
-    notes = []
-    for side, known, other in (("target", target, draft), ("draft", draft, target)):
-        extra = sorted(known.tokens.keys() - other.tokens.keys())
-        if extra:
-            few = ", ".join(repr(known.tokens[i]) for i in extra[:SHOWN])
-            notes.append(
-                f"{len(extra)} tokens are known to the {side} alone ({few}): harmless, they are never accepted"
-            )
-    for role in ROLES:
-        ids = target.roles[role], draft.roles[role]
-        if ids[0] != ids[1]:
-            notes.append(f"{role} is {ids[0]} in the target and {ids[1]} in the draft: the target decides")
     return notes
 
 
@@ -253,5 +231,4 @@ def _sizes(side: ModelFacts) -> dict[str, Any]:
         "vocab_size": side.config.vocab_size,
         "tokens": None if side.tokenizer is None else len(side.tokenizer.tokens),
         "context": side.config.context,
-        **{role: None if side.tokenizer is None else side.tokenizer.roles[role] for role in ROLES},
     }

@@ -44,12 +44,11 @@ def test_the_same_tokens_are_compatible(tiny):
     require_pair(tiny.target, str(tiny.draft))
 
 
-def test_padding_is_compatible_and_noted(tiny, padded):
+def test_padding_is_compatible(tiny, padded):
     for target, draft in ((tiny.target, padded), (padded, tiny.target)):
         report = check_pair(target, draft)
         assert report.fits
-        (note,) = report.notes
-        assert all(part in note for part in ("padded to different widths", "320", "448", "harmless"))
+        assert not report.notes
         require_pair(target, draft)
 
 
@@ -82,17 +81,8 @@ def test_extra_tokens_on_one_side_are_harmless(tiny, tmp_path):
     tokenizer = make_tokenizer(folder)
     tokenizer.add_special_tokens(["<|tool|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    for report, side in ((check_pair(tiny.target, folder), "draft"), (check_pair(folder, tiny.target), "target")):
-        assert report.fits
-        assert any(f"1 tokens are known to the {side} alone ('<|tool|>')" in note for note in report.notes)
-
-
-def test_different_eos_ids_are_noted(tiny, tmp_path):
-    folder = clone(tiny.draft, tmp_path / "draft")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": {"content": "<|end|>"}}))
-    notes = check_pair(tiny.target, folder).notes
-    assert "eos is 0 in the target and 3 in the draft: the target decides" in notes
+    for pair in ((tiny.target, folder), (folder, tiny.target)):
+        assert (check_pair(*pair).fits, check_pair(*pair).notes) == (True, ())
 
 
 def test_a_shorter_draft_context_is_noted(tiny, tmp_path):
