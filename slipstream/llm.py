@@ -111,7 +111,7 @@ class LLM:
                   are refused where no draft model is loaded; neither changes the output's distribution.
                   generation_config holds where a request says nothing; a `Target` has none.
     tokenizer     only needed if the target brings none; without one, prompts are token ids.
-    draft_options options of the drafter, e.g. {"window": 512} or {"max_ngram": 4}.
+    draft_options options of the drafter, e.g. {"max_ngram": 4}.
     progress      called with (bytes read, bytes in all) while weights are loaded.
 
     Raises the errors of `slipstream.errors`.

@@ -11,7 +11,8 @@ is cut to its first children, not dropped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import cast
@@ -44,26 +45,20 @@ class Guard:
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         if any(budget):
-            try:
+            with self._guarded("propose", seqs):
                 draft = self.drafter.propose(seqs, budget)
                 draft.check(budget, self.target.vocab_size, MAX_NODES)
                 return draft if draft.is_chain or self.target.capabilities.trees else first_children(draft)
-            except Exception as fault:  # no fault of a drafter may leave the guard
-                self._count(seqs, "propose", fault)
         return Draft.empty(len(seqs), self.target.device)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        try:
+        with self._guarded("observe", seqs):
             self.drafter.observe(seqs, draft, out, verdict)
-        except Exception as fault:
-            self._count(seqs, "observe", fault)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`."""
-        try:
+        with self._guarded("read_prompts", seqs):
             read_prompts(self.drafter, seqs, out)
-        except Exception as fault:
-            self._count(seqs, "read_prompts", fault)
 
     def most_nodes(self, depth: int) -> int:
         """Most draft tokens that a draft of this depth can have, for one sequence."""
@@ -74,33 +69,33 @@ class Guard:
         """See `PrefixKeeper`."""
         if self.reads_all:
             return 0
-        try:
+        with self._guarded("cached_prefix", [seq]):
             return min((part.cached_prefix(seq) for part in self._keepers), default=len(seq.tokens))
-        except Exception as fault:
-            self._count([seq], "cached_prefix", fault)
-            return 0
+        return 0
 
     def begin(self, seq: Sequence, length: int) -> None:
         """See `PrefixKeeper`."""
-        try:
+        with self._guarded("begin", [seq]):
             for part in self._keepers:
                 part.begin(seq, length)
-        except Exception as fault:
-            self._count([seq], "begin", fault)
 
     def keep(self, seq: Sequence) -> None:
         """See `PrefixKeeper`."""
-        try:
+        with self._guarded("keep", [seq]):
             for part in self._keepers:
                 part.keep(seq)
-        except Exception as fault:
-            self._count([seq], "keep", fault)
 
     def release(self, seq_id: int) -> None:
-        try:
+        with self._guarded("release"):
             self.drafter.release(seq_id)
+
+    @contextmanager
+    def _guarded(self, where: str, seqs: Seq[Sequence] = ()) -> Iterator[None]:
+        """No fault of a drafter may leave the guard."""
+        try:
+            yield
         except Exception as fault:
-            self._count((), "release", fault)
+            self._count(seqs, where, fault)
 
     def _count(self, seqs: Seq[Sequence], where: str, fault: Exception) -> None:
         self.faults += 1

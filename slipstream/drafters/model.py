@@ -22,7 +22,7 @@ from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.encoder import Encoder
-from slipstream.core.params import Strict, check_integer
+from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
@@ -36,32 +36,7 @@ log = logging.getLogger("slipstream")
 
 @dataclass(frozen=True)
 class ModelDraftConfig(Strict):
-    """window  prefill the draft model with at most this many tokens, the last of the text, to bound the cost of long
-    prompts. It is prefilled again if more tokens than that have been added without it (by a lookup drafter),
-    and when its context is full. None: the whole text; drafting stops when the context is full.
-    """
-
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.window is not None:
-            check_integer("window", self.window, 1)
-
-
-@dataclass
-class Shadow:
-    """The draft model's copy of a text: its tokens from position `begin` on, and draft tokens after them."""
-
-    begin: int
-    held: Sequence
-
-    def unread(self, seq: Sequence) -> int:
-        """How many tokens of the text have no KV in the draft model yet."""
-        return len(seq.tokens) - self.begin - self.held.kv_len
-
-    def catch_up(self, text: Seq[int]) -> None:
-        """Add the tokens of steps that went on without the drafter."""
-        self.held.tokens += text[self.begin + len(self.held.tokens) :]
+    """It has no options: any that is given is refused."""
 
 
 class ModelDrafter:
@@ -70,9 +45,8 @@ class ModelDrafter:
     name = "model"
     traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
 
-    def __init__(self, model: Target, vocab_size: int, config: ModelDraftConfig | None = None):
+    def __init__(self, model: Target, vocab_size: int):
         self.model, self.vocab_size = model, vocab_size
-        self.config = config or ModelDraftConfig()
         self.context, self.device, self.width = model.context, model.device, model.vocab_size
         self._multi_step, self._memory = model.capabilities.multi_step, model.capabilities.memory
         self._encoder = model.capabilities.encoder
@@ -80,15 +54,8 @@ class ModelDrafter:
         parallel = model.capabilities.mask_token is not None
         self._pass = MaskedPass(self, self._masked) if parallel else None
         self._chains = Chains(self._pass or self, vocab_size)
-        self._shadows: dict[int, Shadow] = {}
+        self._shadows: dict[int, Sequence] = {}
         self._warned: set[str] = set()
-        window = self.config.window
-        if window is not None and window >= self.context:
-            raise ParameterError(
-                f"window is {window}, the draft model's context {self.context}",
-                why="draft tokens need room after the window",
-                fix="choose a smaller window",
-            )
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [self._begun(seq, most) if most > 0 else 0 for seq, most in zip(seqs, budget, strict=True)]
@@ -104,7 +71,7 @@ class ModelDrafter:
 
     def _begun(self, seq: Sequence, most: int) -> int:
         """How deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft model's
-        encoder. Creates its shadow, or a new one if it is outdated."""
+        encoder. Creates its shadow when it is first needed."""
         if self._encoder is not None and len(seq.source) > self._encoder.context:
             self._warn(
                 "the draft model's encoder reads at most %d tokens, a source has %d: decoding goes on without drafting",
@@ -112,20 +79,23 @@ class ModelDrafter:
                 len(seq.source),
             )
             return 0
-        shadow, window = self._shadows.get(seq.id), self.config.window
-        outdated = shadow is not None and window is not None and (self.room(seq) < 1 or shadow.unread(seq) > window)
-        if shadow is None or outdated:
-            self.release(seq.id)
-            begin = 0 if window is None else max(0, len(seq.tokens) - window)
-            held = Sequence(seq.tokens[begin:], seq.params, context=self.context, source=seq.source)
+        if seq.id not in self._shadows:
+            shadow = Sequence(seq.tokens, seq.params, context=self.context, source=seq.source)
             if seq.prefix_cache and self._memory is not None:
-                held.kv_len = self._memory.begin(held.id, held.tokens, len(held.tokens) - 1)
-            self._shadows[seq.id] = Shadow(begin, held)
-        return self._within_context(seq, most)
+                shadow.kv_len = self._memory.begin(shadow.id, shadow.tokens, len(shadow.tokens) - 1)
+            self._shadows[seq.id] = shadow
+        if self.room(seq) < most:
+            self._warn(
+                "the draft model's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
+                "drafting",
+                self.context,
+                len(seq.tokens),
+            )
+        return max(0, min(most, self.room(seq)))
 
     def room(self, seq: Sequence) -> int:
         """See `chains.Source`."""
-        return self.context - len(seq.tokens) + self._shadows[seq.id].begin
+        return self.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """See `chains.Source`."""
@@ -162,9 +132,9 @@ class ModelDrafter:
     def _follow(self, seq: Sequence, drafted: Seq[int]) -> Sequence:
         """The shadow of a sequence, updated to hold its text and these draft tokens."""
         shadow = self._shadows[seq.id]
-        shadow.catch_up(seq.tokens)
-        shadow.held.tokens[len(seq.tokens) - shadow.begin :] = drafted
-        return shadow.held
+        shadow.tokens += seq.tokens[len(shadow.tokens) :]  # of steps that went on without the drafter
+        shadow.tokens[len(seq.tokens) :] = drafted
+        return shadow
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Roll each shadow back to the accepted tokens. Its cache has every draft token except the last of each path,
@@ -172,13 +142,13 @@ class ModelDrafter:
         for b, seq in enumerate(seqs):
             shadow = self._shadows.get(seq.id)
             if shadow is not None:
-                held, new = shadow.held, seq.tokens[-len(verdict.path[b]) - 1 :]
-                known = len(seq.tokens) - len(new) - shadow.begin
-                shadow.catch_up(seq.tokens[: -len(new)])
-                right = common_beginning(held.tokens[known:], new)
+                new = seq.tokens[-len(verdict.path[b]) - 1 :]
+                known = len(seq.tokens) - len(new)
+                shadow.tokens += seq.tokens[len(shadow.tokens) : known]  # of steps that went on without the drafter
+                right = common_beginning(shadow.tokens[known:], new)
                 # The last token stays pending, even if the target emitted the same token as a draft that was not used.
-                held.kv_len = min(held.kv_len, known + right, known + len(new) - 1)
-                held.tokens[known:] = new
+                shadow.kv_len = min(shadow.kv_len, known + right, known + len(new) - 1)
+                shadow.tokens[known:] = new
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`."""
@@ -186,14 +156,14 @@ class ModelDrafter:
         for seq in seqs:
             if seq.params.draft_tokens != 0 and self._begun(seq, 1):
                 shadow = self._shadows[seq.id]
-                if seq.kv_len - shadow.begin > shadow.held.kv_len:
-                    shadow.held.chunk_end = seq.kv_len - shadow.begin
-                    reading.append(shadow.held)
+                if seq.kv_len > shadow.kv_len:
+                    shadow.chunk_end = seq.kv_len
+                    reading.append(shadow)
         if reading:
             self.model.run(reading, Draft.empty(len(reading), self.device))
             self.model.commit(reading, [[]] * len(reading))
-            for held in reading:
-                held.read_chunk()
+            for shadow in reading:
+                shadow.read_chunk()
 
     def cached_prefix(self, seq: Sequence) -> int:
         """See `PrefixKeeper`: its prefix does not depend on the target's."""
@@ -206,24 +176,12 @@ class ModelDrafter:
         """See `PrefixKeeper`."""
         shadow = self._shadows.get(seq.id)
         if shadow is not None and self._memory is not None:
-            self._memory.keep(shadow.held.id, shadow.held.tokens[: shadow.held.kv_len])
+            self._memory.keep(shadow.id, shadow.tokens[: shadow.kv_len])
 
     def release(self, seq_id: int) -> None:
         shadow = self._shadows.pop(seq_id, None)
         if shadow is not None:
-            self.model.release(shadow.held.id)
-
-    def _within_context(self, seq: Sequence, depth: int) -> int:
-        """Greatest depth within the draft model's context: positions beyond it were never trained."""
-        room = self.room(seq)
-        if room < depth and self.config.window is None:
-            self._warn(
-                "the draft model's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
-                "drafting (set the option window to restart the draft model on the end of the text)",
-                self.context,
-                len(seq.tokens),
-            )
-        return max(0, min(depth, room))
+            self.model.release(shadow.id)
 
     def _warn(self, message: str, *values: int) -> None:
         """Once."""
@@ -235,8 +193,8 @@ class ModelDrafter:
 def make(
     target: Target, *, model: Target | Writer, quantize: str | None = None, **options: Any
 ) -> ModelDrafter | StringDrafter:
-    """See `registry`; options as in `ModelDraftConfig`. A `Writer` takes none. quantize: see `DraftPlan`. Raises
-    PairError where only one of the two reads sources, or where their texts begin with different tokens."""
+    """See `registry`; it has no options. quantize: see `DraftPlan`. Raises PairError where only one of the two reads
+    sources, or where their texts begin with different tokens."""
     if quantize is not None:
         raise ParameterError(f"quantize={quantize!r} was given with a loaded draft model", fix="name its files")
     if isinstance(model, Writer):
@@ -247,9 +205,9 @@ def make(
                 fix="leave them out, or set draft_tokenizer='intersection'",
             )
         return StringDrafter(model, target.device)
-    config = ModelDraftConfig(**options)
+    ModelDraftConfig(**options)
     _check_kinds(target.capabilities.encoder, model.capabilities.encoder)
-    return ModelDrafter(model, target.vocab_size, config)
+    return ModelDrafter(model, target.vocab_size)
 
 
 def _check_kinds(ours: Encoder | None, theirs: Encoder | None) -> None:

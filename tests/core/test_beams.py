@@ -94,11 +94,6 @@ def test_the_context_ends_texts_too() -> None:
     assert [len(beam.token_ids) for beam in done] == [2] * 3
 
 
-def test_beams_are_different_texts() -> None:
-    done = found(BeamParams(beams=6, n=6, max_tokens=4))
-    assert len({tuple(beam.token_ids) for beam in done}) == 6
-
-
 def test_a_vocabulary_that_is_too_small_gives_fewer_texts() -> None:
     beams = Beams(BeamParams(beams=9, n=9, max_tokens=1), frozenset(), 1)
     beams.advance(logits_after(())[None])

@@ -22,7 +22,6 @@ from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.errors import TargetError
 from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
 from tests.core.changed_parameters import CHANGED
-from tests.targets.toy import ToyTarget
 
 if importlib.util.find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -156,12 +155,6 @@ def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_b
     assert (len(found[0].token_ids), found[0].finish_reason) == (11, "length")
     assert calls == [STEPS, 2]
     same(found, one_by_one(prompt, greedy(100)))
-
-
-def test_a_target_without_several_steps_takes_one_at_a_time():
-    target = ToyTarget(vocab=7, order=2, seed=3)
-    llm = LLM(target, draft_tokens=4)
-    assert len(list(llm.decode([llm.sequence([1, 2, 3], greedy(9))]))) == 9
 
 
 # --- requests that need one step at a time ----------------------------------------------------------------------------
@@ -307,16 +300,6 @@ def test_the_first_token_is_streamed_alone_and_the_rest_in_order(engine, calls):
     assert not any(piece.drafted for piece in pieces)
     assert "".join(piece.text for piece in pieces) == done.text == chunks[-1].completion.text
     assert [chunk.completion is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-
-
-def test_every_token_counts_as_a_step_of_plain_decoding(engine, calls):
-    for done in engine.generate(PROMPTS, [greedy(10 + b) for b in range(4)]):
-        stats, n = done.stats, len(done.token_ids)
-        assert (stats.steps, stats.tokens, stats.undrafted, stats.histogram) == (n, n, n, {0: n})
-        assert stats.mean_acceptance_length == 1
-        assert stats.acceptance_rate is None
-        assert done.drafted == [False] * n
-    assert calls
 
 
 @pytest.mark.parametrize(("params", "draft", "verify"), [({}, 0, 1), ({"logprobs": 1}, STEPS, STEPS)], ids=str)

@@ -182,13 +182,6 @@ def test_coupled_emits_the_targets_picks_for_any_draft(vocab: int, shape: Shape)
             assert verdict.accepted(0) == len(run) - 1
 
 
-def test_coupled_accepts_a_correct_draft_completely() -> None:
-    table = {(): 1, (1,): 0, (1, 0): 2}
-    draft = Draft.chains([[1, 0]])
-    verdict = verify(draft, torch.full((3, 3), 1 / 3), RULES["coupled"], Picks(table, [(), (1,), (1, 0)]))
-    assert verdict.run(draft, 0) == [1, 0, 2]
-
-
 def test_the_enumeration_is_complete() -> None:
     """The weights of all outcomes sum to one for every draft: no branch is lost, none is counted twice."""
     world = random_world(5, 3)

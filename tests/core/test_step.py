@@ -47,12 +47,6 @@ def same(seq: Sequence, wanted: Sequence) -> None:
     assert seq.stats.accepted == sum(seq.drafted)
 
 
-def test_plain_decoding_is_the_argmax_token_by_token() -> None:
-    seq = plain(max_tokens=20)
-    assert seq.output == continuation(TARGET, PROMPT, 20)
-    assert (seq.finish, seq.stats.steps, seq.stats.undrafted) == ("length", 20, 20)
-
-
 SCRIPTS = {
     "right": lambda _: None,
     "wrong": lambda _: 0,
@@ -258,12 +252,6 @@ def test_r16_a_seed_gives_one_text_alone_and_in_a_batch(rule: str) -> None:
     assert [finish([seq], TARGET, Sampling(TARGET), rule=rule)[0] for seq in requests()] == together
 
 
-def test_r16_requests_without_a_seed_differ() -> None:
-    seqs = [sequence(TARGET, PROMPT, None, temperature=1.5, max_tokens=20) for _ in range(8)]
-    outputs = finish(seqs, TARGET, Sampling(TARGET))
-    assert len({tuple(output) for output in outputs}) == 8
-
-
 def test_coupled_text_depends_on_target_and_seed_alone() -> None:
     """Same seed, same text: for any drafter, draft length and batch, and with speculation off."""
     for seed in range(5):
@@ -295,14 +283,6 @@ def test_r18_logprobs_are_those_of_the_target_alone() -> None:
             assert entry.logprob == pytest.approx(float(logs[entry.id]))
             assert [t for t, _ in entry.top] == logs.topk(3).indices.tolist()
             assert [x for _, x in entry.top] == pytest.approx(logs.topk(3).values.tolist())
-
-
-@pytest.mark.parametrize("logprobs", [0, 7, 50])
-def test_any_number_of_alternatives_may_be_asked_for(logprobs: int) -> None:
-    """None but the token's own, all, and more than the vocabulary has."""
-    seq = sequence(TARGET, PROMPT, max_tokens=4, logprobs=logprobs)
-    finish([seq], TARGET, Scripted(TARGET))
-    assert [len(entry.top) for entry in seq.logprobs] == [min(logprobs, 7)] * 4
 
 
 def test_the_budget_leaves_room_for_the_targets_own_token() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from slipstream.core.drafter import Drafter
 from slipstream.core.target import Target
-from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
+from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from tests.drafters.conformance import LENGTH, Case
@@ -75,10 +75,8 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "ngram, bounded": lambda target: NgramDrafter(NgramConfig(max_draft=6, max_entries=40, row_cost=0.1)),
     "model, parallel": lambda target: ModelDrafter(MaskedToy(V + 1, order=2, seed=22, sharpness=1.0), V),
     "model, several steps": lambda target: ModelDrafter(several_steps(), V),
-    "model, window": lambda target: ModelDrafter(other(), V, ModelDraftConfig(window=3)),
     "model, intersection": lambda target: ModelDrafter(intersection(), V),
     "model, intersection, several steps": lambda target: ModelDrafter(intersection(toy_model(MultiStepToy)), V),
-    "model, intersection, window": lambda target: ModelDrafter(intersection(), V, ModelDraftConfig(window=3)),
     "model, string": string_match,
     "model, string, several steps": lambda target: string_match(target, toy_model(MultiStepToy)),
     "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2),
@@ -92,9 +90,13 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "dflash, causal": lambda target: dflash_drafter(V, changes={"causal": True}),
     "mtp, two layers": lambda target: random_drafter(V, V, 2),
     "mtp, three layers": lambda target: random_drafter(V, V, 3),
+    "hybrid, continued": lambda target: make_drafter(
+        "hybrid", target, members=[("ngram", {"row_cost": 0.0}), ("model", {"model": other()})],
+        min_match=99, neural=1, append_tokens=3, append_match=1,
+    ),
     "scripted": scripted,
     "random": lambda target: RandomDrafter(V, sampled=True),
-}
+}  # fmt: skip
 """Other settings of registered drafters, and the scripted drafters that the other tests use."""
 
 REMEMBERING: dict[str, Callable[[Target], Drafter]] = {

@@ -10,7 +10,14 @@ from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
-SAMPLED = ("eagle tree, drawn", "model, several steps", "model, parallel", "eagle3, parallel", "dspark")
+SAMPLED = (
+    "hybrid, continued",
+    "eagle tree, drawn",
+    "model, several steps",
+    "model, parallel",
+    "eagle3, parallel",
+    "dspark",
+)
 """Variants whose distribution is tested here: those that draw in another way than a registered drafter."""
 ELSEWHERE = ("none", "ngram", "model", "eagle")
 """Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle` is

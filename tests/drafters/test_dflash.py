@@ -213,24 +213,6 @@ class TestDistributions:
                 logits = logits.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf)
             torch.testing.assert_close(draft.q, logits.softmax(-1))
 
-    def test_the_draft_of_a_request_does_not_depend_on_the_rest_of_the_batch(self) -> None:
-        each = ({"temperature": 1.0, "top_k": 3}, {"temperature": 0.8}, {"temperature": 0.0})
-
-        def proposed(members: list[int]) -> list[list[Any]]:
-            target, recorder = toy(), Recorder(dflash_drafter(V, changes=KINDS["dspark"]), V)
-            seqs = [Sequence(PROMPTS[i], SamplingParams(max_tokens=40, seed=7 + i, **each[i])) for i in members]
-            for index in range(8):
-                step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
-            return [recorder.proposed[seq.id] for seq in seqs]
-
-        for i, together in enumerate(proposed([0, 1, 2])):
-            (alone,) = proposed([i])
-            assert sum(len(drafted) for drafted, _, _ in alone) >= 7 * 3
-            for (drafted, _, q), (own_tokens, _, own_q) in zip(together, alone, strict=True):
-                assert drafted == own_tokens
-                if each[i]["temperature"]:
-                    torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
-
     @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
     @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 1.3, "top_k": 3}], ids=str)
     def test_a_markov_head_that_knows_the_target_is_always_accepted(self, rule: str, options: dict[str, Any]) -> None:

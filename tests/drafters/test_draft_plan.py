@@ -11,7 +11,7 @@ from slipstream import LLM, zoo
 from slipstream.bench.configs import Choice
 from slipstream.cli.loading import load
 from slipstream.cli.options import ModelOptions
-from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, method_of, names_of
+from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, names_of
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
@@ -86,10 +86,6 @@ class TestOnTheCommandLine:
             assert drafter_names(llm) == {"model": ["model"], "hybrid": ["suffix", "eagle3"]}[drafter]
             read = [len(each) for each in plan.described(LoadSettings())]
             assert read == ([1, 0] if draft is tiny.draft else [0, 1])  # a model, a head
-
-    def test_the_drafter_in_use_where_several_are_named(self) -> None:
-        assert method_of(("suffix",)) == "suffix"
-        assert method_of(("suffix", "model")) == "hybrid"
 
     def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:
         for names in (("model",), ("suffix", "model")):
@@ -231,12 +227,3 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
         found = configurations(Choice(name, 4, draft="embedded"))
         assert found["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
         assert found["slipstream"]["draft"] == "embedded"
-
-
-def test_the_command_line_has_no_list_of_drafters_of_its_own() -> None:
-    """`ModelOptions` answers everything through `asked`."""
-    for names, draft in (("ngram", None), ("suffix,model", "d"), ("medusa", "h"), ("hybrid", "d")):
-        options = ModelOptions(target="mine", drafter=names, draft=draft)
-        assert options.speculation == asked(tuple(names.split(",")), draft)
-    assert ModelOptions(target="mine").names == ("suffix",)
-    assert ModelOptions(target="mine", draft="d").names == ("model",)

@@ -1,6 +1,5 @@
 """Draft models whose tokenizer differs from the target's, with tokenizers of every kind."""
 
-import random
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -247,23 +246,6 @@ def test_a_form_is_kept_and_no_drawn_token_is_cut(method: str) -> None:
         if temperature == 0:
             assert done.token_ids == plain.token_ids
         assert set(done.text) <= set("Thefirstname 0123456789!")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_requests_come_go_and_are_cancelled(method: str) -> None:
-    ours, theirs = byte_level(), sentencepiece()
-    target, rng = toy(ours), random.Random(3)
-    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs, method)
-    llm = LLM(target, drafter, draft_tokens=5)
-    truth = Oracle(toy(ours))
-    for _ in range(6):
-        prompt = [rng.randrange(len(ours)) for _ in range(rng.randrange(1, 9))]
-        stream = llm.stream(prompt, SamplingParams(max_tokens=30))
-        for _ in range(rng.randrange(1, 5)):
-            next(stream)
-        stream.close()
-        other = [rng.randrange(len(ours)) for _ in range(3)]
-        assert llm.generate([other], SamplingParams(max_tokens=12))[0].token_ids == truth.greedy(other, 12)
 
 
 @pytest.mark.parametrize("method", METHODS)

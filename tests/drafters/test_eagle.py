@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,7 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.backends.native.native_heads import NativeEagle
 from slipstream.backends.torch.torch_heads import TorchEagle
-from slipstream.core.decode_steps import DecodedSteps
-from slipstream.core.dice import invert
-from slipstream.core.draft import Draft
 from slipstream.core.params import Strict
-from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
@@ -38,12 +33,10 @@ from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from tests.drafters.conformance import Recorder
 from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, tiny_decoder, toy
-from tests.end_to_end.sampling import sample
 from tests.heads.as_vllm import AsVLLM
 from tests.heads.dense_eagle import Text, dense, true_batch
 from tests.heads.tiny_heads import PARALLEL, config, eagle_drafter, head, knowing_head
-from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test
+from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 DEPENDENT = SamplingParams(temperature=1.3, top_k=4, repetition_penalty=1.6, presence_penalty=0.9, seed=5)
@@ -81,10 +74,6 @@ def logits_by_hand(made: EagleHead, target: Target, text: list[int], drafted: li
         if n == len(tokens):
             return made.logits(x[-1])
         hidden = torch.cat((hidden, after[-1:]))
-
-
-def returned_float32(values: Tensor) -> bool:
-    return torch.equal(values, values.float().double())
 
 
 def ids_of(made: EagleHead) -> list[int]:
@@ -344,37 +333,6 @@ class TestDistributions:
                     torch.testing.assert_close(draft.q[node], probs / probs.sum())
                     probs[draft.ids[node]] = 0
 
-    def test_siblings_are_sampled_from_their_distributions(self) -> None:
-        """G-test on the first two children of the root, n = 4000, fails at p < 1e-6: a distribution that is 7 % off in
-        total variation is found 98 times of 100."""
-        target, n = toy(), 4_000
-        drafter = eagle_drafter(V, 3, shape="tree", width=2, nodes=2)
-        params = SamplingParams(max_tokens=30, temperature=1.0)
-        seq = Sequence(PROMPTS[0], params)
-        step([seq], target, drafter, RULES["rejection"], 0)
-        known = drafter.rows[seq]
-        first = drafter.propose([seq], [1])
-        assert first.q is not None
-        probs = first.q[0].tolist()
-        true = features(target, seq.tokens, drafter.traits.taps)[:-1]
-        seqs = []
-        for i in range(n):
-            other = Sequence(PROMPTS[0], params, stream=Stream(i))
-            other.tokens, other.kv_len = seq.tokens, seq.kv_len
-            drafter.rows._rows[other.id] = eagle_rows.Rows(known.begin)
-            drafter.rows._rows[other.id].add(true)
-            seqs.append(other)
-        draft = drafter.propose(seqs, [1] * n)
-        pairs = Counter((draft.ids[i], draft.ids[i + 1]) for i in range(0, 2 * n, 2))
-        wanted = {
-            (a, b): probs[a] * probs[b] / (1 - probs[a])
-            for a in range(V)
-            for b in range(V)
-            if a != b and probs[a] * probs[b]
-        }
-        p = g_test(pairs, wanted)
-        assert p >= LEVEL, f"p = {p:.1e}"
-
     def test_the_number_of_children_is_decided_before_they_are_sampled(self) -> None:
         """Fault F: a shape that depends on the tokens of the same level would prune siblings by their q."""
         target, shapes = toy(), set()
@@ -385,80 +343,6 @@ class TestDistributions:
             seq.tokens[-1] = 1  # replaces what was sampled: the same text for every seed
             shapes.add(len(drafter.propose([seq], [1])))
         assert len(shapes) == 1
-
-    def test_text_from_trees_has_the_targets_distribution(self) -> None:
-        """G-test on the joint distribution of the first three tokens, n = 2000, fails at p < 1e-6."""
-        target, n = ToyTarget(3, order=2, seed=2, sharpness=1.0), 2000
-        prompt, params = [0, 1, 2], SamplingParams(temperature=1.0, max_tokens=4)
-        made = config(3, 3, target=3)
-        options = EagleDraftConfig(shape="tree", width=2, nodes=4)
-        drafter = EagleDrafter(TorchEagle(head(made)), 3, options)
-        seqs = sample(LLM(target, drafter, draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params))
-        assert p >= LEVEL, f"p = {p:.1e}"
-
-    @pytest.mark.parametrize("shape", ["chain", "tree"])
-    def test_what_a_sequence_samples_is_the_same_for_any_batch(self, shape: str) -> None:
-        """One batch with a filtered distribution, a plain softmax and greedy: the three are drafted in different
-        ways."""
-        each = ({"temperature": 1.0, "top_k": 3}, {"temperature": 0.8}, {"temperature": 0.0})
-
-        def proposed(members: list[int]) -> list[list[Any]]:
-            target, recorder = toy(), Recorder(eagle_drafter(V, 3, shape=shape, width=3, nodes=9), V)
-            seqs = [Sequence(PROMPTS[i], SamplingParams(max_tokens=40, seed=7 + i, **each[i])) for i in members]
-            for index in range(8):
-                step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
-            return [recorder.proposed[seq.id] for seq in seqs]
-
-        for i, together in enumerate(proposed([0, 1, 2])):
-            (alone,) = proposed([i])
-            assert sum(len(drafted) for drafted, _, _ in alone) >= 7 * 3
-            for (drafted, parents, q), (own_tokens, own_parents, own_q) in zip(together, alone, strict=True):
-                assert (drafted, parents) == (own_tokens, own_parents)
-                if each[i]["temperature"]:
-                    torch.testing.assert_close(torch.tensor(q), torch.tensor(own_q), rtol=1e-9, atol=1e-12)
-
-    def test_q_is_the_float64_distribution_and_a_chain_ends_where_the_single_call_picked_another_token(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The head runs in float32. Its second pick is changed as by a near tie: the token drawn in float64 is kept,
-        and everything after it is dropped, because it was computed after another token."""
-        target, seed = toy(), 11
-        seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=0.8))
-
-        def drafted(wrong: bool) -> tuple[Draft, Tensor]:
-            made = config(3, V, target=V, draft_vocab=V - 1)
-            drafter = EagleDrafter(TorchEagle(head(made, 3).float()), V)
-            call, returned = drafter.runtime.decode_steps, list[Tensor]()
-
-            def picks(*arguments: Any) -> DecodedSteps:
-                drawn, logits = call(*arguments)[:2]
-                returned.append(logits)
-                if wrong:
-                    drawn = torch.stack((drawn[0], (drawn[1] + 1) % (V - 1), *drawn[2:]))
-                return DecodedSteps(drawn, logits)
-
-            monkeypatch.setattr(drafter.runtime, "decode_steps", picks)
-            drafter.rows._rows[seq.id] = eagle_rows.Rows(0)
-            drafter.rows._rows[seq.id].add(features(toy(), seq.tokens, drafter.traits.taps)[:-1])
-            draft = drafter.propose([seq], [4])
-            ids = drafter.runtime.ids
-            raw = torch.full((4, V), -torch.inf, dtype=torch.float64)
-            raw[:, ids] = returned[0][:, 0].double()
-            return draft, raw
-
-        step([seq], target, eagle_drafter(V, 3), RULES["rejection"], 0)
-        whole, raw = drafted(wrong=False)
-        assert returned_float32(raw)
-        u = torch.from_numpy(Stream(seed).uniforms(DRAFT, len(seq.tokens), 4))
-        assert whole.ids == invert(torch.softmax(raw / 0.8, -1), u).tolist()
-        assert whole.q is not None
-        assert torch.equal(whole.q, torch.softmax(raw / 0.8, -1))
-        cut, same = drafted(wrong=True)
-        assert torch.equal(same, raw)
-        assert cut.ids == whole.ids[:2]
-        assert cut.q is not None
-        assert torch.equal(cut.q, whole.q[:2])
 
 
 # --- making it -----------------------------------------------------------------------------------------------------
@@ -495,19 +379,6 @@ class TestMaking:
             done = llm.generate(prompts, params)
             assert [c.token_ids for c in done] == [c.token_ids for c in plain]
             assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in done)
-
-    def test_both_executors_draft_the_same_tokens(self, tmp_path: Path) -> None:
-        save_eagle(head_for(3), tmp_path, torch.float64)
-        proposed = []
-        for executor, dtype in (("torch", "float64"), ("native", "float32")):
-            target = tiny_decoder(executor, dtype)
-            made = make_drafter("eagle3", target, head=tmp_path, shape="tree", width=3, nodes=8)
-            recorder = Recorder(made, 40)
-            seqs = [Sequence(p, SamplingParams(max_tokens=20)) for p in ([1, 2, 3, 4], [7, 8])]
-            for index in range(5):
-                step(seqs, target, recorder, RULES["rejection"], 3 if index else 0)
-            proposed.append([[r[:2] for r in recorder.proposed[seq.id]] for seq in seqs])
-        assert proposed[0] == proposed[1]
 
     def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(
         self, tmp_path: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture

@@ -13,15 +13,12 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, members_of
 from slipstream.drafters.model import ModelDrafter
-from slipstream.drafters.ngram import NgramConfig, NgramDrafter
+from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from tests.drafters.conformance import Case, Conformance
 from tests.drafters.scripted_drafters import RandomDrafter
-from tests.end_to_end.sampling import sample
-from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test
+from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 V = 5
@@ -198,30 +195,6 @@ def test_taps_are_those_of_all_members_each_once() -> None:
 # --- end to end ---------------------------------------------------------------------------------------------------
 
 
-class TestContinuedDrafts(Conformance):
-    """A draft token of the model, continued by the lookup."""
-
-    @staticmethod
-    def stack() -> HybridDrafter:
-        lookup = NgramDrafter(NgramConfig(row_cost=0.0))
-        config = HybridConfig(min_match=99, neural=1, append_tokens=3, append_match=1)
-        return HybridDrafter([lookup, ModelDrafter(other(), V)], V, config)
-
-    @pytest.fixture
-    def case(self) -> Case:
-        return Case(target, lambda _: self.stack())
-
-    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """G-test on the joint distribution of the first three tokens, n = 10000, fails at p < 1e-6. What is appended
-        depends on the sampled draft tokens, which are verified."""
-        n, prompt, params = 10_000, [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
-        drafter = Mixing(self.stack())
-        seqs = sample(LLM(target(), drafter, draft_tokens=3, max_batch=n), prompt, params, n, seed=7)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params))
-        assert p >= LEVEL, f"p = {p:.1e}"
-        assert drafter.mixed > n / 2
-
-
 def test_appended_tokens_of_a_batch_are_one_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draft per sequence would take time quadratic in the batch size."""
     made = 0
@@ -233,31 +206,12 @@ def test_appended_tokens_of_a_batch_are_one_draft(monkeypatch: pytest.MonkeyPatc
         return chains(*arguments, **options)
 
     seqs = [Sequence([0, 1, 2, 0, 1, 2, 0], SamplingParams(max_tokens=9)) for _ in range(8)]
-    stack = TestContinuedDrafts.stack()
+    config = HybridConfig(min_match=99, neural=1, append_tokens=3, append_match=1)
+    stack = HybridDrafter([make_drafter("ngram", target(), row_cost=0.0), ModelDrafter(other(), V)], V, config)
     monkeypatch.setattr(Draft, "chains", counted)
     draft = stack.propose(seqs, [3] * 8)
     assert any(len(draft.nodes(b)) > 1 for b in range(8))  # tokens were appended
     assert made <= 2  # the model's, and this one
-
-
-class Mixing:
-    """Counts the sequences whose draft has both point masses and sampled draft tokens."""
-
-    def __init__(self, drafter: HybridDrafter):
-        self.drafter, self.name, self.traits, self.mixed = drafter, drafter.name, DrafterTraits(), 0
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = self.drafter.propose(seqs, budget)
-        if draft.q is not None:
-            one_hot = (draft.q.amax(-1) == 1).tolist()
-            self.mixed += sum(len({one_hot[i] for i in draft.nodes(b)}) == 2 for b in range(len(seqs)))
-        return draft
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.drafter.observe(seqs, draft, out, verdict)
-
-    def release(self, seq_id: int) -> None:
-        self.drafter.release(seq_id)
 
 
 def test_each_members_kv_is_correct_when_others_drafted() -> None:

@@ -58,7 +58,7 @@ def test_a_draft_that_is_the_only_one_is_not_changed() -> None:
     named = join_drafts([Part(two, "lookup"), Part(two, "lookup"), None], 6)
     assert (named.ids, named.by) == ([1, 2, 3], ["lookup"] * 3)
     assert named.tokens is two.tokens
-    inner = two.proposed_by(["x", "y", "z"])
+    inner = replace(two, by=["x", "y", "z"])
     assert join_drafts([Part(inner, "stack"), None, None], 6).by == ["x", "y"]
 
 

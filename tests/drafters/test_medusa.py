@@ -16,7 +16,7 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import TargetOut
-from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter, assumed
+from slipstream.drafters.medusa import MedusaDraftConfig, MedusaDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
 from slipstream.heads.medusa_format import save_medusa
@@ -25,10 +25,7 @@ from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.theory.trees import optimal_tree
 from tests.checkpoints import Tiny
-from tests.end_to_end.sampling import sample
 from tests.heads.tiny_heads import medusa_drafter, tiny_heads
-from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
 
 V = 7
@@ -178,38 +175,7 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
     assert nodes(0.1, ((0.01, 0.0, 0.0),) * 3) == 0
 
 
-def test_missing_accuracies_are_assumed() -> None:
-    drafter = medusa_drafter(V)
-    assert drafter._accuracies == assumed(4)
-    assert 4 <= len(drafter.propose(prefilled(drafter, [[1]]), [4])) <= 64
-
-
 # --- distributions ----------------------------------------------------------------------------------------------------
-
-
-def test_draft_tokens_are_chosen_and_have_no_q() -> None:
-    for options in ({"tree": "1,1,1"}, {"tree": "2,1"}, {"nodes": 5}):
-        drafter = medusa_drafter(V, **options)
-        seqs = prefilled(drafter, [[1], [2]], temperature=0.8, top_k=4, seed=3)
-        assert drafter.propose(seqs, [3, 2]).q is None
-
-
-@pytest.mark.parametrize(
-    ("rule", "options"),
-    [("rejection", {"tree": "1,1"}), ("block", {"tree": "1,1"}), ("rejection", {"tree": "2,2"})],
-    ids=str,
-)
-def test_sampled_text_has_the_targets_distribution(rule: str, options: dict[str, Any]) -> None:
-    """G-test on the joint distribution of the first three tokens, n = 8000, fails at p < 1e-6."""
-    target, n = ToyTarget(5, order=2, seed=8, sharpness=1.2), 8_000
-    prompt, params = [0, 1, 2], SamplingParams(temperature=0.9, top_k=4, max_tokens=4)
-    drafter = medusa_drafter(5, **options)
-    seqs = sample(LLM(target, drafter, draft_tokens=2, rule=rule, max_batch=n), prompt, params, n, seed=11)
-    accepted, proposed = sum(s.stats.accepted for s in seqs), sum(s.stats.proposed for s in seqs)
-    assert 0.03 * proposed < accepted < 0.97 * proposed
-    assert not any(s.stats.drafter_faults for s in seqs)
-    p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target), prompt, params))
-    assert p >= LEVEL, f"p = {p:.1e}"
 
 
 def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> None:

@@ -18,8 +18,8 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide
 from slipstream.core.warp import warp
-from slipstream.drafters.model import ModelDraftConfig, ModelDrafter
-from slipstream.errors import ConfigError, ParameterError
+from slipstream.drafters.model import ModelDrafter
+from slipstream.errors import ConfigError
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.fakes import MultiStepToy
@@ -36,8 +36,8 @@ SMALL = {
 }  # fmt: skip
 
 
-def drafter(model: ToyTarget, vocab: int = 8, **options: object) -> ModelDrafter:
-    return ModelDrafter(model, vocab, ModelDraftConfig(**options))  # type: ignore[arg-type]
+def drafter(model: ToyTarget, vocab: int = 8) -> ModelDrafter:
+    return ModelDrafter(model, vocab)
 
 
 @pytest.mark.parametrize("k", range(1, 9))
@@ -84,40 +84,6 @@ def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pyt
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
     assert sum(c.stats.drafter_faults for c in done) == 0
     assert sum("context of 16 tokens" in r.message for r in caplog.records) == 1
-
-
-def test_with_a_window_the_model_reads_the_end_of_a_text_and_goes_on_past_its_context() -> None:
-    """The toy's distribution depends on the last two tokens only, so a window that holds them is as good as all."""
-    params = SamplingParams(max_tokens=60)
-    prompts = [[1, 2, 3, 4, 5, 6, 7, 0] * 5, [4]]
-    model = ToyTarget(seed=1, context=24)
-    limited = drafter(model, window=6)
-    done = LLM(ToyTarget(seed=1), limited, draft_tokens=4).generate(prompts, params)
-    plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(prompts, params)
-    assert [c.token_ids for c in done] == [c.token_ids for c in plain]
-    assert sum(c.stats.drafter_faults for c in done) == 0
-    assert all(c.stats.steps < 25 for c in done)  # it never stops drafting
-    assert not limited._shadows
-
-
-def test_the_window_restarts_after_as_many_tokens_of_other_drafters() -> None:
-    limited = drafter(ToyTarget(seed=1), window=6)
-    seq = Sequence(list(range(8)) * 3, SamplingParams())
-    limited.propose([seq], [2])
-    assert limited._shadows[seq.id].begin == 18
-    seq.tokens += [1, 2, 3]  # three and the last, which is always pending
-    limited.propose([seq], [2])
-    assert limited._shadows[seq.id].begin == 18
-    seq.tokens += list(range(8))
-    limited.propose([seq], [2])
-    assert limited._shadows[seq.id].begin == len(seq.tokens) - 6
-
-
-def test_a_window_as_wide_as_the_context_is_refused() -> None:
-    with pytest.raises(ParameterError, match="context 24"):
-        drafter(ToyTarget(context=24), window=24)
-    with pytest.raises(ParameterError, match="window"):
-        drafter(ToyTarget(), window=0)
 
 
 def proposed(model: ToyTarget, n: int, params: SamplingParams, k: int = 2, coupled: bool = False) -> Counter:
@@ -210,18 +176,6 @@ def test_a_sequence_at_the_end_of_the_context_does_not_shorten_other_drafts() ->
     draft = drafter(model).propose(seqs, [5, 5])
     assert list(draft.splits) == [0, 2, 7]
     assert model.asked == {2, 5}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"windo": 3}, "did you mean 'window'"),
-        ({"window": 0}, "window"),
-    ],
-)
-def test_impossible_settings_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        ModelDraftConfig(**options)  # type: ignore[arg-type]
 
 
 def masked(folder: Path) -> Any:

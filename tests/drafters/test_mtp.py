@@ -171,16 +171,6 @@ class TestDraftTokens:
                 whole = [*prompt, *text][:n]
                 assert own == recomputed(of, recording.drafter.runtime, whole, len(own)), f"after {n} tokens"
 
-    @pytest.mark.parametrize(("family", "mtp"), [("deepseek_v3", 3), ("qwen3_next", 1)])
-    def test_do_not_depend_on_the_batch(self, family: str, mtp: int) -> None:
-        of = target(family, mtp)
-        for params in (GREEDY, SamplingParams(max_tokens=12, temperature=1.0, seed=3)):
-            together = drafted(of, PROMPTS, 4, params)
-            for b, prompt in enumerate(PROMPTS):
-                alone = drafted(of, [prompt], 4, params)
-                assert alone[0][0].token_ids == together[0][b].token_ids
-                assert alone[1].drafts[tuple(prompt)] == together[1].drafts[tuple(prompt)]
-
     def test_drafts_shorter_than_there_are_layers_leave_later_ones_as_they_would_be(self) -> None:
         """A draft of one token runs one layer of three; the others catch up."""
         of = target("glm4_moe", 3)
@@ -377,16 +367,6 @@ class TestTheDefault:
         assert not has_mtp_layers(str(changed(tmp_path / "b", quantization_config={"quant_method": "fp8"})))
         assert not has_mtp_layers(str(tmp_path / "nothing"))
         assert not has_mtp_layers("embedded")
-
-
-def test_a_sequence_that_is_released_leaves_nothing() -> None:
-    of = target("deepseek_v3", 2)
-    drafter = make_drafter("mtp", of)
-    assert isinstance(drafter, MtpDrafter)
-    LLM(of, drafter, draft_tokens=5).generate(PROMPTS, GREEDY)
-    assert not drafter.layers._open
-    assert not drafter.rows._rows
-    assert drafter.runtime.kv_memory.usage.used == 0
 
 
 def test_nothing_is_drafted_beyond_the_targets_context() -> None:

@@ -11,9 +11,7 @@ from importlib import import_module
 import pytest
 
 from slipstream.bench.configs import PROGRAMS, Choice, others, slipstream
-from slipstream.bench.measure import recreated_per_pass
 from slipstream.cli.drafters import defaults, summary
-from slipstream.cli.tune import TuneModels
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
 from slipstream.drafters.draft_plan import options_of
@@ -90,36 +88,6 @@ def test_the_drafters_that_users_know_by_name() -> None:
         "none", "model", "layerskip", "ngram", "suffix", "lookahead",
         "medusa", "eagle", "eagle3", "dflash", "mtp", "hybrid",
     ]  # fmt: skip
-
-
-def test_default_lengths_are_those_of_the_command_line() -> None:
-    """Changing a default changes the seeded texts of everybody who uses it."""
-    assert {spec.name: spec.length for spec in SPECS} == {
-        "none": 0, "model": 4, "layerskip": 4, "ngram": 10, "suffix": 10, "lookahead": 8,
-        "medusa": 4, "eagle": 5, "eagle3": 5, "dflash": 7, "mtp": 3, "hybrid": 10,
-    }  # fmt: skip
-
-
-def test_lookups_and_what_reads_a_draft() -> None:
-    assert named("lookup") == ["ngram", "suffix"]
-    assert named("reads_draft") == ["model", "medusa", "eagle", "eagle3", "dflash", "hybrid"]
-    assert [spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD] == ["medusa", "eagle", "eagle3", "dflash"]
-
-
-def test_timed_passes_recreate_drafters_that_learn_and_keep_those_with_weights() -> None:
-    assert [name for name in DRAFTERS if recreated_per_pass(name)] == [
-        "ngram",
-        "suffix",
-        "lookahead",
-    ]
-    assert not recreated_per_pass("path/to/draft")
-    assert not recreated_per_pass(ToyTarget(5))
-
-
-def test_tune_tries_these_drafters_by_default() -> None:
-    assert TuneModels().specs() == ["model", "ngram", "suffix"]
-    assert TuneModels(target="mine").specs() == ["ngram", "suffix"]
-    assert TuneModels(drafter=["lookahead"]).specs() == ["lookahead"]
 
 
 def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:
