@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.training.compact import CompactLlama, head_logits
+from recipes.embedded.compact import CompactLlama, head_logits
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from recipes.embedded.agreement import Agreement, draft_agreement, exit_agreement
 from recipes.embedded.card import model_card
+from recipes.embedded.compact import CompactLlama, ModelShape
 from recipes.embedded.token_cache import HeldOut
 from recipes.embedded.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
-from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.resume_state import load_weights
 
 SAMPLE_CODE = "import json\nfrom pathlib import Path\n\n\ndef read_config(path: Path) -> dict:"

@@ -27,13 +27,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from recipes.embedded.card import command_of
+from recipes.embedded.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from recipes.embedded.corpus import Package, build_corpus, installed_packages
 from recipes.embedded.token_cache import Batches, HeldOut, Mix, prepare
 from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_id
 from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
-from slipstream.training.compact import DRAFT, CompactLlama, ModelShape, head_logits
 from slipstream.training.display import Display
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
 from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products

@@ -7,16 +7,14 @@ generated works best (`--regenerate`).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from slipstream.errors import PairError
-from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DraftOptions
 from slipstream.training.objective import Predictions
-from slipstream.training.trainable import ModelObjective, load_trainable
+from slipstream.training.trainable import ModelObjective, load_trainable, new_llama
 from slipstream.zoo import checkpoint_of
 
 
@@ -29,14 +27,15 @@ class DraftObjective(ModelObjective):
         self.compiled = options.compile
         c = teacher.config
         if options.start is None:
-            shape = ModelShape(
-                vocab_size=c.vocab_size, hidden_size=options.hidden_size, num_hidden_layers=options.layers,
-                num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
-                intermediate_size=options.intermediate, max_position_embeddings=c.context,
+            ends = sorted(teacher.decoder.capabilities.eos_ids)
+            self.module = new_llama(
+                seed, options.compile, vocab_size=c.vocab_size, hidden_size=options.hidden_size,
+                num_hidden_layers=options.layers, num_attention_heads=options.heads,
+                num_key_value_heads=options.kv_heads, intermediate_size=options.intermediate,
+                max_position_embeddings=c.context, rms_norm_eps=1e-5, eos_token_id=ends or 0,
+                pad_token_id=ends[0] if ends else 0,
                 head_dim=64 if options.hidden_size >= 64 * options.heads else options.hidden_size // options.heads,
             )  # fmt: skip
-            self.module = CompactLlama(shape, compile=options.compile)
-            self.module.initialise(torch.Generator().manual_seed(seed))
         else:
             self.module = load_trainable(checkpoint_of(options.start, "draft"), options.compile)
             if len(self.module.table) != c.vocab_size:

@@ -98,6 +98,15 @@ class DraftOptions(Checked):
     depth: int = DEPTH
     compile: bool = COMPILE
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise ParameterError(
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",
+                why="each key head serves a whole group of query heads",
+                fix="change one of them",
+            )
+
 
 @dataclass(frozen=True)
 class LayerSkipOptions(Checked):

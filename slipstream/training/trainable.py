@@ -1,13 +1,7 @@
-"""Training of whole models: a draft model, or a target that learns to exit early.
-
-Two implementations of one interface: `CompactLlama` if the checkpoint is a plain Llama with tied embeddings (several
-times faster on a CPU), the transformers model otherwise. Both return the hidden states after any layer, can skip
-layers, and are saved as folders that transformers loads.
-"""
+"""Training of whole models by transformers: a draft model, or a target that learns to exit early."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,39 +9,33 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from slipstream.errors import LoadError, TrainingError, UnsupportedModelError
 from slipstream.models.checkpoint import resolve
-from slipstream.models.config import DecoderConfig
-from slipstream.models.weights import load_weights
-from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.objective import Objective
 
 
-class HuggingFaceModel(nn.Module):
-    """A transformers causal LM of the Llama, Mistral, Qwen or GPT-2 kind, with the members of `CompactLlama`."""
+class TrainableModel(nn.Module):
+    """A transformers causal LM of the Llama, Mistral, Qwen or GPT-2 kind."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, lm: Any, compile: bool = False):
         super().__init__()
-        from transformers import AutoModelForCausalLM
-
-        try:
-            self.lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as fault:
-            raise LoadError(f"transformers cannot load {folder} for training ({fault})") from fault
-        base = getattr(self.lm, self.lm.base_model_prefix)
+        self.lm = lm
+        base = getattr(lm, lm.base_model_prefix)
         layers, norm = (
             getattr(base, "layers", getattr(base, "h", None)),
             getattr(base, "norm", getattr(base, "ln_f", None)),
         )
         if layers is None or norm is None:
-            raise UnsupportedModelError(f"{type(self.lm).__name__} has no known layer list or final norm")
+            raise UnsupportedModelError(f"{type(lm).__name__} has no known layer list or final norm")
         self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple, so that they are not registered twice
         self.lm.eval()  # the checkpoint's dropout would make a step depend on more than (seed, step)
+        if compile:
+            for layer in layers:
+                layer.compile(dynamic=False)
 
-    def train(self, mode: bool = True) -> HuggingFaceModel:
+    def train(self, mode: bool = True) -> TrainableModel:
         self.training = mode
         return self
 
@@ -57,12 +45,19 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def table(self) -> Tensor:
+        """The output head [V, d]."""
         return self.lm.get_output_embeddings().weight  # type: ignore[no-any-return]
 
     def normed(self, x: Tensor) -> Tensor:
+        """The final norm of a state [..., d]."""
         return self.parts[2](x)  # type: ignore[no-any-return]
 
     def hidden(self, tokens: Tensor, keep: Iterable[bool] | None = None, taps: Iterable[int] = ()) -> list[Tensor]:
+        """Hidden states before the final norm, [B, T, d] each: those after the layers `taps`, in their order, and the
+        last one.
+
+        tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth).
+        """
         base, layers, _ = self.parts
         kept = [True] * len(layers) if keep is None else list(keep)
         wanted = sorted({*taps, len(layers) - 1})
@@ -85,7 +80,6 @@ class HuggingFaceModel(nn.Module):
                 hook.remove()
             for layer in skipped:
                 del layer.forward
-        # As in CompactLlama, the last state comes once more at the end if it was tapped.
         return [*(seen[i] for i in sorted(set(taps))), seen[len(layers) - 1]]
 
 
@@ -96,7 +90,7 @@ def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 class ModelObjective(Objective):
     """An objective that trains a whole model."""
 
-    module: CompactLlama | HuggingFaceModel
+    module: TrainableModel
 
     def logits(self, states: Tensor) -> Tensor:
         """States before the final norm [..., d] -> logits [..., V]."""
@@ -109,52 +103,42 @@ class ModelObjective(Objective):
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        decoder = self.teacher.decoder
-        save_model(self.module, folder, decoder.source, sorted(decoder.capabilities.eos_ids))
+        save_model(self.module, folder, self.teacher.decoder.source)
 
 
-def shape_of(config: DecoderConfig) -> ModelShape | None:
-    """The shape with which `CompactLlama` computes the same function; None if it cannot."""
-    plain = (
-        config.model_type == "llama" and config.tie_embeddings and config.norm == "rms" and config.activation == "silu"
-        and config.gated and config.position == "rope" and config.experts is None and not config.qk_norm
-        and not (config.qkv_bias or config.o_bias or config.mlp_bias) and all(w is None for w in config.windows)
-        and config.rope_parameters.get("rope_type", "default") == "default"
-    )  # fmt: skip
-    if not plain:
-        return None
-    return ModelShape(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
-        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size, max_position_embeddings=config.context,
-        rope_theta=float(config.rope_parameters.get("rope_theta", 10000.0)), rms_norm_eps=config.norm_eps,
-    )  # fmt: skip
-
-
-def load_trainable(source: str | Path, compile: bool = False) -> CompactLlama | HuggingFaceModel:
+def load_trainable(source: str | Path, compile: bool = False) -> TrainableModel:
     """Load a checkpoint as a module to train, weights in float32."""
-    folder, config = resolve(source), DecoderConfig.load(source)
-    shape = shape_of(config)
-    if shape is None:
-        return HuggingFaceModel(folder)
-    model = CompactLlama(shape, compile=compile)
-    weights = load_weights(folder, config, torch.float32)
-    model.load_state_dict(
-        {f"model.{name}": weights[name].clone() for name in weights if not name.startswith("lm_head")}
-    )
-    return model
+    from transformers import AutoModelForCausalLM
+
+    folder = resolve(source)
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as fault:
+        raise LoadError(f"transformers cannot load {folder} for training ({fault})") from fault
+    return TrainableModel(lm, compile)
 
 
-def save_model(
-    model: CompactLlama | HuggingFaceModel, folder: Path, tokenizer_from: Path | None, eos: list[int]
-) -> None:
+def new_llama(seed: int, compile: bool = False, **sizes: Any) -> TrainableModel:
+    """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
+    write to the residual stream. sizes: as `LlamaConfig` names them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    lm = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, bos_token_id=None, **sizes))
+    generator, residual = torch.Generator().manual_seed(seed), 0.02 * (2 * lm.config.num_hidden_layers) ** -0.5
+    for name, weight in lm.named_parameters():
+        if weight.ndim == 2:
+            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            nn.init.normal_(weight, 0.0, std, generator=generator)
+    return TrainableModel(lm, compile)
+
+
+def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None) -> None:
     """Write a folder that transformers loads: float16 weights, configuration, and the tokenizer of `tokenizer_from`.
 
     Raises TrainingError if a weight exceeds the float16 range.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    inner = model.lm if isinstance(model, HuggingFaceModel) else model
-    weights = {name: w.detach().cpu().to(torch.float16).contiguous() for name, w in inner.state_dict().items()}
+    weights = {name: w.detach().cpu().to(torch.float16).contiguous() for name, w in model.lm.state_dict().items()}
     broken = [n for n, w in weights.items() if not bool(torch.isfinite(w).all())]
     if broken:
         raise TrainingError(
@@ -162,16 +146,8 @@ def save_model(
             why="the run has diverged",
             fix="train with a smaller --lr",
         )
-    if isinstance(model, HuggingFaceModel):
-        model.lm.config.dtype = torch.float16
-        model.lm.save_pretrained(folder, state_dict=weights)
-    else:
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable only by its owner
-        ends = eos or [0]
-        (folder / "config.json").write_text(json.dumps(model.shape.hf_config(ends, ends[0]), indent=2) + "\n")
-        generation = {"do_sample": False, "eos_token_id": eos, "pad_token_id": ends[0]}
-        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    model.lm.config.dtype = torch.float16
+    model.lm.save_pretrained(folder, state_dict=weights)
     if tokenizer_from is not None:
         for path in sorted(tokenizer_from.iterdir()):
             if path.name.startswith(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes.embedded.compact import ModelShape
 from recipes.embedded.corpus import Package
 from recipes.embedded.trainer import BaseConfig
-from slipstream.training.compact import ModelShape
 
 SHAPE = ModelShape(
     vocab_size=400, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from recipes.embedded.agreement import compare, draft_agreement, exit_agreement
+from recipes.embedded.compact import CompactLlama
 from recipes.embedded.corpus import Package
 from recipes.embedded.export import Run, export
 from recipes.embedded.trainer import BaseConfig, train_base
-from slipstream.training import compact
-from slipstream.training.compact import CompactLlama, blocked_attention
+from slipstream.training import eagle3_objective
+from slipstream.training.eagle3_objective import blocked_attention
 
 transformers = pytest.importorskip("transformers")
 
@@ -56,7 +57,7 @@ def test_card_states_the_facts(exported: tuple[Run, Path]) -> None:
 
 
 def test_blocked_attention_is_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "BLOCK", 32)
+    monkeypatch.setattr(eagle3_objective, "BLOCK", 32)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, h, 70, 16, generator=generator, dtype=torch.float64) for h in (6, 2, 2))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, rotary_tables
 from slipstream.models.config import DecoderConfig
-from slipstream.training import compact
+from slipstream.training import eagle3_objective
 from slipstream.training.eagle3_objective import chain_states, least_frequent, most_frequent, token_counts
 from slipstream.training.packing import Stream, write_stream
 
@@ -66,7 +66,7 @@ def drafted(head: EagleHead, tokens: Tensor, taps: list[Tensor], start: int) -> 
 
 
 def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "BLOCK", 4)  # several blocks of queries, the last one shorter
+    monkeypatch.setattr(eagle3_objective, "BLOCK", 4)  # several blocks of queries, the last one shorter
     tokens, taps = inputs()
     rotary = rotary_tables(DECODER, 64)
     states = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
@@ -80,7 +80,7 @@ def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch
 
 def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """2602.01469, section 3: the rows after a true row hold the mask token and learned taps, at the next positions."""
-    monkeypatch.setattr(compact, "BLOCK", 4)
+    monkeypatch.setattr(eagle3_objective, "BLOCK", 4)
     torch.manual_seed(0)
     two = replace(DECODER, layers=2, windows=(None, None))
     head = EagleHead(EagleConfig(3, two, (1, 2), D, DV, fc_norm=True, mask_token=17)).double()

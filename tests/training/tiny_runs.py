@@ -7,17 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.training.compact import CompactLlama, ModelShape
 from slipstream.training.packing import write_stream
 from slipstream.training.run import RunConfig
-from slipstream.training.trainable import save_model
+from slipstream.training.trainable import new_llama, save_model
 from slipstream.training.training_settings import LoopConfig
 
 VOCAB = 48
-SHAPE = ModelShape(
-    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-    intermediate_size=64, max_position_embeddings=128,
-)  # fmt: skip
 
 
 def texts(rng: np.random.Generator, count: int, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -38,18 +33,21 @@ def write_data(path: Path, documents: int = 160, length: int = 60, seed: int = 0
 def train_target(folder: Path, steps: int = 120) -> Path:
     """A target trained on such texts, saved as a folder."""
     rng = np.random.default_rng(1)
-    model = CompactLlama(SHAPE)
-    model.initialise(torch.Generator().manual_seed(0))
+    model = new_llama(
+        0, vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, intermediate_size=64, max_position_embeddings=128, eos_token_id=0, pad_token_id=0,
+        rms_norm_eps=1e-5,
+    )  # fmt: skip
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = 1e-2 * min(1.0, (step + 1) / 10) * (1 - step / steps)
         batch = torch.from_numpy(texts(rng, 16, 49))
-        loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+        loss = torch.nn.functional.cross_entropy(model.lm(batch[:, :-1]).logits.transpose(1, 2), batch[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         optimiser.zero_grad()
-    save_model(model, folder, None, [0])
+    save_model(model, folder, None)
     return folder
 
 

@@ -1,15 +1,11 @@
-"""A compact Llama for training, with the parameter names of transformers.
-
-transformers' `LlamaForCausalLM` spends 40 % of a CPU training step in the fused attention kernel, which is
-slow on CPUs at these sizes. This module computes the same function with attention as plain matrix products
-over blocks of queries, compiles one layer at a time (so skipping a layer costs nothing and recompiles
-nothing), and returns the hidden states after any layer. `state_dict()` has exactly the keys of
-`LlamaForCausalLM` with tied embeddings, so it is exported as it is.
+"""The compact Llama of the embedded models, with the parameter names of transformers' `LlamaForCausalLM` with tied
+embeddings, so that its `state_dict()` is exported as it is. It compiles one layer at a time, so skipping a layer costs
+nothing and recompiles nothing, and returns the hidden states after any layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.errors import ParameterError
+from slipstream.training.eagle3_objective import blocked_attention
 from slipstream.training.methods import DraftOptions
 
 
@@ -102,40 +99,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to `x` `[B, H, T, D]`."""
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat((-b, a), -1) * sin
-
-
-BLOCK = 128
-"""Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
-
-
-def blocked_attention(q: Tensor, k: Tensor, v: Tensor, own: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
-    """Causal attention as plain matrix products, one block of queries at a time.
-
-    q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. The heads of one group share their keys as extra rows.
-
-    own: further keys and values `[B, KV, T, D]`, of which the query at a position sees only the one at that position.
-    """
-    batch, heads, length, dim = q.shape
-    groups = k.shape[1]
-    q = q.view(batch, groups, heads // groups, length, dim) * dim**-0.5
-    rows = []
-    for start in range(0, length, BLOCK):
-        end = min(start + BLOCK, length)
-        size = end - start
-        part = q[:, :, :, start:end]  # [B, KV, G, size, D]
-        scores = (part.reshape(batch, groups, -1, dim) @ k[:, :, :end].transpose(-1, -2)).view(
-            batch, groups, -1, size, end
-        )
-        mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(start)  # [size, end]
-        scores = scores.masked_fill(~mask, float("-inf"))
-        if own:
-            scores = torch.cat([scores, *((part * x[:, :, None, start:end]).sum(-1, keepdim=True) for x, _ in own)], -1)
-        probs = scores.float().softmax(-1).to(v.dtype)
-        seen = (probs[..., :end].reshape(batch, groups, -1, end) @ v[:, :, :end]).view(batch, groups, -1, size, dim)
-        for j, (_, x) in enumerate(own):
-            seen = seen + probs[..., end + j, None] * x[:, :, None, start:end]
-        rows.append(seen)
-    return torch.cat(rows, 3).view(batch, heads, length, dim)
 
 
 class Attention(nn.Module):
