@@ -86,15 +86,15 @@ def vllm(choice: Choice) -> Settings:
         return _off("leave --speculative-config out")
     names = choice.drafter.split("+")
     if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
-        own: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
+        lookup: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
         if choice.options:
-            own["options"] = dict(choice.options)
-        made: dict[str, Any] = {
+            lookup["options"] = dict(choice.options)
+        config: dict[str, Any] = {
             "method": "custom_class",
             "model": PLUGIN,
             "num_speculative_tokens": choice.draft_tokens,
         }
-        return _arguments({"speculative_config": made, "additional_config": {"slipstream": own}},
+        return _arguments({"speculative_config": config, "additional_config": {"slipstream": lookup}},
                           "needs slipstream in vLLM's environment, and the V1 runner")  # fmt: skip
     methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
     method = methods.get(choice.drafter)
@@ -105,15 +105,15 @@ def vllm(choice: Choice) -> Settings:
     if foreign == STRING:
         return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
     model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
-    made = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
+    config = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
     note = ""
     if foreign == INTERSECTION:
-        made["use_heterogeneous_vocab"] = True
+        config["use_heterogeneous_vocab"] = True
         note = "needs the V1 runner, and drafts greedily"
     elif model and _parallel(choice):
-        made["parallel_drafting"] = True
+        config["parallel_drafting"] = True
         note = "needs the V1 runner"
-    return _arguments({"speculative_config": made}, note)
+    return _arguments({"speculative_config": config}, note)
 
 
 def _arguments(values: Mapping[str, Mapping[str, Any]], note: str) -> Settings:
@@ -140,11 +140,7 @@ def sglang(choice: Choice) -> Settings:
         note = "its trie also drafts trees and learns from all requests: speeds will differ"
     else:
         values |= {} if algorithm == "NEXTN" else {"speculative-draft-model-path": _draft(choice)}
-        values |= {
-            "speculative-num-steps": k,
-            "speculative-eagle-topk": 1,
-            "speculative-num-draft-tokens": k + 1,
-        }
+        values |= {"speculative-num-steps": k, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": k + 1}
     return Settings(values, _flags(values), note)
 
 
@@ -158,7 +154,8 @@ def llama_server(choice: Choice) -> Settings:
     for name in choice.drafter.split("+"):
         if name in ("model", "eagle3"):
             kinds.append("draft-simple" if name == "model" else "draft-eagle3")
-            values |= {"spec-draft-model": _gguf(_draft(choice)), "spec-draft-n-max": choice.draft_tokens}
+            file = _draft(choice).removesuffix(".gguf") + ".gguf"
+            values |= {"spec-draft-model": file, "spec-draft-n-max": choice.draft_tokens}
         elif name == "mtp":
             kinds.append("draft-mtp")
             values |= {"spec-draft-n-max": choice.draft_tokens}
@@ -235,10 +232,6 @@ def _draft(choice: Choice) -> str:
             f"drafter {choice.drafter!r} needs a draft model or head, and none is named", fix="give --draft"
         )
     return choice.draft
-
-
-def _gguf(name: str) -> str:
-    return name if name.endswith(".gguf") else f"{name}.gguf"
 
 
 def _off(how: str) -> Settings:

@@ -61,9 +61,6 @@ class Estimate:
     high: float | None
     note: str = ""
 
-    def without_interval(self, note: str) -> Estimate:
-        return replace(self, low=None, high=None, note=note)
-
     def inverse(self) -> Estimate:
         low, high = (None if end is None else 1 / end for end in (self.high, self.low))
         return replace(self, value=1 / self.value, low=low, high=high)

@@ -1,13 +1,6 @@
-"""Measures several ways to decode the same prompts. They take turns, so that disturbances of the machine affect all of
-them equally.
-
-    arms = [plain := Arm("plain", llm), Arm("n-gram, K=8", llm, "ngram", 8, against=plain)]
-    runs = line_up(arms, prompts)
-    race(runs, rounds=5)
-    runs[1].speedup()           # over plain decoding, with its 95 % interval
-
-An arm is one way of decoding. A pass decodes every prompt once with every arm. An arm is compared with plain decoding
-under the same conditions and in the same passes, never with numbers of another run.
+"""Measures several ways to decode the same prompts (`line_up`, then `race`). They take turns, so that disturbances of
+the machine affect all of them equally. An arm is one way of decoding; a pass decodes every prompt once with every arm.
+An arm is compared with plain decoding in the same passes, never with numbers of another run.
 """
 
 from __future__ import annotations
@@ -159,7 +152,7 @@ class Run:
         rounds = min(self.rounds, self.plain.rounds)
         top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
         found = estimates.ratio(top, bottom, self.plain.weights(groups))
-        return found if self.stats(groups).proposed else found.without_interval(estimates.NO_DRAFTS)
+        return found if self.stats(groups).proposed else replace(found, low=None, high=None, note=estimates.NO_DRAFTS)
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
         """Median over prompts and passes."""
@@ -168,9 +161,10 @@ class Run:
     def seconds_per_later_token(self, groups: Seq[int] | None = None) -> float | None:
         """Time per output token of one request after its first token, counted by token and not by step; median over
         prompts and passes. None if no text has a second token."""
+        chosen = self.groups if groups is None else [self.groups[g] for g in groups]
         times = [
             (c.seconds - c.first) / (c.tokens / len(group) - 1)
-            for group, row in zip(self._groups(groups), self._rows(groups), strict=True)
+            for group, row in zip(chosen, self._rows(groups), strict=True)
             for c in row
             if c.tokens > len(group)
         ]
@@ -180,9 +174,6 @@ class Run:
         """Cells of the complete passes."""
         chosen = self.cells if groups is None else [self.cells[g] for g in groups]
         return [row[: self.rounds] for row in chosen]
-
-    def _groups(self, groups: Seq[int] | None) -> list[list[int]]:
-        return self.groups if groups is None else [self.groups[g] for g in groups]
 
 
 def line_up(arms: Seq[Arm], prompts: Seq[Seq[int]], kinds: Seq[str] | None = None) -> list[Run]:

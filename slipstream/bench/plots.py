@@ -1,8 +1,6 @@
-"""Plots of results, as inline SVG in the colours of a page or as exported files.
-
-Colours are those of Okabe and Ito (2008), which are distinguishable with any colour vision. Line styles and markers
-differ too, so that nothing depends on colour alone. A page has a wide and a narrow version of each plot, because a wide
-plot is not readable on a phone.
+"""Plots of results, as inline SVG in the colours of a page or as exported files. A page has a wide and a narrow version
+of each, for phones. Colours are those of Okabe and Ito (2008), distinguishable with any colour vision; line styles and
+markers differ too.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 INK, SOFT, RULE, PAPER = "#1b1f24", "#57606a", "#d5d9de", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -41,25 +38,16 @@ class Plot:
     height: float = 3.2
 
 
-def canvas(plot: Plot, narrow: bool = False) -> Canvas:
-    """The plot as a matplotlib figure. Does not change global state."""
+def svg(plot: Plot, narrow: bool = False) -> str:
+    """A standalone SVG document. Does not change global state of matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_style(plot.name)):
-        figure = Figure(figsize=(NARROW if narrow else WIDE, plot.height), layout="constrained")
-        axes = figure.add_subplot()
-        plot.draw(axes, narrow)
-        return figure
-
-
-def svg(plot: Plot, narrow: bool = False) -> str:
-    """A standalone SVG document."""
-    import matplotlib
-
     out = StringIO()
     with matplotlib.rc_context(_style(plot.name)):
-        canvas(plot, narrow).savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
+        figure = Figure(figsize=(NARROW if narrow else WIDE, plot.height), layout="constrained")
+        plot.draw(figure.add_subplot(), narrow)
+        figure.savefig(out, format="svg", transparent=False, metadata={"Date": None, "Creator": None})
     return out.getvalue()
 
 
@@ -159,7 +147,8 @@ def lines(
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if percent:
-        as_percent(axes)
+        axes.set_ylim(0, 1.03)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
     legend(axes, narrow)
 
 
@@ -168,9 +157,3 @@ def ticks(axes: Axes, xs: Seq[Any]) -> None:
     values = sorted(set(xs)) if all(isinstance(x, (int, float)) for x in xs) else []
     if 1 < len(values) <= 12:
         axes.set_xticks(values, [f"{value:g}" for value in values])
-
-
-def as_percent(axes: Axes) -> None:
-    """Makes the vertical axis range from 0 to 100 %."""
-    axes.set_ylim(0, 1.03)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])

@@ -5,8 +5,7 @@
     JSON lines   {"prompt": ...} or {"text": ...}, and optionally "category"
     text         one prompt per line
 
-The speed-up of a drafter depends mostly on the text. So prompts are real texts, repeated prompts are dropped, and
-results are reported per category.
+The speed-up of a drafter depends mostly on the text, so repeated prompts are dropped, and results are by category.
 """
 
 from __future__ import annotations
@@ -143,7 +142,8 @@ def load(
     if not prompts:
         raise PromptError(f"no prompt of {source} fits into the target's context of {llm.checks.longest + 1} tokens")
     name = source if is_built_in(source) else Path(source).name
-    return PromptSet(name, prompts, _digest(chosen, turns), warnings)
+    digest = text_digest(*(text for entry in chosen for text in (entry.text, *entry.later[: turns - 1])))
+    return PromptSet(name, prompts, digest, warnings)
 
 
 def select(
@@ -233,10 +233,6 @@ def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
     if llm.tokenizer is None:
         raise PromptError("a text prompt needs a tokenizer", fix="use a target that has one")
     return list(llm.tokenizer.encode(entry.text))
-
-
-def _digest(chosen: Seq[Entry], turns: int) -> str:
-    return text_digest(*(text for entry in chosen for text in (entry.text, *entry.later[: turns - 1])))
 
 
 def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:

@@ -189,7 +189,7 @@ def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str
     lines: dict[str, list[dict[str, Any]]] = {}
     for arm in fast:
         others = {name: value(arm, name) for name in axes if name != axis}
-        label = ", ".join(str(v) if name == "drafter" else f"{title(name)} {v}" for name, v in others.items())
+        label = ", ".join(str(v) if name == "drafter" else f"{AXES.get(name, name)} {v}" for name, v in others.items())
         lines.setdefault(label or arm["label"], []).append(arm)
     series = list(lines.items())
     return [speed(series, axis), acceptance(series, axis)]
@@ -198,10 +198,6 @@ def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str
 def value(arm: dict[str, Any], axis: str) -> Any:
     """Where an arm is on an axis."""
     return arm["label"] if axis == "drafter" else arm.get(axis)
-
-
-def title(axis: str) -> str:
-    return AXES.get(axis, axis)
 
 
 def _xs(points: list[dict[str, Any]], axis: str) -> list[Any]:
@@ -239,13 +235,13 @@ def speed(series: Series, axis: str) -> Plot:
                 )  # fmt: skip
         axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
         axes.set_ylim(bottom=min(0.8, axes.get_ylim()[0]))
-        axes.set_xlabel(title(axis))
+        axes.set_xlabel(AXES.get(axis, axis))
         axes.set_ylabel("speed-up over plain decoding")
         plots.ticks(axes, [x for _, points in series for x in _xs(points, axis)])
         plots.legend(axes, narrow, columns=2 if len(series) > 1 else 3)
 
     return Plot(
-        "speedup-by-axis", f"Speed-up by {title(axis)}",
+        "speedup-by-axis", f"Speed-up by {AXES.get(axis, axis)}",
         "Points: measured, with 95% intervals. Dashed: predicted by the closed forms from acceptance by position at "
         "the longest draft and from the cost curve of the target. Plain decoding is 1.",
         "; ".join(f"{name}, {value(p, axis)}: {interval(p['overall']['speedup'])}" for name, ps in series for p in ps),
@@ -258,10 +254,10 @@ def acceptance(series: Series, axis: str) -> Plot:
               for each, points in series]  # fmt: skip
 
     def draw(axes: Any, narrow: bool) -> None:
-        plots.lines(axes, groups, title(axis), "acceptance rate", narrow)
+        plots.lines(axes, groups, AXES.get(axis, axis), "acceptance rate", narrow)
         plots.ticks(axes, [x for _, xs, _ in groups for x in xs])
 
     return Plot(
-        "acceptance-by-axis", f"Acceptance rate by {title(axis)}", "Accepted draft tokens over verified ones.",
+        "acceptance-by-axis", f"Acceptance rate by {AXES.get(axis, axis)}", "Accepted draft tokens over verified ones.",
         "; ".join(f"{each}: {', '.join(map(percent, ys))}" for each, _, ys in groups), draw,
     )  # fmt: skip

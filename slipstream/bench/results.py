@@ -10,10 +10,6 @@ provenance  the conditions of the measurement (see `slipstream.bench.provenance`
 warnings    what limits how far the numbers can be trusted.
 
 A file of another version is refused.
-
-    result = Result("bench", settings, provenance)
-    with recording(result, path, collect=lambda: {...}) as save:   # raises at once if the path is not writable
-        ...                                                        # `save()` writes the measurements so far
 """
 
 from __future__ import annotations

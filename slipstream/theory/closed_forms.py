@@ -9,10 +9,7 @@ Functions of alpha assume that every draft token is accepted with the same proba
 Measured acceptance falls with depth, so measured speed-ups are lower. Functions of rates by position do not need this
 assumption. Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, Sun et al. 2403.10444.
 
-The functions compute with whatever numbers they are given; fractions give exact fractions.
-
-`theory.forecast` chooses a draft length with these forms and states the assumptions. `predict` is for measured rates,
-costs and overheads.
+Fractions give exact fractions. `predict` is for measured rates, costs and overheads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Time of one target forward by the number of rows that it verifies. Draft lengths, tree sizes and all predictions of
-the lab are computed from this curve.
-
-Decoding is memory-bound while few rows share one read of the weights, so the curve is flat at first and rises where
-arithmetic takes over. Where it rises is a property of the machine: it is measured, not assumed.
+"""Time of one target forward by the number of rows that it verifies. Decoding is memory-bound while few rows share one
+read of the weights, so the curve is flat at first and rises where arithmetic takes over: a property of the machine.
 """
 
 from __future__ import annotations

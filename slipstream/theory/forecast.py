@@ -1,11 +1,6 @@
-"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it.
-
-`slipstream simulate` and `info TARGET DRAFT` call `forecast`, so equal assumptions give equal
-numbers. There are four: the acceptance rates, the cost of a draft token, the cost of verifying draft tokens, and where
-both costs come from. `Forecast.assumptions` states them in one line.
-
-The expectation is tokens a step over the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of
-verification added). It describes long texts; `theory.predict` also counts prefill and the shorter drafts at the end.
+"""Expected speed-up of speculation from acceptance rates and costs, with the assumptions behind it: tokens a step over
+the cost of a step (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification added). It describes long
+texts; `closed_forms.predict` also counts prefill and the shorter drafts at the end.
 """
 
 from __future__ import annotations

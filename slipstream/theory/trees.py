@@ -12,8 +12,7 @@ of n nodes is the n most likely paths, found best first; it equals the dynamic p
 3.1) and EAGLE-2's reranking (2406.16858, section 4.2).
 
 The papers count the root, the pending token, among the nodes. Here only draft tokens count: their n is n - 1 here.
-
-All functions compute with the number type that they are given; fractions give exact fractions.
+Fractions give exact fractions.
 """
 
 from __future__ import annotations

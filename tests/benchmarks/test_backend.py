@@ -76,12 +76,6 @@ def test_the_table_begins_with_missed_bounds_and_is_complete(results):
     assert "| 1 row | native, w8a16 | 1.05e+03 (1.02e+03 to 1.08e+03) | 0.50 (0.50 to 0.50) | 7.1 % |" in text
 
 
-def test_a_busy_machine_is_reported_first(results):
-    assert "Not a quiet machine" not in markdown(results)
-    results["provenance"]["neighbours"] = 0.4
-    assert markdown(results).startswith("**Not a quiet machine:** 40 %")
-
-
 def test_a_report_of_a_run_in_which_nothing_could_be_measured():
     text = markdown(assemble({}, {}, {"first_use now": "no Numba"}, {"now": []}, {}, PROVENANCE))
     assert "no Numba | not measured" in text

@@ -17,10 +17,6 @@ def test_it_is_linear_between_the_points_and_goes_on_with_the_last_slope() -> No
     assert curve.relative(8) == pytest.approx(2.3)
 
 
-def test_one_point_says_that_rows_cost_nothing() -> None:
-    assert CostCurve((1,), (3.0,))(100) == 3.0
-
-
 def test_flat_is_a_plain_step_and_a_share_of_it_for_each_further_row() -> None:
     curve = CostCurve.flat(0.05)
     assert [curve(n) for n in (1, 2, 21)] == pytest.approx([1.0, 1.05, 2.0])
@@ -47,8 +43,3 @@ def test_rows_that_are_no_increasing_counts_from_one_are_refused(rows: tuple[int
 def test_times_that_are_none_are_refused(seconds: tuple[float, ...]) -> None:
     with pytest.raises(ParameterError, match="for 2 row counts"):
         CostCurve((1, 2), seconds)
-
-
-def test_unknown_fields_are_refused() -> None:
-    with pytest.raises(ParameterError, match="did you mean 'seconds'"):
-        CostCurve(rows=(1,), second=(1.0,))  # type: ignore[call-arg]

@@ -108,29 +108,12 @@ def test_long_simulated_texts_agree_with_the_forecast(costs: StepCosts) -> None:
     assert drawn.speedup.value == pytest.approx(forecast(rates, costs, 4).speedup, rel=0.005)
 
 
-def test_a_drafter_that_is_always_right_and_one_that_is_never_right() -> None:
-    assert draw_chains([1.0] * 4, StepCosts(0.0), tokens=100, texts=5).speedup.value == pytest.approx(100 / 20)
-    assert draw_chains([0.0, 0.0], FREE, tokens=50, texts=5).speedup.value < 1
-
-
 def test_a_tree_that_is_a_chain_is_simulated_as_one() -> None:
     chain = Tree((-1, 0, 1), (0, 0, 0))
     for tokens in (3, 64):
         a = draw_trees(chain, (0.6,), STEEP, tokens=tokens, texts=3000)
         b = draw_chains(geometric_rates(0.6, 3), STEEP, tokens=tokens, texts=3000, seed=1)
         assert abs(a.speedup.value - b.speedup.value) <= SIGMAS * (a.speedup.error + b.speedup.error)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "tokens"), [(1, 1), (2, 1.5), (3, 1.75), (4, 1.95), (6, 2.175), (8, 2.375), (12, 2.5875), (16, 2.75875)]
-)
-def test_simulated_trees_agree_with_the_published_optimal_ones(nodes: int, tokens: float) -> None:
-    """Sequoia's recursion with child acceptance (.5, .2, .1); its count of nodes includes the root."""
-    acceptance = (0.5, 0.2, 0.1)
-    tree = optimal_tree(acceptance, nodes - 1)
-    assert expected_of_tree(tree, acceptance) == pytest.approx(tokens)
-    drawn = draw_trees(tree, acceptance, StepCosts(0.0), tokens=2000, texts=100)
-    assert drawn.tau.value == pytest.approx(tokens, rel=0.01)
 
 
 def test_trees_whose_acceptance_depends_on_the_depth_are_simulated_correctly() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from slipstream.core.rules import RULES
 from slipstream.errors import ParameterError
-from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import Tree, best_count, best_tree, expected_tokens, optimal_tree
 from tests.core.exact import mean_accepted
@@ -84,12 +83,6 @@ def test_a_depth_limit_binds_and_none_means_unlimited() -> None:
 def test_nothing_is_drafted_that_cannot_be_accepted() -> None:
     assert optimal_tree(((0.5, 0.0), (0.0,)), 10) == Tree((-1,), (0,))
     assert optimal_tree((), 10) == Tree((), ())
-
-
-def test_one_candidate_per_depth_is_the_chain_of_the_closed_form() -> None:
-    tree = optimal_tree((Fraction(4, 5),), 5)
-    assert tree.parents == (-1, 0, 1, 2, 3)
-    assert expected_tokens(tree, (Fraction(4, 5),)) == closed_forms.expected_tokens(Fraction(4, 5), 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("nodes", [3, 6, 8])
