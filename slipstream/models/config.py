@@ -18,26 +18,12 @@ from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.module_shape import Experts
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Mixture of experts: `count` MLPs, of which a router picks `per_token` for each token.
-
-    norm_topk  the weights of the picked experts are rescaled to sum to 1.
-    layers     for each layer, True if its MLP is a mixture.
-    """
-
-    count: int
-    per_token: int
-    intermediate_size: int
-    norm_topk: bool
-    layers: tuple[bool, ...]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
-from slipstream.models.module_shape import UNBOUNDED, ModuleShape
+from slipstream.models.module_shape import UNBOUNDED, Experts, ModuleShape
 
 ALIGNMENT = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -266,8 +266,6 @@ class GgufShape(ModuleShape):
 
 def gguf_shape(header: GgufHeader) -> GgufShape:
     """Raises CheckpointError for a header that lacks the size of the model."""
-    from slipstream.models.config import Experts  # imported here: it needs torch, which a server's process has not
-
     tensors = {tensor.name: tensor.shape for tensor in header.tensors}
     hidden, layers = header.size("embedding_length"), header.size("block_count")
     if len(tensors.get(_EMBEDDING, ())) != 2 or not hidden or not 0 < layers <= len(tensors):

@@ -1,4 +1,4 @@
-"""`ModuleShape`: the architecture of a model that transformers runs, as far as others ask about it.
+"""`ModuleShape`: the architecture of a model that transformers runs, as far as others ask about it. Needs no torch.
 
 `DecoderConfig` decides every difference between the families that our own decoder runs. Here transformers decides them;
 sizes are read from its configuration, whose names differ between families.
@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json
-
-if TYPE_CHECKING:
-    from slipstream.models.config import Experts
 
 UNBOUNDED = 2**31 - 1
 """Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
@@ -23,6 +20,21 @@ UNBOUNDED = 2**31 - 1
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: `count` MLPs, of which a router picks `per_token` for each token.
+
+    norm_topk  the weights of the picked experts are rescaled to sum to 1.
+    layers     for each layer, True if its MLP is a mixture.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    norm_topk: bool
+    layers: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -190,8 +202,6 @@ def _experts(text: Any) -> Experts | None:
     count, per_token = _first(text, *_EXPERT_KEYS), _first(text, *_PER_TOKEN_KEYS)
     if not count or not per_token or count < 2:
         return None
-    from slipstream.models.config import Experts  # imported here: it needs torch, which a server's process has not
-
     return Experts(count, min(per_token, count), 0, True, (True,) * text.num_hidden_layers)
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.models.config import DecoderConfig, Experts
+from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.module_shape import Experts
 from slipstream.models.weights import Weights
 
 VOCAB = 90

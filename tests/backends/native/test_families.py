@@ -12,8 +12,9 @@ import torch
 
 from slipstream.backends.native.kernels import records
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.models.config import DecoderConfig, Experts
+from slipstream.models.config import DecoderConfig
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.module_shape import Experts
 from slipstream.models.weights import load_weights
 from tests.backends.native.models import chain, config, forest, ids, needs_bfloat16, tree, weights
 from tests.checkpoints import FAMILIES

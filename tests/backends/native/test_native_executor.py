@@ -25,9 +25,9 @@ from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.core.decode_steps import ARGMAX, StepSampling
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
-from slipstream.models.config import Experts
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.module_shape import Experts
 from slipstream.models.weights import Weights
 from slipstream.settings import WEIGHT_FORMATS
 from tests.backends.native.models import (

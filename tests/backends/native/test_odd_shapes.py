@@ -11,8 +11,8 @@ import torch
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.models.config import Experts
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.module_shape import Experts
 from slipstream.models.weights import Weights
 from tests.backends.native.models import EVERY_FORMAT, FORMATS, byte_dots, chain, config, forest, ids
 from tests.backends.native.rows_alone import check, random_tree
