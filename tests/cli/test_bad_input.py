@@ -36,8 +36,6 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --executor torch -md ngrm", "there is no drafter, folder or model 'ngrm'"),
     ("generate x --executor torch -md ngrm", "did you mean 'ngram'?"),
     ("generate x --temprature 1", "--temperature"),
-    ("generate x --topp 1", "--top-p"),
-    ("generate x --draft-token 1", "--draft-tokens"),
     ("generate x -n many", "--max-new-tokens"),
     ("generate x --rule rejction", "did you mean 'rejection'"),
     ("generate x --device nowhere", "device is 'nowhere', which is not a device"),
@@ -58,9 +56,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --device-map '{{'", "which is not JSON"),
     ("generate x --quantize int3", "int8"),
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 1024"),
-    ("generate x --threads 99999999999", "threads is 99999999999, must be an integer from 1 to 1024"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
-    ("generate x {pair} --drafter suffix -o across=1", "across is 1, must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
     ("generate x {pair} --drafter ngram -o max_ngrams=2", "NgramConfig has no parameter 'max_ngrams'"),
     ("generate x {pair} --drafter ngram -o max_ngrams=2", "did you mean 'max_ngram'?"),
@@ -73,19 +69,9 @@ TABLE: list[tuple[str, str]] = [
     ("serve -m /nonexistent", "'/nonexistent' is not a folder and not a hub id"),
     ("train draft -m /nonexistent --data x.txt --budget-tokens 9", "'/nonexistent' is not a folder and not a hub id"),
     # generate: parameters, refused before anything is loaded
-    ("generate x -m /nonexistent --temperature=-1", "temperature is -1.0, must be a finite number in [0, 100]"),
     ("generate x -m /nonexistent --temperature=nan", "temperature is nan, must be a finite number in [0, 100]"),
-    ("generate x -m /nonexistent --temperature=inf", "temperature is inf, must be a finite number in [0, 100]"),
-    ("generate x -m /nonexistent --top-p=0", "top_p is 0.0, must be a finite number in (0, 1]"),
-    ("generate x -m /nonexistent --top-p=-0.1", "top_p is -0.1, must be a finite number in (0, 1]"),
-    ("generate x -m /nonexistent --top-p=1.5", "top_p is 1.5, must be a finite number in (0, 1]"),
-    ("generate x -m /nonexistent --top-p=nan", "top_p is nan, must be a finite number in (0, 1]"),
-    ("generate x -m /nonexistent --min-p=2", "min_p is 2.0, must be a finite number in [0, 1]"),
-    ("generate x -m /nonexistent --top-k=-1", "top_k is -1, must be an integer >= 0"),
     ("generate x -m /nonexistent --draft-tokens=-1", "draft_tokens is -1, must be an integer >= 0"),
     ("generate x -m /nonexistent --max-new-tokens=0", "max_tokens is 0, must be an integer >= 1"),
-    ("generate x -m /nonexistent --repetition-penalty=0", "repetition_penalty is 0.0"),
-    ("generate x -m /nonexistent --logprobs=-1", "logprobs is -1"),
     ("generate x -m /nonexistent --stop=", "stop holds an empty string"),
     ("generate x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was given a distribution"),
     ("bench prompts.jsonl --rule greedy --temperature 0,0.8 -m mine", "rule 'greedy' was given a distribution"),
@@ -114,15 +100,11 @@ TABLE: list[tuple[str, str]] = [
     ("drafters sufix", "suffix"),
     ("simulate --pairs --hardware b200", "did you mean 'h200'"),
     ("simulate --pairs --alpha 2", "alpha is 2"),
-    ("simulate --suggest", "No such option: --suggest"),
     ("simulate --pairs --advice", "--pairs and --advice are given"),
-    ("pairs", "No such command 'pairs'"),
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
     ("bench empty.jsonl {pair}", "holds no prompt"),
     ("bench cut.jsonl {pair}", "cut.jsonl, line 2, is not JSON"),
-    ("bench prompts.jsonl {pair} --drafter ngrm", "did you mean 'ngram'"),
-    ("bench prompts.jsonl {pair} --drafter ngram:max_ngrams=3", "did you mean 'max_ngram'"),
     ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "named twice"),
     (
         "bench prompts.jsonl {pair} --drafter ngram --drafter model -o max_ngram=3",
@@ -131,22 +113,15 @@ TABLE: list[tuple[str, str]] = [
     ("bench prompts.jsonl {pair} --drafter none", "there is no drafter to measure"),
     ("bench prompts.jsonl {pair} --category c", "has no category 'c'"),
     ("bench prompts.jsonl {pair} --temperature hot", "--temperature is 'hot'"),
-    ("bench prompts.jsonl {pair} --temperature=-1", "temperature is -1.0"),
     ("bench prompts.jsonl {pair} --batch 0", "batch is 0"),
     ("bench prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
     ("bench prompts.jsonl {pair} --template chta", "did you mean 'chat'"),
     # bench with axes
     ("bench code {pair} --draft-tokens 8:2", "--draft-tokens is '8:2'"),
-    ("bench code {pair} --option max_ngram=2", "No such option: --option"),
-    ("bench code {pair} --drafters ngram,model", "No such option: --drafters"),
-    ("bench code {pair} --dtype float31,float32", "did you mean 'float32'"),
-    ("bench code {pair} --page x.html", "No such option: --page"),
-    ("sweep code", "No such command 'sweep'"),
     # trace
     ("trace {pair} --drafter ngram --drafter model", "2 drafters were named, only one can be traced"),
     ("trace {pair} --drafter none", "0 drafters were named"),
     ("trace {pair} --out /nonexistent/t.json", "does not exist"),
-    ("trace {pair} --top-p 0", "top_p is 0"),
     # tune
     ("tune prompts.jsonl {pair} --drafter none", "there is no drafter to choose from"),
     ("tune prompts.jsonl {pair} --drafter ngram --drafter sufix", "did you mean 'suffix'"),
@@ -154,16 +129,11 @@ TABLE: list[tuple[str, str]] = [
     ("tune prompts.jsonl {pair} --write /nonexistent/c.json", "or choose another --write"),
     ("tune prompts.jsonl {pair} -k 0", "draft_tokens of model is 0"),
     ("tune prompts.jsonl {pair} --confirm 0", "Invalid value for '--confirm'"),
-    ("tune nowhere.jsonl {pair}", "there is no prompt file"),
     # verify
     ("verify prompts.jsonl {pair} --check gredy", "did you mean 'greedy'"),
     ("verify prompts.jsonl {pair} --drafter none", "there is no drafter to check"),
-    ("verify prompts.jsonl {pair} --drafter ngrm", "did you mean 'ngram'"),
-    ("verify prompts.jsonl {pair} --rule rejektion", "did you mean 'rejection'"),
     ("verify prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),
     ("verify prompts.jsonl {pair} --level 2", "level is 2.0"),
-    ("verify nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
-    ("verify empty.jsonl {pair}", "holds no prompt"),
     # report
     ("report nowhere.json", "cannot be read"),
     ("report old_result.json", "has format version 0, this Slipstream reads version 2"),
@@ -228,12 +198,5 @@ def test_bad_input_is_refused_in_one_message_with_code_2(cli, pair, folder, line
     assert result.said.count("error: ") == 1
     assert result.said.startswith("error: ") or "{pair}" in line, "what will run is said once models are loaded"
     assert says in result.said
+    assert "Fix: " in result.said or not line.startswith("generate x -m /nonexistent --")
     assert {path.name for path in {*folder.iterdir()} - before} <= {"runs"}, "`train` tries its output folder first"
-
-
-def test_a_value_out_of_range_is_refused_with_its_fix(cli):
-    """The message of every sampling parameter of the table that is refused before loading has a fix."""
-    lines = [line for line, _ in TABLE if line.startswith("generate x -m /nonexistent --") and "=" in line]
-    assert len(lines) == 14
-    for line in lines:
-        assert "Fix: " in cli(*shlex.split(line)).said

@@ -42,17 +42,6 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
     assert found["provenance"]["command"]
 
 
-def test_json_for_programs(cli, pair, texts):
-    given = ["--drafter", "ngram:max_ngram=2,draft_tokens=3", "--temperature", "0,0.7", "--batch", "1,2", "--json"]
-    result = cli("bench", texts, *pair, *QUICK, *given)
-    assert result.code == 0, result.err
-    arms = json.loads(result.out)["data"]["arms"]
-    assert [(a["label"], a["draft_tokens"], a["temperature"], a["batch"]) for a in arms if not a["plain"]] == [
-        ("ngram max_ngram=2", 3, 0.0, 1), ("ngram max_ngram=2", 3, 0.0, 2),
-        ("ngram max_ngram=2", 3, 0.7, 1), ("ngram max_ngram=2", 3, 0.7, 2),
-    ]  # fmt: skip
-
-
 def test_draft_lengths_with_predictions_and_a_page(cli, pair, texts, tmp_path):
     out, page = tmp_path / "s.json", tmp_path / "s.html"
     result = cli("bench", texts, *pair, *QUICK, "--drafter", "model", "-k", "2:4", "--out", out)

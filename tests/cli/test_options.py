@@ -84,14 +84,6 @@ def test_options_of_other_programs_are_understood():
     assert all(new.startswith("--") and new not in options.ALIASES for new in options.ALIASES.values())
 
 
-def test_version_and_help(cli):
-    assert cli("--version").out.startswith("slipstream ")
-    for command in ("generate", "chat", "demo", "info", "train"):
-        result = cli(command, "--help")
-        assert result.code == 0
-        assert command in result.out
-
-
 @pytest.mark.parametrize("arguments", [[], ["train"]])
 def test_without_a_command_there_is_help_and_no_error(cli, arguments):
     result = cli(*arguments)

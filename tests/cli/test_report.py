@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
+from html.parser import HTMLParser
 
 import pytest
+
+from slipstream.bench.provenance import public
+from slipstream.bench.results import Result
+from slipstream.cli.report import SECTIONS, export, page, section, write_page
+from slipstream.errors import ResultError
 
 
 @pytest.fixture
@@ -43,3 +51,176 @@ def test_a_file_with_several_runs_of_a_benchmark_is_one_page(cli, result_file, t
     assert (tmp_path / "out.html").read_text().count("<h1") == 2
     several.write_text(json.dumps({"runs": {"one": run, "two": {}}}))
     assert "run 'two', is not a result file" in cli("report", several).said
+
+
+VOID = {"meta", "br", "input", "img", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects what the tests ask about."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def results(bench_result, grid_result, trace_result) -> list[Result]:
+    return [bench_result, grid_result, trace_result]
+
+
+@pytest.fixture(scope="module")
+def text(results) -> str:
+    return page(results)
+
+
+def test_no_two_columns_of_a_table_have_one_name(results):
+    for result in results:
+        for table in section(result).tables:
+            headings = [column.heading for column in table.columns]
+            assert len(headings) == len(set(headings)), table.title
+
+
+def test_the_page_is_well_formed_and_ids_are_unique(text):
+    found = Page(text)
+    assert len(found.ids) == len(set(found.ids))
+    for tag, attrs in found.tags:
+        for name in ("aria-labelledby",):
+            if name in attrs:
+                assert attrs[name] in found.ids
+        if tag == "use":
+            assert attrs["xlink:href"][1:] in found.ids
+
+
+def test_nothing_is_fetched(text):
+    found = Page(text)
+    for tag, attrs in found.tags:
+        assert tag not in ("link", "img", "iframe")
+        assert "src" not in attrs
+        assert not str(attrs.get("href", "#")).startswith("http")
+    assert "@import" not in text
+    assert "url(http" not in text
+
+
+def test_tables_have_captions_and_headers(text):
+    found = Page(text)
+    regions = [a for t, a in found.tags if t == "div" and a.get("role") == "region"]
+    assert len(regions) == sum(t == "table" for t, _ in found.tags)
+    assert all(a["aria-label"] for a in regions)
+    assert {a["scope"] for t, a in found.tags if t == "th"} == {"col", "row"}
+
+
+def test_every_figure_states_date_machine_and_what_it_shows(text, results):
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL)
+    assert len(captions) == sum(len(section(r).plots) for r in results)
+    for caption in captions:
+        assert results[0].provenance["date"][:10] in caption
+        assert "cores" in caption
+        unseen = re.search(r'class="unseen">(.*?)</span>', caption, re.DOTALL)
+        assert len(unseen.group(1)) > 10
+
+
+def test_figures_follow_the_colours_of_the_page(text):
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "var(--ink)" in drawn
+    assert "var(--c0)" in drawn
+    for fixed in ("#1b1f24", "#0072b2", "#ffffff"):
+        assert f": {fixed}" not in drawn
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+
+
+def test_model_output_is_escaped(trace_result):
+    made = copy.deepcopy(trace_result)
+    evil = "</script><img src=x onerror=alert(1)>"
+    made.data["pieces"] = [evil] * len(made.data["pieces"])
+    made.data["vocabulary"] = dict.fromkeys(made.data["vocabulary"], evil)
+    made.data["prompt"]["text"] = evil
+    made.warnings = [evil]
+    made.provenance["command"] = evil
+    text = page([made])
+    assert not [tag for tag, _ in Page(text).tags if tag == "img"]
+    assert "</script><img" not in text
+    assert not [tag for tag, _ in Page(text).tags if tag == "script"]
+
+
+def test_every_token_of_a_trace_says_where_it_is_from(trace_result):
+    found = Page(page([trace_result]))
+    said = [a["title"] for t, a in found.tags if t == "span" and "title" in a]
+    tokens = trace_result.data["tokens"]
+    assert len(said) == len(tokens) == 40
+    for text, token in zip(said, tokens, strict=True):
+        assert text.startswith(f"step {token['step'] + 1}: ")
+        assert f"p {token['p']:.3f}" in text
+        assert (", q " in text.partition(";")[0]) == token["drafted"]
+        assert text.count("rejected: ") == len(token["rejected"])
+
+
+def test_an_interrupted_run_is_marked(bench_result):
+    made = copy.deepcopy(bench_result)
+    made.complete = False
+    assert "The run was interrupted" in page([made])
+    made.data["arms"] = []
+    assert "Nothing was measured" in page([made])
+
+
+def test_plots_are_exported_for_papers(bench_result, tmp_path):
+    files = export([bench_result], tmp_path)
+    assert {f.name for f in files} >= {"speedup.svg", "speedup-by-category.svg"}
+    assert all(f.read_text().startswith("<?xml") for f in files)
+    again = [f.read_text() for f in files]
+    assert [f.read_text() for f in export([bench_result], tmp_path)] == again  # the same file every time
+
+
+def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
+    with pytest.raises(ResultError, match="did you mean 'bench'"):
+        section(Result("bensh", {}, {}))
+    made = copy.deepcopy(bench_result)
+    del made.data["arms"][0]["overall"]["shares"]
+    with pytest.raises(ResultError, match="lacks data that its report needs"):
+        page([made])
+    with pytest.raises(ResultError, match="does not exist"):
+        write_page([bench_result], tmp_path / "no" / "x.html")
+    with pytest.raises(ResultError, match="choose another --svg"):
+        export([bench_result], tmp_path / "no" / "folder")
+    assert {"bench", "trace"} <= set(SECTIONS)
+
+
+def test_a_command_stands_once_in_its_section_and_without_private_paths(bench_result):
+    private = Result(**vars(bench_result))
+    private.provenance = bench_result.provenance | {
+        "command": "slipstream bench /home/me/my-prompts.jsonl -m org/model"
+    }
+    made = page([private])
+    assert made.count("slipstream bench my-prompts.jsonl -m org/model") == 2  # in its line, and among the conditions
+    assert "/home/me" not in made
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("-m /data/models/Llama-3 -o out/r.json", "-m Llama-3 -o out/r.json"),
+        ("-m org/model https://host/a/b", "-m org/model https://host/a/b"),
+        ("--out=/tmp/r.json 1/2", "--out=r.json 1/2"),
+        ("~/models/x", "x"),
+    ],
+)
+def test_absolute_paths_are_shortened_to_their_last_name(said, shown):
+    assert public(said) == shown

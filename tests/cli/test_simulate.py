@@ -1,10 +1,20 @@
 """`slipstream simulate`: its inputs, its output, and what is refused."""
 
+from __future__ import annotations
+
 import json
+import shlex
 
+import click
 import pytest
+import typer
 
+from slipstream.cli.main import app, canonical
+from slipstream.drafters.registry import DRAFTERS
+from slipstream.plan.advice import ADVICE
+from slipstream.plan.known_pairs import PAIRS
 from slipstream.theory.cost_curve import CostCurve
+from tests.checkpoints import make_model, make_tokenizer
 
 
 def found(cli, *arguments):
@@ -95,3 +105,106 @@ def test_costs_are_really_measured(cli, tiny):
     seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft)
     assert seen["costs"]["c"] > 0
     assert seen["costs"]["curve"]["rows"][0] == 1
+
+
+COMMANDS = [command for advice in ADVICE for command in advice.commands]
+
+
+def test_pairs_for_programs(cli):
+    seen = json.loads(cli("simulate", "--pairs", "--json").out)["pairs"]
+    assert len(seen) == len(PAIRS)
+    one = next(pair for pair in seen if pair["draft"] == "Llama-3.2-3B")
+    assert one["acceptance"] == [0.75, 0.8]
+    assert one["target_model"]["parameters"] == 70_553_706_496
+    assert one["predicted"]["hardware"]["name"] == "H100"
+
+
+def test_pairs_for_people(cli):
+    result = cli("simulate", "--pairs")
+    assert result.code == 0
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "…" not in result.out
+    assert all(name in result.out for name in {n for pair in PAIRS for n in (pair.target, pair.draft)})
+    assert "no published figure" in " ".join(result.out.split())
+
+
+def test_advice_names_every_situation_and_its_commands(cli):
+    result = cli("simulate", "--advice")
+    assert result.code == 0
+    for advice in ADVICE:
+        assert advice.situation[1:] in result.out
+        assert all(command in result.out for command in advice.commands)
+    seen = json.loads(cli("simulate", "--advice", "--json").out)["advice"]
+    assert [one["situation"] for one in seen] == [advice.situation for advice in ADVICE]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("slipstream ")])
+def test_advised_commands_are_understood(command):
+    """Parsed by the command line itself, to detect renamed options."""
+    name, *arguments = canonical(shlex.split(command)[1:])
+    group = typer.main.get_command(app)
+    wanted = group.get_command(click.Context(group), name)  # type: ignore[attr-defined]
+    assert wanted is not None, name
+    wanted.make_context(name, list(arguments))
+    if "--drafter" in arguments:
+        assert arguments[arguments.index("--drafter") + 1] in DRAFTERS
+
+
+TARGET, DRAFT = "Llama-3.1-70B", "Llama-3.2-3B"
+FIGURES = (
+    "acceptance", "position_rates", "c", "draft_tokens", "tau", "step_cost", "speedup", "break_even", "assumptions",
+)  # fmt: skip
+
+
+def of_pairs(cli, *more):
+    found = json.loads(cli("simulate", "--pairs", *more, "--json").out)["pairs"]
+    return next(one["predicted"] for one in found if (one["target"], one["draft"]) == (TARGET, DRAFT))
+
+
+def of_simulate(cli, *more):
+    given = ("--hardware", "h100", "-m", TARGET, "-md", DRAFT, "--batch", "1", "--json")
+    return json.loads(cli("simulate", *given, *more).out)["loads"][0]
+
+
+def figures(found):
+    return {name: found[name] for name in FIGURES}
+
+
+@pytest.mark.parametrize("hardware", [None, "h100", "rtx4090"])
+@pytest.mark.parametrize("alpha", [None, "0.6", "0.9"])
+def test_lists_and_predictions_agree_for_the_same_pair_and_assumptions(cli, hardware, alpha):
+    rate = [] if alpha is None else ["--alpha", alpha]
+    place = [] if hardware is None else ["--hardware", hardware]
+    seen = figures(of_pairs(cli, *place, *rate))
+    assert figures(of_simulate(cli, *place, *rate)) == seen
+    assert seen["acceptance"] == (0.775 if alpha is None else float(alpha))
+
+
+def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
+    for name, layers in (("target", 8), ("draft", 1)):
+        make_model(tmp_path / name, num_hidden_layers=layers)
+        make_tokenizer(tmp_path / name)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    checked = json.loads(cli("info", target, draft, "--json").out)["expected"]["0.8"]
+    given = ("--alpha", "0.8", "--c", checked["c"])
+    simulated = json.loads(cli("simulate", *given, "--json").out)
+    row = next(row for row in simulated["lengths"] if row["draft_tokens"] == simulated["best"])
+    for name in ("draft_tokens", "tau", "step_cost", "speedup"):
+        assert checked[name] == row[name]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "--pairs"],
+        ["simulate"],
+        ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
+        ["info", "TINY", "TINY"],
+    ],
+)
+def test_every_prediction_states_its_assumptions(cli, tiny, command):
+    arguments = [{"TINY": tiny.target}.get(word, word) for word in command]
+    said = " ".join(cli(*arguments).out.split()).lower()
+    assert "assumptions" in said
+    assert "decode steps" in said
+    assert any(basis in said for basis in ("roofline", "memory-bound", "costs as given"))

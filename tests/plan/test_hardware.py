@@ -70,14 +70,6 @@ def test_attention_and_matrix_products_each_read_or_compute(batch, speedup):
     assert round(found.speedup, 2) == speedup
 
 
-def test_a_part_that_computes_does_not_hide_one_that_reads():
-    """Many rows without a cache, then the same rows with a cache that is only read."""
-    rows = int(RIDGE * 4)
-    products = forward_seconds(LLAMA_7B, H100, rows)
-    both = forward_seconds(LLAMA_7B, H100, rows, sequences=rows, context=1000)
-    assert both - products == pytest.approx(rows * 1000 * LLAMA_7B.kv_bytes / (H100.bandwidth * H100.reading))
-
-
 def test_the_cache_is_read_as_often_as_there_are_sequences():
     one = forward_seconds(LLAMA_7B, A100, 1, 1, 1000)
     eight = forward_seconds(LLAMA_7B, A100, 8, 8, 1000)
