@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.cli import render
@@ -46,7 +43,9 @@ def chat(
         from slipstream.models.generation_defaults import shown
 
         render.line(shown(llm.defaults.sampling))
-    remember_history()
+    if sys.stdin.isatty():
+        with suppress(ImportError):  # Windows: the console edits lines itself
+            import readline  # noqa: F401 makes `input` edit lines and remember them
     loop(session)
 
 
@@ -86,37 +85,9 @@ def read() -> str:
     return "\n".join(lines).strip("\n")
 
 
-def remember_history() -> None:
-    """Enable line editing and a history file, if there is a terminal and readline."""
-    if not sys.stdin.isatty():
-        return
-    try:
-        import readline
-    except ImportError:  # Windows: the console edits lines itself
-        return
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slipstream"
-    file = state / "chat_history"
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            readline.read_history_file(file)
-    except OSError:  # without a writable home there is no history
-        return
-    readline.set_history_length(1000)
-
-    def save() -> None:
-        with suppress(OSError):
-            readline.write_history_file(file)
-
-    atexit.register(save)
-
-
 class Session:
-    """The LLM, the sampling parameters, and the conversation so far.
-
-    raw: complete each prompt without a chat template; always true if the tokenizer has no chat template. Raises
-    ParameterError for a system message without a template.
-    """
+    """The conversation so far. raw: prompts are completed without a chat template; always true if the tokenizer has
+    none. Raises ParameterError for a system message without a template."""
 
     def __init__(self, llm: LLM, params: SamplingParams, raw: bool = False, system: str | None = None):
         self.llm, self.params, self.system = llm, params, system

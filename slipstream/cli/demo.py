@@ -34,8 +34,7 @@ SCENES = {
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts of one kind, and the methods (arms) that decode them; the first is plain decoding. title, text: of
-    the first prompt."""
+    """Prompts of one kind, and the methods that decode them, plain decoding first. title, text: of the first prompt."""
 
     kind: str
     title: str

@@ -132,7 +132,6 @@ def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: b
 
 
 def as_dict(completion: Completion, finish: str, rule: str) -> dict[str, Any]:
-    """A completion as plain JSON values."""
     logprobs = completion.logprobs
     return {
         "text": completion.text,

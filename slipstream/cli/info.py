@@ -184,7 +184,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def native_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """One row per instruction set and per setting."""
     made = [("int8 products", found["int8_products"]), ("bfloat16", found["bfloat16_products"])]
     for name, d in found["distances"].items():
         text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
@@ -262,7 +261,6 @@ def measured(pairs: Mapping[str, ModelOptions]) -> dict[str, list[Run]]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """One run as plain JSON values."""
     return {
         "method": run.arm.name,
         "draft_tokens": run.arm.draft_tokens,

@@ -80,20 +80,21 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
         return result, 2
 
 
-def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] | None = None) -> None:
-    """Print the result and its warnings, and name the file it was written to.
-
-    show  prints the result for people; None: print the tables and the finding of `reports.section`.
-    """
-    from slipstream.bench.results import INTERRUPTED
+def show_section(result: Result) -> None:
+    """Print the tables and the finding."""
     from slipstream.cli.report import section
+
+    render.section(section(result))
+
+
+def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] = show_section) -> None:
+    """Print the result and its warnings, and name the file it was written to. show: prints it for people."""
+    from slipstream.bench.results import INTERRUPTED
 
     if files.as_json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))
-    elif show is not None:
-        show(result)
     else:
-        render.section(section(result))
+        show(result)
     for warning in result.warnings:
         render.message("warning", warning)
     if not result.complete:

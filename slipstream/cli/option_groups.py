@@ -1,15 +1,6 @@
-"""Options of commands, declared as values, in groups that several commands share.
-
-    @dataclass(frozen=True)
-    class ServedOptions:
-        PANEL: ClassVar[str] = "Servers"
-        rate: float | None = option(None, "Requests a second.")
-
-    @grouped
-    def bench(served: ServedOptions, *, seed: int = option(0, "Sampling seed.")) -> None: ...
-
-`grouped` makes typer options of them; the command receives the filled-in dataclasses. A subclass changes the default of
-an option by a plain value: `rate: float | None = 8.0`.
+"""Options of commands, declared as values (`option`), in dataclasses that several commands share. `grouped` makes typer
+options of them; the command receives the filled-in dataclasses. A subclass changes the default of an option by a plain
+value: `rate: float | None = 8.0`.
 """
 
 from __future__ import annotations
@@ -25,8 +16,7 @@ import typer
 
 METAVARS = ((bool, None), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
 """What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
-_DECLARED = "typer"
-"""Key of the metadata of a field."""
+_DECLARED = "typer"  # key of the metadata of a field
 
 
 def option(

@@ -14,16 +14,8 @@ import typer
 from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
-from slipstream.drafters.draft_plan import (
-    WITH_DRAFT,
-    WITH_MTP,
-    WITHOUT_DRAFT,
-    asked,
-    draft_of,
-    method_of,
-    names_of,
-    usual,
-)
+from slipstream.drafters import draft_plan
+from slipstream.drafters.draft_plan import WITH_DRAFT, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.load_settings import LoadSettings
@@ -37,8 +29,6 @@ ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for othe
 """Option names of other programs -> our name of the same option."""
 
 _SPECULATION = "Speculation"
-ENGINE = {"engine", "vllm_python", "vllm_option"}
-"""Options of the engine (`cli.engines`), which a file may hold, too."""
 
 
 def from_file(ctx: typer.Context, path: str | None) -> str | None:
@@ -55,10 +45,8 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     if not isinstance(found, dict):
         raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
     own = {parameter.name: parameter for parameter in ctx.command.params}
-    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {
-        "config",
-        "role",
-    } | ENGINE
+    known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config", "role"}
+    known |= {"engine", "vllm_python", "vllm_option"}  # of `cli.engines`
     for name in found:
         if name not in known:
             raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))
@@ -138,24 +126,22 @@ class ModelOptions(LoadSettings):
     def names(self) -> tuple[str, ...]:
         """Names of the drafters in use."""
         if self.drafter is None:
-            return (usual(self.target, self.draft_model),)
-        return names_of(self.drafter)
+            return (draft_plan.usual(self.target, self.draft_model),)
+        return draft_plan.names_of(self.drafter)
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model or head given, or the embedded draft model if the target is embedded."""
-        return draft_of(self.draft, self.target)
+        return draft_plan.draft_of(self.draft, self.target)
 
     @property
     def method(self) -> str:
-        """Registry name of the drafter in use."""
-        return method_of(self.names)
+        return draft_plan.method_of(self.names)
 
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
         """The drafter in use and its options, as `LLM.use` takes them."""
         named = self.names if self.drafter or self.draft_model is None else ()
-        return asked(named, self.draft_model)
+        return draft_plan.asked(named, self.draft_model)
 
     @property
     def draft_is_read(self) -> bool:
@@ -236,22 +222,18 @@ def checked_length(given: int | str) -> int | str:
 
 
 def parse_options(pairs: Seq[str]) -> dict[str, Any]:
-    """["max_ngram=3"] -> {"max_ngram": 3}; values as of `literal`. Raises ParameterError."""
+    """["max_ngram=3"] -> {"max_ngram": 3}; a value is a truth value or number if it reads as one. Raises
+    ParameterError."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ParameterError(f"drafter option {pair!r} is not NAME=VALUE", fix="write it as in max_ngram=3")
-        options[name.strip().replace("-", "_")] = literal(value)
+        options[name.strip().replace("-", "_")] = _LITERALS.get(value.lower(), number(value))
     return options
 
 
 _LITERALS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-def literal(text: str) -> Any:
-    """The text as truth value or number if it is one, else the text."""
-    return _LITERALS.get(text.lower(), number(text))
 
 
 def number(text: str) -> int | float | str:

@@ -52,12 +52,10 @@ _CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160
 
 
 def out() -> Console:
-    """Standard output."""
     return Console(highlight=False, emoji=False, markup=False)
 
 
 def err() -> Console:
-    """Standard error."""
     return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
@@ -105,12 +103,10 @@ def _one_stream() -> bool:
 
 
 def printable(text: str) -> str:
-    """`text` with control characters replaced, except line breaks and tabs."""
     return text.translate(_CONTROL)
 
 
 def line(text: str) -> None:
-    """Print a dim line on standard error."""
     console = err()
     console.print(Text(text, style="dim"), soft_wrap=not console.is_terminal)
 
@@ -138,8 +134,6 @@ def error(fault: SlipstreamError) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Prints log records of the library in the format of `message`."""
-
     def emit(self, record: logging.LogRecord) -> None:
         message("warning" if record.levelno >= logging.WARNING else "note", record.getMessage())
 
@@ -156,7 +150,6 @@ def show_warnings(quiet: bool = False) -> None:
 
 
 def restore_terminal() -> None:
-    """Show the cursor and reset colours after an interruption."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():
             stream.write("\x1b[0m\x1b[?25h")
@@ -254,7 +247,6 @@ def titled(made: Table) -> None:
 
 
 def fits(made: Table, console: Console) -> bool:
-    """Whether no cell has to be folded."""
     return console.measure(rendered(made), options=console.options.update(width=1000)).maximum <= console.width
 
 
@@ -284,7 +276,6 @@ def section(made: Section) -> None:
 
 
 def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
-    """A table of two columns: names and values."""
     made = RichTable.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")

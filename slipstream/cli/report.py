@@ -95,7 +95,6 @@ def export(results: Seq[Result], folder: str | Path) -> list[Path]:
 
 
 def page(results: Seq[Result]) -> str:
-    """The HTML page."""
     sections = [section(result) for result in results]
     title = sections[0].title if len(sections) == 1 else "Slipstream: laboratory report"
     contents = ""
@@ -124,7 +123,6 @@ def page(results: Seq[Result]) -> str:
 
 
 def block(number: int, made: Section, result: Result) -> str:
-    """The HTML of one section."""
     level = f'<h1 id="h{number}">{escape(made.title)}</h1>'
     warned = list(result.warnings)
     if not result.complete:
@@ -215,7 +213,6 @@ def details(result: Result) -> str:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """(name, value) pairs of a nested mapping."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix} {key}".strip().replace("_", " ")

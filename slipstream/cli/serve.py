@@ -142,9 +142,7 @@ def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, dict[
 
 def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | None:
     """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
-    what the models and the cache will take. Of a model that transformers runs nothing is foretold: as asked, or None,
-    and its cache grows.
-
+    what the models and the cache will take. Of a model that transformers runs: as asked, or None, and its cache grows.
     Raises LoadError if it does not fit."""
     from slipstream.targets.describe import describe
     from slipstream.targets.memory_plan import plan

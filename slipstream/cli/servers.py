@@ -85,7 +85,6 @@ def of_servers(
 
 
 def changed(options: Any) -> str:
-    """Names of the options that are not at their defaults."""
     return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
 
 

@@ -36,7 +36,6 @@ class DraftOptions:
         None, "Acceptance by position: share of steps that accept the 1st, 2nd, ... draft token.", metavar="R1,R2,..."
     )
     draft_tokens: int | None = option(None, "Draft length (K).", "--draft-tokens", "-k", shown="the best")
-    longest: int = option(16, "Maximum draft length to consider.")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class HardwareOptions:
     bandwidth: float | None = option(None, "Peak memory bandwidth, GB/s.")
     tflops: float | None = option(None, "Peak 16-bit TFLOP/s.")
     memory: float | None = option(None, "Memory per device, GB.")
-    link: float | None = option(None, "Bandwidth between devices, GB/s per direction.")
     bits: float = option(16, "Bits per weight of the target.")
     draft_bits: float | None = option(None, "Bits per weight of the draft model.", shown="as --bits")
     kv_bits: float = option(16, "Bits per KV cache entry.")
@@ -234,9 +232,8 @@ def _model(name: str, role: str) -> ModelSize:
 def _hardware(place: HardwareOptions) -> Hardware:
     from slipstream.plan.roofline import Hardware, find_hardware
 
-    own = {"bandwidth": place.bandwidth, "flops": place.tflops, "memory": place.memory, "link": place.link}
-    units = {"bandwidth": 1e9, "flops": 1e12, "memory": 1e9, "link": 1e9}
-    given: dict[str, Any] = {name: value * units[name] for name, value in own.items() if value is not None}
+    asked = {"bandwidth": (place.bandwidth, 1e9), "flops": (place.tflops, 1e12), "memory": (place.memory, 1e9)}
+    given: dict[str, Any] = {name: value * unit for name, (value, unit) in asked.items() if value is not None}
     if place.hardware is not None:
         return replace(find_hardware(place.hardware), **given)
     lacking = [name for name in ("bandwidth", "tflops", "memory") if getattr(place, name) is None]
@@ -248,12 +245,12 @@ def _hardware(place: HardwareOptions) -> Hardware:
 
 
 def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
-    """Acceptance rates by position, up to the longest draft: as given, or of the pair (see `acceptance_rates`)."""
+    """Acceptance rates by position: as given, or of the pair (see `acceptance_rates`)."""
     from slipstream.core.params import check_integer, check_number
     from slipstream.plan.known_pairs import acceptance_rates
-    from slipstream.theory.forecast import Rates
+    from slipstream.theory.forecast import LONGEST_DRAFT, Rates
 
-    check_integer("longest", draft.longest, 1)
+    longest = max(LONGEST_DRAFT, draft.draft_tokens or 0)
     if draft.draft_tokens is not None:
         check_integer("draft_tokens", draft.draft_tokens, 1)
     if draft.alpha is not None:
@@ -261,7 +258,7 @@ def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
         if draft.rates is not None:
             raise ParameterError("both --alpha and --rates were given", fix="give one")
     if draft.rates is None:
-        return acceptance_rates(target, model, draft.alpha, max(draft.longest, draft.draft_tokens or 0))
+        return acceptance_rates(target, model, draft.alpha, longest)
     try:
         given = tuple(map(float, draft.rates.split(",")))
     except ValueError as fault:
@@ -273,7 +270,7 @@ def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
             why="acceptance at later positions is unknown",
             fix=f"choose --draft-tokens up to {len(rates.by_position)}",
         )
-    return rates.up_to(max(draft.longest, draft.draft_tokens or 0))
+    return rates.up_to(longest)
 
 
 def _acceptance(rates: Rates) -> dict[str, Any]:

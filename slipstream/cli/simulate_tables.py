@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def section(found: dict[str, Any]) -> Section:
-    """The report of a result: draft lengths, or a plan for hardware."""
     return lengths(found) if "lengths" in found else plan(found)
 
 
@@ -163,7 +162,6 @@ def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> Non
 
 
 def record(pair: KnownPair, hardware: Hardware, predicted: Forecast) -> dict[str, Any]:
-    """One pair as plain JSON values."""
     from slipstream.plan.known_pairs import MODELS
 
     made = asdict(pair)
@@ -196,7 +194,6 @@ def published(values: tuple[float, float] | None, unit: str, number: int | None 
 
 
 def show_advice(as_json: bool) -> None:
-    """Print what to do in which situation, with commands."""
     from slipstream.plan.advice import ADVICE
 
     if as_json:

@@ -10,7 +10,7 @@ from rich.text import Text
 from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import OutputOptions, finish, unfinished
+from slipstream.cli.measuring import OutputOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
@@ -65,8 +65,6 @@ def trace(
 
 def show(result: Result) -> None:
     """Print the text in colours, and the tables."""
-    from slipstream.cli.report import section
-
     console, data = render.out(), result.data
     text = Text()
     for piece, token in zip(data["pieces"], data["tokens"], strict=False):
@@ -74,4 +72,4 @@ def show(result: Result) -> None:
         text.append(render.printable(piece), style)
     console.print(text)
     console.print()
-    render.section(section(result))
+    show_section(result)

@@ -16,7 +16,7 @@ from slipstream.cli import render
 from slipstream.cli.contenders import LabModels
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, writable
+from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, show_section, unfinished, writable
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.cli.servers import LoadOptions, arms_of, changed, of_servers
@@ -159,9 +159,7 @@ def tune(
 
 def show(result: Result) -> None:
     """Print the tables, the choice, and the equivalent settings of other programs."""
-    from slipstream.cli.report import section
-
-    render.section(section(result))
+    show_section(result)
     console = render.out()
     console.print()
     for name, made in (result.data["configs"] or {}).items():
@@ -178,7 +176,6 @@ MOST_TOKENS = 64
 
 
 def examine(server: RunningServer, files: OutputOptions) -> None:
-    """Watch a running server, and print what its counters say."""
     files.check()
     from slipstream.bench.endpoint import Endpoint
     from slipstream.plan.diagnosis_served import watch

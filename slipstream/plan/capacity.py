@@ -1,8 +1,7 @@
-"""Predicts how many users a group of devices serves with plain and with speculative decoding, using the roofline.
+"""How many users a group of devices serves with plain and with speculative decoding, predicted by the roofline.
 
-A server decodes `batch` sequences in each step and replaces a sequence when it ends. Small batches are memory-bound:
-more sequences share one read of the weights. Large batches are compute-bound: every rejected draft token delays other
-sequences, so the best draft length shrinks as the batch grows, down to 0.
+Small batches are memory-bound: more sequences share one read of the weights. Large batches are compute-bound: every
+rejected draft token delays other sequences, so the best draft length shrinks as the batch grows, down to 0.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ MOST_ROWS = 65536
 
 @dataclass(frozen=True)
 class Load(Strict):
-    """The predictions for one batch size.
-
-    forecast  at the best draft length, or at the given one.
-    memory    bytes of the weights of both models and the KV caches of `batch` sequences.
-    fits      whether that fits into the devices' memory.
-    """
+    """The predictions for one batch size. memory: bytes of the weights of both models and the KV caches; fits: whether
+    the devices hold them."""
 
     batch: int
     forecast: Forecast
@@ -45,7 +40,6 @@ class Load(Strict):
         return self.plain_seconds / self.forecast.speedup
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the derived rates."""
         return self.forecast.as_dict() | {
             "batch": self.batch,
             "plain_seconds": self.plain_seconds,
@@ -62,11 +56,8 @@ class Load(Strict):
 
 @dataclass(frozen=True)
 class Serving(Strict):
-    """Target and draft model on a group of devices.
-
-    rates    acceptance rates by position; its length limits the draft length.
-    context  mean number of tokens in a sequence.
-    """
+    """Target and draft model on a group of devices. rates: their length limits the draft length; context: mean number
+    of tokens in a sequence."""
 
     target: ModelSize
     draft: ModelSize
@@ -79,7 +70,7 @@ class Serving(Strict):
         return memory_needed(models, batch, self.context)
 
     def fits(self, batch: int, speculative: bool = True) -> bool:
-        return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.total_memory
+        return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.memory * self.hardware.devices
 
     def load(self, batch: int, draft_tokens: int | None = None) -> Load:
         """The predictions for this batch size; draft_tokens None: at the best draft length."""

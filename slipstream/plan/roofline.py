@@ -77,10 +77,6 @@ class Hardware(Strict):
         return replace(self, devices=devices)
 
     @property
-    def total_memory(self) -> float:
-        return self.memory * self.devices
-
-    @property
     def title(self) -> str:
         return self.name if self.devices == 1 else f"{self.devices} x {self.name}"
 
@@ -192,7 +188,6 @@ class ModelSize(Strict):
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes in the KV cache per token."""
         return self.kv * self.kv_bits / 8
 
     def weights_read(self, rows: float) -> float:
@@ -231,11 +226,8 @@ def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, c
 
 @dataclass(frozen=True)
 class PairCosts(StepCosts):
-    """Costs of a target and a draft model on some hardware.
-
-    draft          seconds of one draft step of the whole batch.
-    draft_devices  number of devices of the draft model: one, or all of the target's, whichever is faster.
-    """
+    """draft: seconds of one draft step of the whole batch. draft_devices: number of devices of the draft model: one, or
+    all of the target's, whichever is faster."""
 
     draft: float = 0.0
     draft_devices: int = 1

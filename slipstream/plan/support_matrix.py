@@ -44,7 +44,6 @@ class Cell:
 
 
 def architectures() -> dict[str, Kind]:
-    """`model_type` -> kind of target, our own families first."""
     return {**dict.fromkeys(sorted(FAMILIES), OWN), **dict(sorted(ARCHITECTURES.items()))}
 
 

@@ -149,8 +149,6 @@ def tune(
 
 
 class _Tuning:
-    """The state of one run: recordings, predictions, and confirmed settings."""
-
     def __init__(self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: Choice):
         self.llm, self.contenders, self.prompts, self.config, self.origin = llm, contenders, prompts, config, origin
         self.facts: list[Measured] = []
@@ -189,7 +187,7 @@ class _Tuning:
     def data(self, neighbours: float | None) -> dict[str, Any]:
         """The data of the result so far. neighbours: as for `diagnose`."""
         table = [
-            {"label": c.label, "measured": asdict(m), "predicted": [m.expected(k) for k in _lengths(m)]}
+            {"label": c.label, "measured": asdict(m), "predicted": [m.expected(k + 1) for k in range(m.draft_tokens)]}
             | {"mean_acceptance_length": m.tau, "noisy": m.noise > NOISY}
             for c, m in zip(self.contenders, self.facts, strict=False)
         ]
@@ -256,11 +254,6 @@ def configurations(picked: Choice) -> dict[str, Any]:
 
 
 def _name(drafter: Any) -> str:
-    """The name in the registry; for a stack, the names of its members joined by "+"."""
     if isinstance(drafter, list):
         return "+".join(map(_name, drafter))
     return drafter if isinstance(drafter, str) else str(drafter.name)
-
-
-def _lengths(m: Measured) -> range:
-    return range(1, m.draft_tokens + 1)

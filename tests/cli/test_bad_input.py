@@ -165,7 +165,6 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --batch 1,8", "2 batch sizes were given"),
     ("simulate --c -1", "c is -1"),
     ("simulate --row-cost -1", "row_cost is -1"),
-    ("simulate --longest 0", "longest is 0"),
     ("simulate -m embedded", "models were named without --measure or --hardware"),
     # train
     ("train medusa --budget-tokens 9", "no training data was given"),
