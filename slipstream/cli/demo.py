@@ -108,7 +108,7 @@ def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
 
 
 def warm_up(jobs: list[Job]) -> None:
-    """Decode a few tokens with each arm, so that the first times shown are not those of first calls."""
+    """Decode a few tokens with each arm: first calls are slower."""
     from slipstream.bench.measure import decode
 
     with render.status("warming up"):

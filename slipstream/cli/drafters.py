@@ -47,8 +47,9 @@ def drafters(
     if name not in DRAFTERS:
         raise ParameterError(f"there is no drafter {name!r}", fix=did_you_mean(name, DRAFTERS))
     config = options_of(name)
+    known = defaults(config)
     if as_json:
-        print(json.dumps(defaults(config)))
+        print(json.dumps(known))
         return
     console = render.out()
     console.print(f"{name}: {summary(name)}")
@@ -61,10 +62,9 @@ def drafters(
         console.print(f"Train it with `slipstream train {spec.trained_by}`.")
     if spec.across is not None:
         console.print(f"It keeps what it learned across requests only with the option {spec.across!r}.")
-    if not defaults(config):
+    if not known:
         console.print("It has no options.")
         return
-    known = defaults(config)
     cells = [[key, repr(known[key]), meaning] for key, meaning in meanings(config).items()]
     console.print(render.rendered(Table("", list(map(words, ("option", "default", "meaning"))), cells)))
 

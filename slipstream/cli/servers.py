@@ -46,11 +46,10 @@ class LoadOptions:
         from slipstream.bench.load import Load
 
         given = self.concurrency or (None if self.rate else at_once)
-        made = []
-        for n in values_of("--concurrency", given, int) if given else ():
-            made.append(Load.of(concurrency=n, requests=self.requests, warm_up=self.warm_up))
-        rates = values_of("--rate", self.rate, float) if self.rate else ()
-        return made + [Load.of(rate=rate, requests=self.requests, warm_up=self.warm_up) for rate in rates]
+        kinds: list[dict[str, Any]] = []
+        kinds += [{"concurrency": n} for n in values_of("--concurrency", given, int)] if given else []
+        kinds += [{"rate": rate} for rate in values_of("--rate", self.rate, float)] if self.rate else []
+        return [Load.of(**kind, requests=self.requests, warm_up=self.warm_up) for kind in kinds]
 
     def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> LoadPrompts:
         """The chosen prompts as requests."""

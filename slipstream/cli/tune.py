@@ -198,6 +198,7 @@ def tune_vllm(
     from slipstream.bench.endpoint import Endpoint
     from slipstream.bench.load import LoadConfig, load_test, requests_of
     from slipstream.bench.results import write as save, write_text
+    from slipstream.plan.tuning import choose
 
     servers = compared(models, engine)
     plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)
@@ -231,10 +232,11 @@ def tune_vllm(
         return joined(done)
 
     result, code = unfinished(measure)
-    best = choice(result.data["arms"])
+    best = choose([arm | {"speedup": arm["ratio"], "exact": True} for arm in result.data["arms"] if arm["ratio"]])
     finish(result, files)
-    settings = configuration(models, tried[best], engine) if best else {"engine": "vllm", "drafter": "none"}
-    render.line(f"choice: {best or 'none: no setting is faster than plain decoding beyond doubt'}")
+    settings = configuration(models, tried[best["name"]], engine) if best else {"engine": "vllm", "drafter": "none"}
+    name = best["name"] if best else "none: no setting is faster than plain decoding beyond doubt"
+    render.line(f"choice: {name}")
     if write is not None:
         write_text(write, json.dumps(settings, indent=1) + "\n", "--write")
         render.line(f"wrote {write}; `slipstream serve --config {write}` uses it")
@@ -265,13 +267,6 @@ def joined(results: list[Result]) -> Result:
         whole.warnings += [warning for warning in result.warnings if warning not in whole.warnings]
         whole.complete = whole.complete and result.complete
     return whole
-
-
-def choice(arms: list[dict[str, Any]]) -> str | None:
-    """The fastest setting whose 95 % interval is above 1; None if there is none."""
-    paying = [arm for arm in arms if arm["ratio"] and (arm["ratio"]["low"] or 0) > 1]
-    best = max(paying, key=lambda arm: float(arm["ratio"]["value"]), default=None)
-    return None if best is None else str(best["name"])
 
 
 def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:

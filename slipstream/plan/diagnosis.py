@@ -1,8 +1,7 @@
 """Finds out why speculative decoding is slow.
 
-The speed-up follows from a few measurements: the cost of a target pass by its rows, the cost of drafting, the
-acceptance rates, and the host time of a step. `diagnose` is a pure function of them: for each possible cause it
-predicts the speed-up without that cause, and it names the cause whose removal helps most.
+The speed-up follows from the measured costs of target passes, of drafting and of the host, and from acceptance rates.
+`diagnose` predicts it without each possible cause, and names the cause whose removal helps most.
 
     cause                     prediction without it
     draft too expensive       drafting takes no time

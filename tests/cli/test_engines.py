@@ -104,12 +104,6 @@ def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
     assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
 
 
-def test_tune_chooses_the_fastest_setting_that_is_faster_beyond_doubt() -> None:
-    plain = arm("plain", 1, 1, None)
-    assert tune_module.choice([plain, arm("a", 1.2, 1.1), arm("b", 1.5, 0.9), arm("c", 1.3, 1.2)]) == "c"
-    assert tune_module.choice([plain, arm("b", 1.5, 0.9)]) is None
-
-
 def test_the_written_choice_starts_the_same_server_again() -> None:
     models = TuneModels(target="t", draft="d", drafter=["model"], drafter_option=None)
     engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2"])

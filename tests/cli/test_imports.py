@@ -14,18 +14,8 @@ import pytest
 from slipstream.cli.loading import uncollected
 from tests.server.talking import talking_tokenizer
 
-HEAVY = (
-    "torch",
-    "numpy",
-    "transformers",
-    "tokenizers",
-    "jinja2",
-    "numba",
-    "matplotlib",
-    "fastapi",
-    "uvicorn",
-    "prometheus_client",
-)
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "numba", "matplotlib", "fastapi", "uvicorn",
+         "prometheus_client")  # fmt: skip
 
 
 def imported(*arguments: str) -> tuple[int, set[str]]:
@@ -45,17 +35,9 @@ except SystemExit as left:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "--version",
-        "--help",
-        "generate --help",
-        "bench --help",
-        "train --help",
-        "simulate --help",
-        "drafters",
-        "serve --help",
-    ],
-)
+    ["--version", "--help", "generate --help", "bench --help", "train --help", "simulate --help", "drafters",
+     "serve --help"],
+)  # fmt: skip
 def test_help_and_lists_import_nothing_heavy(line):
     assert imported(*line.split()) == (0, set())
 
