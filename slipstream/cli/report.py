@@ -1,4 +1,4 @@
-"""`slipstream report`: renders result files as one self-contained HTML page, or as plots.
+"""`slipstream report`: renders result files as one self-contained HTML page.
 
 The page loads nothing and runs nothing: style and plots are inline. `section` decides the contents, also of the text
 that commands print.
@@ -19,27 +19,18 @@ from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_a
 from slipstream.bench.tables import Alarm, Column, Section, Table, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
-from slipstream.errors import ParameterError, ResultError, did_you_mean
+from slipstream.errors import ResultError, did_you_mean
 
 
 @grouped
 def report(
     results: list[str] = argument("Result files of bench, tune, trace, verify."),
     out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
-    svg: Path | None = option(None, "Write the plots as SVG files to this folder instead."),
 ) -> None:
-    """Turn result files into one self-contained HTML page (offline, light and dark, printable), or into plots."""
+    """Turn result files into one self-contained HTML page (offline, light and dark, printable)."""
     found = [result for path in results for result in read_all(path)]
-    if svg is None:
-        write_page(found, out)
-        render.line(f"wrote {out}")
-        return
-    if svg.exists() and not svg.is_dir():
-        raise ParameterError(f"--svg is {str(svg)!r}, which is a file", fix="name a folder")
-    if svg.parent.is_dir():
-        svg.mkdir(exist_ok=True)
-    for path in export(found, svg):
-        render.line(f"wrote {path}")
+    write_page(found, out)
+    render.line(f"wrote {out}")
 
 
 SECTIONS: dict[str, str] = {
@@ -78,20 +69,6 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
     """Raises ResultError."""
     check_writable(path, "--out")
     write_text(Path(path), page(results), "--out")
-
-
-def export(results: Seq[Result], folder: str | Path) -> list[Path]:
-    """Writes every plot to an SVG file of its own, for papers. Returns the files."""
-    folder, written = Path(folder), list[Path]()
-    for i, result in enumerate(results):
-        for plot in section(result).plots:
-            prefix = f"{i + 1}-" if len(results) > 1 else ""
-            path = folder / f"{prefix}{plot.name}.svg"
-            if not written:
-                check_writable(path, "--svg")
-            write_text(path, plots.svg(plot), "--svg")
-            written.append(path)
-    return written
 
 
 def page(results: Seq[Result]) -> str:

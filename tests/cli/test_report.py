@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.bench.provenance import public
 from slipstream.bench.results import Result
-from slipstream.cli.report import SECTIONS, export, page, section, write_page
+from slipstream.cli.report import SECTIONS, page, section, write_page
 from slipstream.errors import ResultError
 
 
@@ -31,14 +31,8 @@ def test_one_page_of_several_results(cli, result_file, tmp_path):
     assert f"wrote {tmp_path / 'out.html'}" in result.said
 
 
-def test_plots_for_papers(cli, result_file, tmp_path):
-    result = cli("report", result_file, "--svg", tmp_path / "svg")
-    assert result.code == 0, result.err
-    assert (tmp_path / "svg" / "accepted-histogram.svg").read_text().startswith("<?xml")
-
-
 def test_a_folder_that_does_not_exist_is_refused(cli, result_file, tmp_path):
-    result = cli("report", result_file, "--svg", tmp_path / "no" / "deep")
+    result = cli("report", result_file, "-o", tmp_path / "no" / "deep.html")
     assert (result.code, result.out) == (2, "")
     assert "does not exist" in result.said
 
@@ -181,14 +175,6 @@ def test_an_interrupted_run_is_marked(bench_result):
     assert "Nothing was measured" in page([made])
 
 
-def test_plots_are_exported_for_papers(bench_result, tmp_path):
-    files = export([bench_result], tmp_path)
-    assert {f.name for f in files} >= {"speedup.svg", "speedup-by-category.svg"}
-    assert all(f.read_text().startswith("<?xml") for f in files)
-    again = [f.read_text() for f in files]
-    assert [f.read_text() for f in export([bench_result], tmp_path)] == again  # the same file every time
-
-
 def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
     with pytest.raises(ResultError, match="did you mean 'bench'"):
         section(Result("bensh", {}, {}))
@@ -198,8 +184,6 @@ def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
         page([made])
     with pytest.raises(ResultError, match="does not exist"):
         write_page([bench_result], tmp_path / "no" / "x.html")
-    with pytest.raises(ResultError, match="choose another --svg"):
-        export([bench_result], tmp_path / "no" / "folder")
     assert {"bench", "trace"} <= set(SECTIONS)
 
 
