@@ -123,7 +123,7 @@ def describe(model: str) -> dict[str, Any]:
 
 def native(config: DecoderConfig) -> dict[str, Any]:
     """What the native executor supports for this model on this processor, and the distance of each setting from
-    float64. kl and agreement: as in `Distance`; refused: why a setting is not supported, else None."""
+    float64. kl and agreement: as in `DISTANCES`; refused: why a setting is not supported, else None."""
     import torch
 
     from slipstream.backends.native.native_backend import (
@@ -140,7 +140,7 @@ def native(config: DecoderConfig) -> dict[str, Any]:
         "int8_products": int8_products(),
         "bfloat16_products": bfloat16_products(),
         "distances": {
-            name: {**vars(distance), "refused": refusal(config, **asked.get(name, {}))}
+            name: {**distance, "refused": refusal(config, **asked.get(name, {}))}
             for name, distance in distances().items()
         },
         "measured_on": MEASURED_ON,

@@ -39,10 +39,6 @@ class BlockStore(Protocol):
         ...
 
 
-def _keeps_none(count: int) -> None:
-    """Nothing is kept for later."""
-
-
 class BlockPool:
     """The blocks of one `store`, and the tables of its sequences.
 
@@ -62,7 +58,7 @@ class BlockPool:
         self.block, self.capacity, self.spread = block, capacity, spread
         self.tables: dict[int, list[int]] = {}
         self.version = self.used = 0
-        self.reclaim: Callable[[int], None] = _keeps_none
+        self.reclaim: Callable[[int], None] = lambda count: None
         self._store = store
         self._counts: list[int] = []  # tables (and other holders) of each block
         self._free = bytearray()  # for each block of the store 1 if nobody holds it, else 0

@@ -1,12 +1,11 @@
-"""The KV cache of a model or head: calls by sequence (`PagedCache`), blocks of earlier texts that are kept for later
-ones (`PrefixCache`), and what an engine may ask of it (`KVMemory`)."""
+"""The KV cache of a model or head: calls by sequence (`PagedCache`), and what an engine may ask of it (`KVMemory`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import AbstractContextManager
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -20,8 +19,13 @@ MOST_BLOCKS = 2048
 """Most blocks that are kept in a pool that grows (65,536 tokens)."""
 
 
-class PrefixCache:
-    """Full blocks of earlier texts, found again by their content.
+class KVMemory:
+    """What an engine may ask of a KV cache: whether a step fits, and full blocks of earlier texts for later ones.
+
+    pool   the blocks of one model or head.
+    lock   held by whoever changes them.
+    ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
+           token i + 1, too.
 
     Key and value of a token depend on the tokens up to it, so texts with the same beginning have the same first blocks.
     Each full block has a key, a hash of its own tokens and of the key of the block before it (a hash chain). A new text
@@ -30,77 +34,16 @@ class PrefixCache:
         text of 70 tokens, blocks of 32      keep: blocks 0 and 1 by their keys; the third is not full
         text of 90, the first 64 the same    match: 64 tokens
 
-    The cache counts as one more holder of each block. A block that nobody else holds is dropped when the pool needs
-    room: the one that was used longest ago first, and the end of a text before its beginning. The hash is a
-    cryptographic one, so that no text can be made that is taken for another.
-
-    ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
-           token i + 1, too.
-    """
-
-    def __init__(self, pool: BlockPool, ahead: int = 0):
-        self.pool, self.ahead = pool, ahead
-        self._most = MOST_BLOCKS if pool.capacity is None else pool.capacity
-        self._blocks: dict[bytes, int] = {}  # by key; used longest ago first
-        pool.reclaim = self.reclaim
-
-    def match(self, tokens: Seq[int]) -> list[int]:
-        """The blocks of the longest known beginning of a text, to be adopted at once (`BlockPool.adopt`)."""
-        found: list[tuple[bytes, int]] = []
-        for key in self._keys(tokens):
-            block = self._blocks.get(key)
-            if block is None:
-                break
-            found.append((key, block))
-        self._touch([key for key, _ in found])
-        return [block for _, block in found]
-
-    def keep(self, tokens: Seq[int], table: Seq[int]) -> None:
-        """Keep the full blocks of a text. tokens: those whose KV is complete; table: the blocks that hold it."""
-        held = max(0, len(tokens) - self.ahead) // self.pool.block
-        keys = list(islice(self._keys(tokens), held))
-        for key, block in zip(keys, table, strict=False):
-            if key not in self._blocks:
-                self.pool.hold([block])
-                self._blocks[key] = block
-        self._touch(keys)
-        if len(self._blocks) > self._most:
-            self.reclaim(len(self._blocks) - self._most)
-
-    def unused(self, most: int) -> list[bytes]:
-        """Keys of up to `most` blocks that only the cache holds, in the order in which they are dropped."""
-        return list(islice((key for key, block in self._blocks.items() if self.pool.count(block) == 1), most))
-
-    def reclaim(self, count: int) -> None:
-        """Drop `count` blocks that nobody else holds, or all of these."""
-        for key in self.unused(count):
-            self.pool.drop([self._blocks.pop(key)])
-
-    def _touch(self, keys: Seq[bytes]) -> None:
-        """Note that these blocks of one text were used: the first block is the last to be dropped."""
-        for key in reversed(keys):
-            self._blocks[key] = self._blocks.pop(key)
-
-    def _keys(self, tokens: Seq[int]) -> Iterator[bytes]:
-        """The key of each full block, as far as the tokens that it depends on are known."""
-        block, ahead = self.pool.block, self.ahead
-        packed, key, start = np.asarray(tokens, np.int64), b"", 0
-        for end in range(block + ahead, len(tokens) + 1, block):
-            key = blake2b(key + packed[start:end].tobytes(), digest_size=16).digest()
-            yield key
-            start = end
-
-
-class KVMemory:
-    """What an engine may ask of a KV cache: whether a step fits, how much of a text is there from an earlier one; and
-    to keep the blocks of a text.
-
-    pool: the blocks of one model or head; lock: held by whoever changes them; ahead: see `PrefixCache`.
+    Keeping a block counts as one more holder of it. A block that nobody else holds is dropped when the pool needs room:
+    the one that was used longest ago first, and the end of a text before its beginning. The hash is a cryptographic
+    one, so that no text can be made that is taken for another.
     """
 
     def __init__(self, pool: BlockPool, lock: Callable[[], AbstractContextManager[object]], ahead: int = 0):
-        self._pool, self._lock = pool, lock
-        self._prefixes = PrefixCache(pool, ahead)
+        self._pool, self._lock, self._ahead = pool, lock, ahead
+        self._most = MOST_BLOCKS if pool.capacity is None else pool.capacity
+        self._kept: dict[bytes, int] = {}  # blocks by key; used longest ago first
+        pool.reclaim = self._reclaim
 
     @property
     def block(self) -> int:
@@ -126,18 +69,18 @@ class KVMemory:
             return 0
         with self._lock():
             short = sum(self._pool.needed(*write) for write in writes) - (self._pool.free or 0)
-            return 0 if short <= 0 else short - len(self._prefixes.unused(short))
+            return 0 if short <= 0 else short - len(self._unused(short))
 
     def match(self, tokens: Seq[int]) -> int:
         """How many leading tokens are in kept blocks."""
         with self._lock():
-            return len(self._prefixes.match(tokens)) * self.block
+            return len(self._match(tokens)) * self.block
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
         """Begin a sequence with the kept blocks of at most its first `most` tokens; returns of how many. Raises
         TargetError for a sequence that is there already."""
         with self._lock():
-            blocks = self._prefixes.match(tokens)[: most // self.block]
+            blocks = self._match(tokens)[: most // self.block]
             if blocks:
                 self._pool.adopt(seq_id, blocks)
             return len(blocks) * self.block
@@ -146,8 +89,43 @@ class KVMemory:
         """Keep the full blocks of a sequence for later texts. tokens: those whose keys and values are complete.
         Sequences without KV are ignored."""
         with self._lock():
-            if seq_id in self._pool.tables:
-                self._prefixes.keep(tokens, self._pool.tables[seq_id])
+            if seq_id not in self._pool.tables:
+                return
+            keys = list(islice(self._keys(tokens), max(0, len(tokens) - self._ahead) // self.block))
+            for key, block in zip(keys, self._pool.tables[seq_id], strict=False):
+                if key not in self._kept:
+                    self._pool.hold([block])
+                    self._kept[key] = block
+            self._touch(keys)
+            self._reclaim(len(self._kept) - self._most)
+
+    def _match(self, tokens: Seq[int]) -> list[int]:
+        """The blocks of the longest known beginning of a text, to be adopted at once (`BlockPool.adopt`)."""
+        keys = list(takewhile(self._kept.__contains__, self._keys(tokens)))
+        self._touch(keys)
+        return [self._kept[key] for key in keys]
+
+    def _unused(self, most: int) -> list[bytes]:
+        """Keys of up to `most` blocks that are only kept, in the order in which they are dropped."""
+        return list(islice((key for key, block in self._kept.items() if self._pool.count(block) == 1), most))
+
+    def _reclaim(self, count: int) -> None:
+        """Drop `count` blocks that are only kept, or all of these."""
+        for key in self._unused(max(0, count)):
+            self._pool.drop([self._kept.pop(key)])
+
+    def _touch(self, keys: Seq[bytes]) -> None:
+        """Note that these blocks of one text were used: the first block is the last to be dropped."""
+        for key in reversed(keys):
+            self._kept[key] = self._kept.pop(key)
+
+    def _keys(self, tokens: Seq[int]) -> Iterator[bytes]:
+        """The key of each full block, as far as the tokens that it depends on are known."""
+        packed, key, start = np.asarray(tokens, np.int64), b"", 0
+        for end in range(self.block + self._ahead, len(tokens) + 1, self.block):
+            key = blake2b(key + packed[start:end].tobytes(), digest_size=16).digest()
+            yield key
+            start = end
 
 
 class CacheStore(BlockStore, Protocol):
@@ -172,7 +150,7 @@ class PagedCache(Generic[S]):
     lock       the lock that a call holds.
     kv_blocks  maximum number of KV blocks for all sequences together; None: as many as memory holds.
     spread     see `BlockPool`.
-    ahead      tokens after a slot that its content depends on (see `PrefixCache`).
+    ahead      tokens after a slot that its content depends on (see `KVMemory`).
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class PagedToy(MultiStepToy):
 
     def check(self) -> None:
         """Every block is counted once for each table that it is in, and once if it is kept."""
-        kept = self.memory._prefixes._blocks.values()
+        kept = self.memory._kept.values()
         for block in range(len(self.pool._free)):
             owners = sum(block in table for table in self.pool.tables.values()) + (block in kept)
             assert self.pool.count(block) == owners

@@ -64,17 +64,6 @@ def test_a_fork_copies_nothing_until_a_shared_block_is_written() -> None:
     world.check()
 
 
-def test_a_rollback_below_a_fork_does_not_change_the_other_sequence() -> None:
-    world = World(capacity=None)
-    world.write(1, 0, 17)
-    world.fork(1, 2, 15)
-    world.write(1, 3, 9)
-    world.check()
-    world.write(2, 0, 1)
-    world.check()
-    assert not set(world.pool.tables[1][:3]) & set(world.pool.tables[2][:1])
-
-
 def test_blocks_can_be_kept_without_a_sequence_and_used_for_another_one() -> None:
     """As in a prefix cache."""
     world = World(capacity=5)
@@ -112,14 +101,6 @@ def test_a_pool_of_no_fixed_size_grows_by_doubling() -> None:
     assert sorted(set(sizes)) == [16, 32, 64, 128, 256]
     assert world.pool.free is None
     assert world.pool.used == 200
-
-
-def test_a_pool_of_fixed_size_takes_its_memory_once() -> None:
-    world = World(capacity=9, block=2)
-    world.write(1, 0, 1)
-    assert len(world.store.cells) == 18
-    world.write(1, 1, 18)
-    assert len(world.store.cells) == 18
 
 
 def test_a_single_sequence_gets_consecutive_blocks_after_others_were_released() -> None:

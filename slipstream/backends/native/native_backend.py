@@ -4,13 +4,10 @@ near to float64. Numba, which is optional, is imported when an executor or head 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from slipstream.backends.quantise import GROUP
-from slipstream.backends.table import unsupported
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleHead
@@ -52,13 +49,6 @@ def refusal(
     elif dtype != torch.float32:
         return f"it computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
     return None
-
-
-def check_supported(config: DecoderConfig, quantised: WeightFormat | None, dtype: torch.dtype) -> None:
-    """Raise UnsupportedModelError if the native backend cannot run this decoder."""
-    why = refusal(config, quantised, dtype)
-    if why is not None:
-        raise unsupported("native", config, why)
 
 
 class NativeBackend:
@@ -103,41 +93,33 @@ BACKEND = NativeBackend()
 # --- what `slipstream info` says of this processor ------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Distance:
-    """Distance from the same model in float64. kl: mean Kullback-Leibler divergence KL(float64 || this) per row, in
-    nats; agreement: share of rows with the same argmax."""
-
-    kl: float
-    agreement: float
-
-
 MEASURED_ON = "4,642 rows of the embedded target's held-out prompts, against float64"
 
-DISTANCES: Mapping[str, Distance] = {
-    "w8a16": Distance(1.7e-4, 0.9933),
-    "w8a8": Distance(3.7e-4, 0.9899),
-    "w4a8": Distance(1.2e-2, 0.9369),
-    "bfloat16": Distance(2.0e-5, 0.9978),
-    "float16 KV": Distance(6e-8, 0.9998),
+DISTANCES = {
+    "w8a16": {"kl": 1.7e-4, "agreement": 0.9933},
+    "w8a8": {"kl": 3.7e-4, "agreement": 0.9899},
+    "w4a8": {"kl": 1.2e-2, "agreement": 0.9369},
+    "bfloat16": {"kl": 2.0e-5, "agreement": 0.9978},
+    "float16 KV": {"kl": 6e-8, "agreement": 0.9998},
 }
-"""For `quantize` of that name, `dtype="bfloat16"` and `kv_dtype="float16"`, each with everything else in
-float32. The KL divergence of float32 itself is 2e-12. A row is the distribution after one token of a prompt in
-`zoo/prompts`, given the tokens before it; the reference is the torch executor in float64. Measured with `python -m
-benchmarks.accuracy` on a processor with VNNI and AVX-512 BF16."""
+"""How far a model's distributions are from those in float64. kl: mean Kullback-Leibler divergence KL(float64 || this)
+per row, in nats; agreement: share of rows with the same argmax.
 
-WITHOUT_BYTE_DOTS = Distance(1.7e-4, 0.9938)
-"""For w8a16 and w8a8 on a processor without byte dot products: activations then have 15 bits. Measured in the same
-way, with those kernels."""
+For `quantize` of that name, `dtype="bfloat16"` and `kv_dtype="float16"`, each with everything else in float32. The KL
+divergence of float32 itself is 2e-12. A row is the distribution after one token of a prompt in `zoo/prompts`, given the
+tokens before it; the reference is the torch executor in float64. Measured with `python -m benchmarks.accuracy` on a
+processor with VNNI and AVX-512 BF16."""
+
+WITHOUT_BYTE_DOTS = {"kl": 1.7e-4, "agreement": 0.9938}
+"""For w8a16 and w8a8 on a processor without byte dot products: activations then have 15 bits. Measured alike."""
 
 
-def distances() -> dict[str, Distance]:
+def distances() -> dict[str, dict[str, float]]:
     """`DISTANCES`, adjusted for this processor."""
     from slipstream.backends.native.kernels import processor
 
     rows = [name for name, each in WEIGHT_FORMATS.items() if each.head is None]  # blocks keep activations of 8 bits
-    changed = {} if processor.has_byte_dots() else dict.fromkeys(rows, WITHOUT_BYTE_DOTS)
-    return {**DISTANCES, **changed}
+    return DISTANCES | ({} if processor.has_byte_dots() else dict.fromkeys(rows, WITHOUT_BYTE_DOTS))
 
 
 def int8_products() -> str:

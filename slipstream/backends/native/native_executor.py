@@ -12,7 +12,6 @@ from slipstream.backends.native.kernels import decoder_pass
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.layer import FINE
 from slipstream.backends.native.kernels.processor import converts_half
-from slipstream.backends.native.native_backend import check_supported
 from slipstream.backends.native.packed_weights import Layout, SharedEmbedding, decoder_weights
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Workspace, kernel_lock
@@ -44,7 +43,8 @@ class NativeExecutor(NativePaged):
     Logits are batch-invariant: those of a row are bitwise identical for any batch, chain or tree. Kernels that are not
     compiled on this machine yet are compiled here, so that the first request does not wait for them.
 
-    Raises UnsupportedModelError for decoders that the kernels do not support, ParameterError for invalid settings.
+    config and settings: those that `native_backend.refusal` does not refuse. Raises ParameterError for a cache in
+    float16 on a processor without it.
     """
 
     slices = True
@@ -52,7 +52,6 @@ class NativeExecutor(NativePaged):
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
         quantised, dtype = settings.weight_format, settings.dtype or torch.float32
-        check_supported(config, quantised, dtype)
         if settings.kv_dtype == "float16" and not converts_half():
             raise ParameterError(
                 "kv_dtype is 'float16' on a processor without instructions for it (F16C)", fix="choose 'float32'"

@@ -27,11 +27,8 @@ IDLE_SPINS = 60_000
 """Spins (one or two milliseconds in all) before an idle worker sleeps. This is longer than the host's work between two
 passes, so workers are awake when the next pass begins."""
 
-SMALL_BYTES = 4 << 20
-"""With fewer bytes of weights, a pass over at most FEW_ROWS rows ends before other threads have begun (measured)."""
-
-FEW_ROWS = 32
-"""See SMALL_BYTES."""
+SMALL_BYTES, FEW_ROWS = 4 << 20, 32
+"""With fewer bytes of weights, a pass over at most so many rows ends before other threads have begun (measured)."""
 
 
 def available_threads() -> int:
@@ -81,9 +78,7 @@ class WorkerPool:
     def __init__(self, size: int):
         self.size = size
         self.contention = ContentionMonitor()
-        room = np.zeros(COUNTER_BYTES + 64, np.uint8)
-        start = -room.ctypes.data % 64
-        self._counters = room[start : start + COUNTER_BYTES].view(np.int64)
+        self._counters = aligned(COUNTER_BYTES).view(np.int64)
         self.board = np.zeros(1, records.BOARD)
         self.board["threads"] = self.board["size"] = size
         self.board["counters"], self.board["address"] = self._counters.ctypes.data, self.board.ctypes.data

@@ -65,38 +65,27 @@ class TorchEagle(_TorchHead):
         return hidden[select], self.head.logits(x[select])
 
     @torch.inference_mode()
-    def decode_steps(
-        self,
-        batch: Batch,
-        features: Tensor,
-        steps: int,
-        sampling: StepSampling = ARGMAX,
-    ) -> DecodedSteps:
+    def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
         check_steps(steps)
         check_ids(batch.tokens, self.config.decoder.vocab_size)
-        with self._calls:
-            return self._decode_steps(batch, features, steps, sampling)
-
-    # --- parts ---------------------------------------------------------------------------------------------------
-
-    def _decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling) -> DecodedSteps:
-        slots = self._slots(batch, steps - 1)
-        attend: PackedAttention | _Single = PackedAttention(slots, batch)
         last = [s - 1 for s in batch.splits[1:]]
-        hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)
-        hidden, x = hidden[last], x[last]  # [B, d]
-        place = np.asarray(batch.positions)[last]  # [B]
-        attend = _Single(slots, batch)
-        tokens: list[Tensor] = []
-        scores: list[Tensor] = []
-        for j in range(steps):
-            if j:
-                hidden, x = self.head(self.ids[tokens[-1]], hidden, self._rotary(place + j), attend)
-                attend.advance()
-            logits = self.head.logits(x)  # [B, draft_vocab]
-            tokens.append(sampling.pick(logits, j))
-            scores.append(logits)
-        return DecodedSteps(torch.stack(tokens), torch.stack(scores))
+        with self._calls:
+            slots = self._slots(batch, steps - 1)
+            attend: PackedAttention | _Single = PackedAttention(slots, batch)
+            hidden, x = self.head(batch.tokens, self._fused(features, False), self._rotary(batch.positions), attend)
+            hidden, x = hidden[last], x[last]  # [B, d]
+            place = np.asarray(batch.positions)[last]  # [B]
+            attend = _Single(slots, batch)
+            tokens: list[Tensor] = []
+            scores: list[Tensor] = []
+            for j in range(steps):
+                if j:
+                    hidden, x = self.head(self.ids[tokens[-1]], hidden, self._rotary(place + j), attend)
+                    attend.advance()
+                logits = self.head.logits(x)  # [B, draft_vocab]
+                tokens.append(sampling.pick(logits, j))
+                scores.append(logits)
+            return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
     def _fused(self, features: Tensor, own: bool) -> Tensor:
         features = features.to(self.dtype)

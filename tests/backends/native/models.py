@@ -1,8 +1,8 @@
-"""Random decoders for the native backend, from memory, and batches to run them on."""
+"""Random decoders for the native backend, from memory, and batches to run them on: alone and together."""
 
-from collections.abc import Iterator, Sequence as Seq
+import random
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
+from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
@@ -73,26 +74,29 @@ def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int
     return Weights(sources, config, torch.float32)  # type: ignore[arg-type]
 
 
-@dataclass
-class Overflowing:
-    """Weights whose embedding of one token has `value` in it: as if the model overflowed on that token."""
+def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str | None = None) -> Weights:
+    """The same weights in float64; matrices as `quantize` rounds them."""
+    made: dict[str, Tensor] = {}
+    for name in given:
+        tensor = given[name]
+        if quantize and tensor.ndim == 2 and "embed" not in name and not name.endswith("mlp.gate.weight"):
+            if quantize == "int4":
+                blocks = quantise_blocks(tensor.float(), 8 if name == "lm_head.weight" else 4)
+                tensor = torch.from_numpy(blocks.floats())
+            else:
+                values, scale = quantise_rows(tensor.float())
+                tensor = values.double() * scale.double()
+        made[name] = tensor.double()
+    return Weights({n: (n, lambda t=t: t) for n, t in made.items()}, config, torch.float64)  # type: ignore[misc]
 
-    given: Weights
-    token: int
-    value: float
 
-    def __getitem__(self, name: str) -> Tensor:
-        made = self.given[name]
-        if name == "embed_tokens.weight":
-            made = made.clone()
-            made[self.token, 0] = self.value
-        return made
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.given
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.given, name)
+def with_overflow(given: Weights, token: int, value: float) -> Weights:
+    """The same, but for the embedding of one token, which has `value` in it: as if the model overflowed on it."""
+    name = "embed_tokens.weight"
+    embedding = given._sources[name][1]().clone()
+    embedding[token, 0] = value
+    given._sources[name] = (name, lambda: embedding)  # type: ignore[index]
+    return given
 
 
 @contextmanager
@@ -193,3 +197,59 @@ def one_by_one(
         rows.append(logits[row])
         kept.append(cache[row])
     return torch.stack(rows), torch.stack(kept)
+
+
+# --- rows of a batch against the same rows alone, bit by bit ----------------------------------------------------------
+
+ALONE, TOGETHER = 100, 200  # ids of sequences
+
+
+def on_threads(model: NativeExecutor, threads: int) -> NativeExecutor:
+    model._workspace.most = threads
+    return model
+
+
+def begin(model: NativeExecutor, seq_id: int, tokens: list[int]) -> None:
+    """Prefill a prompt in one pass."""
+    model.release(seq_id)
+    if tokens:
+        model.forward(chain(seq_id, 0, tokens, []))
+
+
+def written(model: NativeExecutor, batch: Batch) -> Tensor:
+    """Keys and values that a batch wrote, [rows, L, 2, Hk, D]."""
+    parts = []
+    for b, seq_id in enumerate(batch.seq_ids):
+        length = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
+        parts.append(model.kv(seq_id, length)[:, :, :, batch.past[b] :].permute(3, 0, 1, 2, 4))
+    return torch.cat(parts)
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    differs = (found != wanted).flatten(1).any(1).nonzero().flatten().tolist()
+    assert not differs, f"rows {differs} of {len(found)} differ by up to {(found - wanted).abs().max():.1e}"
+
+
+def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]], seed: int) -> None:
+    """Run all members (prompt length, tokens of pending rows and nodes, parents) in one batch on several threads: every
+    row equals the row alone."""
+    logits, kept, rows = [], [], []
+    for b, (past, tokens, parents) in enumerate(members):
+        prompt = ids(past, seed + b)
+        for seq_id in (ALONE + b, TOGETHER + b):
+            begin(on_threads(model, 1), seq_id, prompt)
+        own, cache = one_by_one(model, ALONE + b, past, tokens, parents)
+        logits.append(own)
+        kept.append(cache)
+        rows.append((TOGETHER + b, past, tokens, parents))
+    batch = forest(rows)
+    for threads in (1, 3, 5) if seed % 2 else (1, 2):
+        out = on_threads(model, threads).forward(batch)
+        same(out.logits, torch.cat(logits))
+        same(written(model, batch), torch.cat(kept))
+
+
+def random_tree(draw: random.Random, most: int) -> list[int]:
+    """Parents of up to `most` nodes: wide or narrow, or with other nodes between siblings."""
+    nodes, kind = draw.randint(1, most), draw.random()
+    return [i - 1 if draw.random() < kind else draw.randint(-1, i - 1) for i in range(nodes)]

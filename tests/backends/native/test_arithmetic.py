@@ -28,11 +28,8 @@ def exps(x, out, wide, wide_out):  # type: ignore[no-untyped-def]
 
 
 @njit
-def activated(kind, gated, x, out):  # type: ignore[no-untyped-def]
-    if gated:
-        arithmetic.gate(kind, x, out)
-    else:
-        arithmetic.activate(kind, x, out)
+def activated(kind, x, out):  # type: ignore[no-untyped-def]
+    arithmetic.activate(kind, x, out)
 
 
 @njit
@@ -57,11 +54,6 @@ def sums(x):  # type: ignore[no-untyped-def]
 @njit
 def distribution(logits, heat, probs):  # type: ignore[no-untyped-def]
     arithmetic.softmax(logits, heat, probs)
-
-
-@njit
-def softened(scores, scale):  # type: ignore[no-untyped-def]
-    arithmetic.softmax_in_place(scores, scale)
 
 
 @njit
@@ -104,24 +96,15 @@ def test_activation_functions(name: str) -> None:
     kind, exact, tolerance = ACTIVATIONS[name]
     x = np.concatenate([np.linspace(-12, 12, 4001), [0, -1e4, 1e4, -1e-20, 1e-20, 1e15]]).astype(np.float32)
     out = np.empty_like(x)
-    activated(N(kind), False, x, out)
+    activated(N(kind), x, out)
     want = exact(torch.from_numpy(x).double()).numpy()
     assert (np.abs(out - want) / np.maximum(1, np.abs(want))).max() <= tolerance
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_gated_mlp_is_the_activation_of_the_gate_times_up(name: str) -> None:
-    kind, exact, _ = ACTIVATIONS[name]
-    x, out = (rng.standard_normal(2 * 67) * 6).astype(np.float32), np.empty(67, np.float32)
-    activated(N(kind), True, x, out)
-    first, second = torch.from_numpy(x).double().chunk(2)
-    assert torch.allclose(torch.from_numpy(out).double(), exact(first) * second, rtol=1e-5, atol=5e-6)
 
 
 def test_a_value_that_is_not_finite_stays_not_finite() -> None:
     x, out = np.array([np.nan, 1, np.inf, 2], np.float32), np.empty(4, np.float32)
     for kind, _, _ in ACTIVATIONS.values():
-        activated(N(kind), False, x, out)
+        activated(N(kind), x, out)
         assert np.isnan(out[0]) or kind == records.RELU
         assert np.isinf(out[2])
         assert np.isfinite(out[[1, 3]]).all()
@@ -191,14 +174,6 @@ def test_whether_a_row_is_finite() -> None:
     for strange in (np.nan, np.inf, -np.inf):
         x[41] = strange
         assert not extremes(x, 50)[3]
-
-
-@pytest.mark.parametrize("n", [1, 16, 45])
-def test_weights_of_attention_are_the_softmax(n: int) -> None:
-    scores = (rng.standard_normal(n) * 4).astype(np.float32)
-    want = torch.softmax(torch.from_numpy(scores).double() * 0.25, -1)
-    softened(scores, np.float32(0.25))
-    assert np.abs(scores - want.numpy()).max() < 1e-6
 
 
 @pytest.mark.parametrize("heat", [1e-3, 1.0, 1.25, 1e30])

@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 
 from slipstream.backends.native.kernels import addresses, matrices, records
-from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS, attention_scratch, group_rows
+from slipstream.backends.native.kernels.matrices import attention_scratch, group_rows
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.threads import pool
 from slipstream.kv.blocks import BLOCK
@@ -55,17 +55,16 @@ class Cache:
 
 
 def attend(
-    cache: Cache, at: np.ndarray, hidden: np.ndarray, q: np.ndarray, heads: int, window: int = 0, threads: int = 1,
-    active: list[int] | None = None,
-) -> np.ndarray:  # fmt: skip
-    """Output [A, H * D] of the active rows, by default all; q [R, >= H * D]."""
+    cache: Cache, at: np.ndarray, hidden: np.ndarray, q: np.ndarray, heads: int, window: int = 0, threads: int = 1
+) -> np.ndarray:
+    """Output [R, H * D] of all rows; q [R, >= H * D]."""
     kv_heads, size = cache.keys.shape[1:3]
     model, layer, rows = (np.zeros(1, kind) for kind in (records.MODEL, records.LAYER, records.ROWS))
     model[0]["heads"], model[0]["kv_heads"], model[0]["size"] = heads, kv_heads, size
     layer[0]["window"] = window
     rows[0]["at"], rows[0]["count"] = at.ctypes.data, len(at)
     rows[0]["hidden"], rows[0]["stride"] = hidden.ctypes.data, hidden.shape[1]
-    place = np.arange(len(at)) if active is None else np.array(active)
+    place = np.arange(len(at))
     out = np.full((len(place), heads * size), np.nan, np.float32)
     width = -(-int(at["length"].max()) // BLOCK) * BLOCK
     scratch = np.empty((2 * pool(threads).size, _room(size, width)), np.uint8)
@@ -122,14 +121,6 @@ def test_each_row_sees_its_slots_and_no_other(size: int, heads: int, kv_heads: i
             assert np.abs(out[a, part] - exact(q[a, part], k[:, g], v[:, g], sees)).max() < 1e-5
 
 
-def test_only_the_active_rows_are_computed() -> None:
-    cache = Cache([(normal(3, 1, 16), normal(3, 1, 16))])
-    at, q = rows_of(*((0, n, n, n + 1, 0) for n in range(3))), normal(3, 16)
-    whole = attend(cache, at, NO_TREE, q, 1)
-    assert np.array_equal(attend(cache, at, NO_TREE, q, 1, active=[2])[0], whole[2])
-    assert np.array_equal(attend(cache, at, NO_TREE, q, 1, active=[0, 2]), whole[[0, 2]])
-
-
 @pytest.mark.parametrize("window", [1, 2, 3, 9, 33, 41, 42, 100])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_window_counts_positions(window: int, threads: int) -> None:
@@ -152,18 +143,3 @@ def test_a_window_counts_positions(window: int, threads: int) -> None:
         for h in range(heads):
             part = slice(h * size, (h + 1) * size)
             assert np.abs(out[a, part] - exact(q[a, part], k[:, h], v[:, h], sees)).max() < 1e-5
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_a_row_is_the_same_bit_for_bit_for_any_batch(half: bool) -> None:
-    """Also if the context is so long that it is split among threads."""
-    for past in (60, MIN_SPLIT_SLOTS + 100):
-        length = past + 17
-        cache = Cache([(normal(length, 2, 32), normal(length, 2, 32))], half)
-        at, q = rows_of(*((0, past + n, past + n, past + n + 1, past) for n in range(17))), normal(17, 6 * 32)
-        alone = np.concatenate([attend(cache, at[n : n + 1], NO_TREE, q[n : n + 1], 6) for n in range(17)])
-        for threads in (1, 2, 3, 5):
-            assert np.array_equal(attend(cache, at, NO_TREE, q, 6, threads=threads), alone)
-            for n in (0, 9, 16):
-                own = attend(cache, at[n : n + 1], NO_TREE, q[n : n + 1], 6, threads=threads)
-                assert np.array_equal(own[0], alone[n])

@@ -15,32 +15,18 @@ import torch
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.backends.quantise import quantise_blocks
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weight_blocks import READERS
-from slipstream.models.weights import Weights
-from tests.backends.native.models import chain, ids, one_by_one, weights
-from tests.backends.native.rows_alone import ALONE, TOGETHER, on_threads, same
+from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
 from tests.models.gguf_models import VOCAB, family_config, gguf_model
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 KINDS = [*READERS, *FLOATS, "int4"]
 AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16"
 """What Haswell has, by LLVM's names."""
-
-
-def in_float64(given: Weights, config: DecoderConfig, rounded: bool) -> Weights:
-    """The same weights; rounded: as `quantize="int4"` rounds them."""
-    made = {name: given[name].double() for name in given}
-    for name, tensor in made.items():
-        if rounded and tensor.ndim == 2 and "embed" not in name:
-            blocks = quantise_blocks(tensor.float(), 8 if name == "lm_head.weight" else 4)
-            made[name] = torch.from_numpy(blocks.floats()).double()
-    return Weights({n: (n, lambda t=t: t) for n, t in made.items()}, config, torch.float64)  # type: ignore[misc]
 
 
 @functools.cache
@@ -56,7 +42,7 @@ def executors(kind: str) -> tuple[NativeExecutor, TorchExecutor]:
         config = family_config("llama")
         given = weights(config, FLOATS.get(kind, torch.float16))
         native = NativeExecutor(config, given, LoadSettings(threads=1, quantize="int4" if kind == "int4" else None))
-        reference = TorchExecutor(config, in_float64(given, config, kind == "int4"))
+        reference = TorchExecutor(config, in_float64(config, given, "int4" if kind == "int4" else None))
     native._workspace._small = False  # every pass uses all its threads
     return native, reference
 

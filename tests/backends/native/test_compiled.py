@@ -1,7 +1,6 @@
 """Machine code is stored for other processes, in a folder that only this user can write, and never under another
 function's name. Compiling is logged."""
 
-import logging
 import os
 import stat
 import subprocess
@@ -123,23 +122,23 @@ def test_nothing_is_written_while_another_process_writes(twice: Callable[[], Any
     assert list(tmp_path.glob("*.nbc"))
 
 
-def test_functions_of_the_same_name_in_two_files_are_not_confused(tmp_path, monkeypatch):
+def test_functions_of_the_same_name_are_not_confused(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    def one() -> Any:
-        def same(x):  # type: ignore[no-untyped-def]
-            return x + 1
+    def made(more: int) -> Any:
+        if more == 1:
 
-        return same
+            def same(x):  # type: ignore[no-untyped-def]
+                return x + 1
+        else:
 
-    def two() -> Any:
-        def same(x):  # type: ignore[no-untyped-def]
-            return x + 2
+            def same(x):  # type: ignore[no-untyped-def]
+                return x + 2
 
-        return same
+        return compiled.entry(same)
 
     for _ in range(2):
-        assert [compiled.entry(make())(5) for make in (one, two)] == [6, 7]
+        assert [made(more)(5) for more in (1, 2)] == [6, 7]
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -255,21 +254,3 @@ def test_a_process_that_finds_every_kernel_logs_nothing() -> None:
     code = "from tests.backends.native.models import *; executor().forward(chain(0, 0, [3]))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert (found.stdout, found.stderr) == ("", "")
-
-
-@pytest.mark.parametrize("quiet", [True, False])
-def test_generate_logs_that_it_compiles_unless_quiet(quiet, tiny, capfd, monkeypatch):
-    from slipstream.cli.main import main
-
-    monkeypatch.setattr(compiled, "folder", lambda: None)  # kernels count as compiled in each process
-    log = logging.getLogger("slipstream")
-    monkeypatch.setattr(log, "handlers", list(log.handlers))
-    monkeypatch.setattr(log, "propagate", log.propagate)
-    arguments = ["generate", "for name in", "-m", str(tiny.target), "--executor", "native", "-n", "4"]
-    with pytest.raises(SystemExit) as left:
-        main([*arguments, *(["-q"] if quiet else [])])
-    out, err = capfd.readouterr()
-    assert left.value.code == 0
-    assert out
-    assert ("compiling CPU kernels" in " ".join(err.split())) is not quiet
-    assert not quiet or not err

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -14,21 +13,27 @@ from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import (
+    ALONE,
     EVERY_FORMAT,
     FORMATS,
     SHAPES,
-    Overflowing,
+    TOGETHER,
+    begin,
     byte_dots,
     chain,
+    check,
     config,
     executor,
     forest,
     ids,
+    on_threads,
     one_by_one,
+    random_tree,
+    same,
     tree,
     weights,
+    with_overflow,
 )
-from tests.backends.native.rows_alone import ALONE, TOGETHER, begin, check, on_threads, random_tree, same
 
 THREADS = (1, 2, 3, 5)
 
@@ -148,7 +153,7 @@ SPOILT = 7
 def overflowing(shape: str, form: str) -> NativeExecutor:
     dtype, options = FORMATS[form]
     made = config(**SHAPES[shape])
-    given: Any = Overflowing(weights(made, dtype), SPOILT, math.inf)
+    given = with_overflow(weights(made, dtype), SPOILT, math.inf)
     with byte_dots(form != "int8 without dot products"):
         return NativeExecutor(made, given, LoadSettings(threads=1, **options))
 

@@ -9,13 +9,22 @@ import pytest
 import torch
 
 from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import Experts
 from slipstream.models.weights import Weights
-from tests.backends.native.models import EVERY_FORMAT, FORMATS, byte_dots, chain, config, forest, ids
-from tests.backends.native.rows_alone import check, random_tree
+from tests.backends.native.models import (
+    EVERY_FORMAT,
+    FORMATS,
+    byte_dots,
+    chain,
+    check,
+    config,
+    forest,
+    ids,
+    in_float64,
+    random_tree,
+)
 
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -44,18 +53,6 @@ NEAR = {"quantize": 0.2, "dtype": 0.2, "kv_dtype": 1e-2}
 """How far logits may be, as a share of their mean square, by the setting that rounds; without one 1e-4."""
 
 
-def made_of(tensors: dict[str, torch.Tensor], of: Any, dtype: torch.dtype) -> Weights:
-    return Weights({name: (name, lambda t=t: t) for name, t in tensors.items()}, of, dtype)  # type: ignore[misc]
-
-
-def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """What the weights of a product are in int8."""
-    if weight.ndim < 2 or "embed" in name or "mlp.gate.weight" in name:
-        return weight
-    rounded, scale = quantise_rows(weight.float())
-    return rounded.double() * scale.double()
-
-
 @pytest.mark.parametrize("form", EVERY_FORMAT)
 @pytest.mark.parametrize("turn", range(2))
 def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn: int, form: str) -> None:
@@ -69,8 +66,9 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
         name: ((1 if "norm" in name else 0) + torch.randn(size, generator=generator) / math.sqrt(size[-1])).to(dtype)
         for name, size in of.shapes().items()
     }
+    stored = Weights({n: (n, lambda t=t: t) for n, t in tensors.items()}, of, torch.float32)
     with byte_dots(form != "int8 without dot products"):
-        model = NativeExecutor(of, made_of(tensors, of, torch.float32), LoadSettings(threads=3, **options))
+        model = NativeExecutor(of, stored, LoadSettings(threads=3, **options))
     model._workspace._small = False
     members = []
     for _ in range(3):
@@ -80,14 +78,10 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
             (draw.choice([0, 31, 32, 40]), ids(known + len(parents), draw.randrange(99), of.vocab_size), parents)
         )
     check(model, members, seed=shape)
-    if "quantize" in options:
-        if of.tie_embeddings:
-            return  # the head alone is rounded
-        tensors = {name: as_int8(name, weight) for name, weight in tensors.items()}
-    exact, batch = (
-        TorchExecutor(of, made_of(tensors, of, torch.float64)),
-        forest([(b, *m) for b, m in enumerate(members)]),
-    )
+    if "quantize" in options and of.tie_embeddings:
+        return  # the head alone is rounded
+    exact = TorchExecutor(of, in_float64(of, tensors, options.get("quantize")))
+    batch = forest([(b, *m) for b, m in enumerate(members)])
     for each in (exact, model):
         for b, (past, _, _) in enumerate(members):
             each.release(b)

@@ -19,7 +19,6 @@ from slipstream.backends.native import threads as native_threads
 from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import (
     ContentionMonitor,
-    WorkerPool,
     Workspace,
     available_threads,
     pool,
@@ -157,20 +156,6 @@ def test_under_contention_passes_run_on_one_thread_and_later_on_all_again(monkey
     assert passes(1.5, 0.5) > 0.05  # the pauses are short again
 
 
-def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ContentionMonitor, "threads", WHOLE)
-    contention, now, pauses = ContentionMonitor(shortest=1.0, longest=8.0), 0.0, list[float]()
-    for _ in range(7):
-        while contention.threads(2, now) == 2:
-            now += 0.02
-            contention.observe(0.02, 0.01, 2, now)
-        began = now
-        while contention.threads(2, now) == 1:
-            now += 0.02
-        pauses.append(round(now - began))
-    assert pauses == [1, 2, 4, 8, 8, 8, 8]
-
-
 # --- the pool --------------------------------------------------------------------------------------------------------
 
 
@@ -202,18 +187,6 @@ def test_a_pool_that_grows_stops_the_old_one() -> None:
             break
         assert time.monotonic() < deadline, alive
         time.sleep(0.01)
-
-
-def test_a_pool_that_is_closed_has_no_threads() -> None:
-    before = threading.active_count()
-    own = WorkerPool(4)
-    own._start()
-    assert threading.active_count() == before + 3
-    own.close()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
 
 
 def test_a_small_model_uses_one_thread_for_few_rows() -> None:
@@ -260,54 +233,9 @@ def test_two_python_threads_generate_on_one_LLM_as_each_would_alone(draft: str |
         assert found == want
 
 
-def test_two_python_threads_generate_on_two_LLMs_as_each_would_alone() -> None:
-    models, prompt = [llm("llama", "ngram"), llm("gpt2"), llm("mixture")], ids(30)
-    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
-    want = [model.generate([prompt], params)[0].token_ids for model in models]
-    for _ in range(5):
-        with ThreadPoolExecutor(3) as helpers:
-            assert list(helpers.map(lambda model: model.generate([prompt], params)[0].token_ids, models)) == want
-
-
-def test_loading_does_not_change_torchs_threads() -> None:
-    before = torch.get_num_threads()
-    executor(threads=3).forward(chain(0, 0, [3]))
-    assert torch.get_num_threads() == before
-
-
 # --- forks and signals -----------------------------------------------------------------------------------------------
 
 FORK = """
-import os, sys
-from slipstream import LLM, SamplingParams
-from slipstream.targets.decoder import Decoder
-from tests.backends.native.models import executor, ids
-
-model = LLM(Decoder(executor(threads=2)), "ngram", draft_tokens=4)
-params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
-want = model.generate([ids(40)], params)[0].token_ids
-for _ in range(2):
-    child = os.fork()
-    if child == 0:
-        try:
-            same = model.generate([ids(40)], params)[0].token_ids == want
-        except BaseException:
-            same = False
-        os._exit(0 if same else 3)
-    assert model.generate([ids(40)], params)[0].token_ids == want
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, status
-print("fine")
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no fork here")
-def test_a_child_of_a_fork_generates_the_same_text() -> None:
-    found = run_python(FORK)
-    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
-
-
-BUSY_FORK = """
 import os, signal, threading, time
 from slipstream import LLM, SamplingParams
 from slipstream.targets.decoder import Decoder
@@ -349,7 +277,7 @@ print("fine")
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no fork here")
 def test_a_child_of_a_fork_generates_the_same_text_while_other_threads_generate_in_the_parent() -> None:
-    found = run_python(BUSY_FORK)
+    found = run_python(FORK)
     assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
 
 

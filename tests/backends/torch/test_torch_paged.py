@@ -1,15 +1,18 @@
 """The KV cache of the torch backend: where it is read without a copy, and calls of several Python threads."""
 
-import contextlib
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.backends.torch.torch_paged import TorchBlocks
+from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import chain, config, forest, ids, weights
+from tests.heads.tiny_heads import config as head_config, head
 
 
 def executor(**options: int) -> TorchExecutor:
@@ -51,25 +54,29 @@ def test_several_python_threads_run_one_executor_as_each_would_alone() -> None:
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("allocations", range(3))
-def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(monkeypatch, allocations):
-    """Some layers then have a new tensor, others the old one."""
-    model, text = executor(), ids(60)
-    want = model.forward(chain(0, 0, text)).logits.clone()
-    model.forward(chain(1, 0, text[:59], []))
-    zeros, left = torch.Tensor.new_zeros, [allocations]
+def last(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
 
-    def interrupted(self: torch.Tensor, *shape: int) -> torch.Tensor:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return zeros(self, *shape)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_zeros", interrupted)
-        with contextlib.suppress(KeyboardInterrupt):
-            model.forward(chain(2, 0, ids(2000), []))
-    for _ in range(2):
-        torch.testing.assert_close(model.forward(chain(1, 59, text[59:])).logits, want[59:])
-        torch.testing.assert_close(model.forward(chain(3, 0, text)).logits, want)
-        model.forward(chain(2, 0, ids(700), []))  # grows to its end
+def test_whatever_was_in_a_block_of_a_head_before_changes_no_draft() -> None:
+    """Blocks of finished sequences are used again, and a batch reads as far as its longest sequence."""
+    made = head_config(3, 40, target=8, draft_vocab=24)
+    batch = last(forest([(0, 0, ids(40, 1, 40), []), (1, 0, [3, 4, 5], []), (2, 0, ids(33, 2, 40), [])]))
+    features = torch.randn(76, len(made.taps) * made.target_hidden, generator=torch.Generator().manual_seed(1))
+    branches = forest([(0, 40, [5, 6, 7], [-1, -1, 0]), (1, 3, [8], [-1])])
+    own = torch.randn(4, made.hidden_size, generator=torch.Generator().manual_seed(2))
+
+    def drafted(before: float) -> list[torch.Tensor]:
+        runtime = TorchEagle(head(made))
+        runtime.decode_steps(batch, features, 3)
+        for seq_id in range(3):
+            runtime.release(seq_id)
+        with torch.inference_mode():
+            for layer in runtime._blocks.layers:
+                layer[:] = before
+        made_at_once = runtime.decode_steps(batch, features, 3)
+        return [made_at_once.tokens, made_at_once.logits, *runtime.extend(branches, own, own=True)]
+
+    for found, wanted in zip(drafted(float("nan")), drafted(0.0), strict=True):
+        assert found.isfinite().all()
+        assert torch.equal(found, wanted)

@@ -67,13 +67,6 @@ def _round(x, most, out):
 
 
 @kernel()
-def _pack_floats(x, base, r, count):
-    out = floats(base, x.shape[0] * count)
-    for i in range(x.shape[0]):
-        out[i * count + r] = x[i]
-
-
-@kernel()
 def _as_bfloat16(bits):
     """The bits of a float32, rounded to a bfloat16 (to nearest, ties to even) in the lower half."""
     return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -96,12 +89,6 @@ def _pack_int8_pairs(x, base, r, count, narrow):
     out = words(base + 4 * count, n // 2 * count)
     for i in range(n // 2):
         out[i * count + r] = np.int32((narrow[2 * i] & np.int32(0xFFFF)) | np.int32(narrow[2 * i + 1] << np.int32(16)))
-
-
-@kernel()
-def _pack_quads(x, base, r, count, group):
-    round_row = _round_64() if group == 64 else _round_32() if group == 32 else _round_16()
-    call(round_row, (address_of(x), base, r, count, x.shape[0]))
 
 
 @kernel()
@@ -185,7 +172,9 @@ def prepare(job, tile, thread):
             held[i] = 0
         row = row[:columns]
         if form < _PAIRS:
-            _pack_floats(row, base, r, count)
+            interleaved = floats(base, columns * count)
+            for i in range(columns):
+                interleaved[i * count + r] = row[i]
         elif form == _PAIRS:
             _pack_pairs(row, base, r, count)
         elif form == _INT8_PAIRS:
@@ -193,7 +182,8 @@ def prepare(job, tile, thread):
         elif form == _TWICE:
             _pack_quads_twice(row, base, r, count, narrow, bytes)
         else:
-            _pack_quads(row, base, r, count, matrix.group)
+            round_row = _round_64() if matrix.group == 64 else _round_32() if matrix.group == 32 else _round_16()
+            call(round_row, (address_of(row), base, r, count, columns))
 
 
 @kernel()
