@@ -17,12 +17,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native import threads as native_threads
 from slipstream.backends.native.packed_weights import Layout
-from slipstream.backends.native.threads import (
-    ContentionMonitor,
-    Workspace,
-    available_threads,
-    pool,
-)
+from slipstream.backends.native.threads import ContentionMonitor, Workspace, available_threads, pool
 from slipstream.host import machine as host_machine
 from slipstream.host.machine import container_quota
 from slipstream.targets.decoder import Decoder

@@ -68,9 +68,7 @@ def stored_tile(b: Builder, form: Format) -> None:
             for r, o in each:
                 weight = b.as_floats(b.gep(weights[o], [b.mul(i, WORD(form.bytes))]), form, 1)
                 product = b.fmul(
-                    b.load(b.place_at(inputs[r], at, FLOAT), align=4),
-                    b.extract_element(weight, INT(0)),
-                    flags=CONTRACT,
+                    b.load(b.place_at(inputs[r], at, FLOAT), align=4), b.extract_element(weight, INT(0)), flags=CONTRACT
                 )
                 b.store(b.fadd(b.load(rest[r, o]), product, flags=CONTRACT), rest[r, o])
         for r, o in each:

@@ -23,13 +23,7 @@ from numba import types
 from numba.core import cgutils
 
 from slipstream.backends.native.kernels import processor
-from slipstream.backends.native.kernels.formats import (
-    BFLOAT16_PAIRS,
-    FLOAT32,
-    INT8_PAIRS,
-    INT8_QUADS_TWICE,
-    Format,
-)
+from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT32, INT8_PAIRS, INT8_QUADS_TWICE, Format
 from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.vectors import (
