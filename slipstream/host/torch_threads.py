@@ -1,10 +1,7 @@
-"""Torch's threads next to those of a backend that has its own.
-
-Between two forwards a step does a little arithmetic in torch: distributions, sampling, comparisons. Torch's worker
-threads keep spinning for a millisecond after each shared operation, and if the model runs in another runtime on the
-same cores, they take the time of its workers: on two cores a sampled forward of a small model took half as long again.
-So a target may declare that the step's own arithmetic should use fewer threads (`host_threads`), and a model that
-computes in torch itself takes them all back while it runs (`all_threads`).
+"""Torch's threads next to those of a backend that has its own. Torch's spin for a millisecond after each operation that
+they share, and take the time of the other runtime's: on two cores a sampled forward of a small model took half as long
+again. So a target may declare fewer threads for the arithmetic of a step (`host_threads`); a model that computes in
+torch itself takes them all back while it runs (`all_threads`).
 """
 
 from __future__ import annotations

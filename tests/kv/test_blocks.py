@@ -44,46 +44,6 @@ def test_the_example_of_the_docstring() -> None:
     assert [pool.count(b) for b in range(4)] == [1, 0, 0, 1]
 
 
-def test_a_fork_copies_nothing_until_a_shared_block_is_written() -> None:
-    world = World(capacity=4)
-    world.write(1, 0, 10)  # 3 blocks, of which the last is half full
-    for child in (2, 3, 4):
-        world.fork(1, child, 10)
-    assert world.pool.free == 1
-    world.write(2, 12, 12)
-    world.check()
-    assert world.pool.free == 1
-    world.write(2, 10, 12)
-    assert world.pool.free == 0
-    with pytest.raises(TargetError, match="out of KV blocks: sequence 3 needs 1 more to hold 11 slots, and 0 of 4"):
-        world.write(3, 10, 11)
-    world.check()
-    world.release(4)
-    world.release(1)
-    world.write(3, 10, 11)  # no other sequence has the block any more
-    world.check()
-
-
-def test_blocks_can_be_kept_without_a_sequence_and_used_for_another_one() -> None:
-    """As in a prefix cache."""
-    world = World(capacity=5)
-    world.write(1, 0, 9)
-    kept, text = world.pool.tables[1][:2], world.texts[1][:8]
-    world.pool.hold(kept)
-    world.release(1)
-    assert world.pool.free == 3
-    world.pool.adopt(2, kept)
-    world.texts[2] = text
-    world.write(2, 8, 20)
-    assert world.pool.free == 0
-    assert [world.store.cells[p] for p in world.pool.first(2, 8)] == text
-    world.release(2)
-    world.pool.drop(kept)
-    assert world.pool.free == 5
-    with pytest.raises(AssertionError, match="free already"):
-        world.pool.drop(kept)
-
-
 def test_a_copy_of_the_tables_is_valid_until_the_version_changes() -> None:
     draw, world, seen = random.Random(5), World(capacity=20), dict[int, object]()
     for _ in range(400):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import decoder_pass
 from slipstream.backends.native.kernels.compiled import compile_lock
-from slipstream.backends.native.kernels.layer import FINE
 from slipstream.backends.native.kernels.processor import converts_half
+from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedEmbedding, decoder_weights
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
 from slipstream.backends.native.threads import Workspace, kernel_lock

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks
-from slipstream.backends.native.kernels.layer import FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN
-from slipstream.backends.native.kernels.records import CACHE, ROW, ROWS
+from slipstream.backends.native.kernels.records import CACHE, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import StepSampling
 from slipstream.errors import TargetError
@@ -26,12 +25,10 @@ _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
 class NativeBlocks:
     """A `CacheStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
-    The kernels read all slots of a key dimension at once, and all D of a value slot.
+    The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer after
+    another.
 
     block_bytes  bytes of one block in all layers.
-
-    The system allocates memory when a block is first written, so a large capacity costs only address space.
-    The arrays grow one layer after another.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: type = np.float32):

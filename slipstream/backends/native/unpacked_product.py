@@ -1,9 +1,5 @@
-"""`product`: few rows times a matrix as torch stores it (see `kernels.stored_products`), on the threads of torch.
-
-A module of transformers runs its other operations on torch's OpenMP threads. Threads of our own would compete with them
-for the cores, and both kinds spin while they wait. So the kernel runs on torch's: `GOMP_parallel` of the library that
-torch has loaded calls it on each of them.
-"""
+"""`product`: few rows times a matrix as torch stores it (see `kernels.stored_products`), on torch's OpenMP threads. A
+module of transformers runs its other operations there; other threads would compete with them for the cores."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Attention where a draft token overflows: its keys and values are then not finite.
-
-PyTorch's attention adds minus infinity to the scores of what a row does not see. The weight is then 0, but 0 times a
-value that is not finite is NaN. So one draft token on which the model overflows would spoil the rows before it and
-beside it, and with them a text that may never reach that token. A pass with such a row is therefore run again, each row
-on its own, over nothing but what it sees.
+"""Attention where a draft token overflows: its keys and values are not finite. PyTorch gives them the weight 0 for rows
+that do not see the token, but 0 times a value that is not finite is NaN, which would spoil these rows, too. So a pass
+with such a row is run again, each row alone over nothing but what it sees.
 """
 
 from __future__ import annotations

@@ -29,18 +29,7 @@ from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.formats import FLOAT16, Format
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.tiles import add_quads, by_rows, pair_products, scale_sums, store_sums
-from slipstream.backends.native.kernels.vectors import (
-    BYTE,
-    CONTRACT,
-    FLOAT,
-    FLOATS,
-    INT,
-    INTS,
-    SHORT,
-    WORD,
-    Builder,
-    generated,
-)
+from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORT, WORD, Builder, generated
 
 
 def _scales(b: Builder, values: Any, factors: Any, form: Format) -> Any:
@@ -128,10 +117,10 @@ def block_tile(b: Builder, form: Format) -> None:
                 if scale is not None:
                     part = b.fmul(part, scale)
                 unit = b.spread(b.load(b.gep(units, [b.add(at, WORD(r))]), align=4))
-                total = b.fadd(b.load(totals[r]), b.fmul(part, unit, flags=CONTRACT), flags=CONTRACT)
+                total = b.fused(part, unit, b.load(totals[r]))
                 if minimum is not None:
                     sum_of = b.spread(b.load(b.gep(wholes, [b.add(at, WORD(r))]), align=4))
-                    total = b.fadd(total, b.fmul(minimum, sum_of, flags=CONTRACT), flags=CONTRACT)
+                    total = b.fused(minimum, sum_of, total)
                 b.store(total, totals[r])
 
         with cgutils.for_range(b, b.udiv(columns, WORD(span))) as outer:
@@ -172,7 +161,7 @@ def round_groups(b: Builder, group: int) -> None:
         least = FLOAT(1e-30)
         factor = b.fdiv(FLOAT(127), b.select(b.fcmp_ordered(">", top, least), top, least))
         half = ir.Constant(floats, [0.5] * group)
-        scaled = b.fadd(b.fmul(values, b.spread(factor, group), flags=CONTRACT), half, flags=CONTRACT)
+        scaled = b.fused(values, b.spread(factor, group), half)
         whole = b.fptosi(b.built_in(f"llvm.floor.v{group}f32", floats, scaled), integers)
         total = b.built_in(f"llvm.vector.reduce.add.v{group}i32", INT, whole)
         unit, at = b.fdiv(top, FLOAT(127)), b.add(b.mul(loop.index, count), r)

@@ -1,8 +1,5 @@
-"""A decoder: a pass over packed rows, and several steps in one call.
-
-A pass is one call without fixed shapes: nothing is prepared again when the number of rows changes, as it does in nearly
-every step of speculation. Weights are read as stored: 16-bit checkpoints in 16 bits, which is exact and needs half the
-memory traffic of float32, the limit of plain decoding. Rows are batch-invariant.
+"""A decoder: a pass over packed rows, and several steps in one call. Nothing is prepared again when the number of rows
+changes, as it does in nearly every step of speculation. Rows are batch-invariant.
 
 R rows, d width, V vocabulary, K steps, B sequences.
 """
@@ -14,22 +11,11 @@ import numpy as np
 from slipstream.backends.native.kernels.arithmetic import is_finite, pick
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import entry, kernel
-from slipstream.backends.native.kernels.layer import (
-    ADD,
-    FINE,
-    NO_SUCH_POSITION,
-    NO_SUCH_TOKEN,
-    NOT_FINITE,
-    embed,
-    layer_of,
-    next_rows,
-    room,
-    run_layer,
-)  # fmt: skip
+from slipstream.backends.native.kernels.layer import embed, layer_of, next_rows, room, run_layer
 from slipstream.backends.native.kernels.matrices import transformed
 from slipstream.backends.native.kernels.memory import address_of, floats
 from slipstream.backends.native.kernels.products import NORM, copy, norm_row
-from slipstream.backends.native.kernels.records import NOTHING
+from slipstream.backends.native.kernels.records import ADD, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, NOT_FINITE, NOTHING
 
 
 @kernel()

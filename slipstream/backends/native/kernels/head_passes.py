@@ -10,20 +10,11 @@ import numpy as np
 
 from slipstream.backends.native.kernels.arithmetic import add_silu, is_finite, pick, rms_norm
 from slipstream.backends.native.kernels.compiled import entry, kernel
-from slipstream.backends.native.kernels.layer import (
-    FINE,
-    NO_SUCH_TOKEN,
-    NOT_FINITE,
-    embed,
-    layer_of,
-    next_rows,
-    room,
-    run_layer,
-)  # fmt: skip
+from slipstream.backends.native.kernels.layer import embed, layer_of, next_rows, room, run_layer
 from slipstream.backends.native.kernels.matrices import linear, scratch_of, transformed
 from slipstream.backends.native.kernels.memory import address_of, floats, integers
 from slipstream.backends.native.kernels.products import NORM, PLAIN, copy, matrix_at, norm_row
-from slipstream.backends.native.kernels.records import NOTHING
+from slipstream.backends.native.kernels.records import FINE, NO_SUCH_TOKEN, NOT_FINITE, NOTHING
 
 
 @kernel()

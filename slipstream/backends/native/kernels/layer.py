@@ -34,20 +34,13 @@ from slipstream.backends.native.kernels.memory import (
 )  # fmt: skip
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, copy, matrix_at
-from slipstream.backends.native.kernels.records import BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
+from slipstream.backends.native.kernels.records import ADD, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
 
 _FLIPPED = np.int64(-128 if byte_offset() else 0)
 """Turns a stored byte into the int8 that it stands for."""
 _FLOAT32, _FLOAT16, _PAIRS = FORMATS.index(FLOAT32), FORMATS.index(FLOAT16), FORMATS.index(BFLOAT16_PAIRS)
 
-FINE, NOT_FINITE, NO_SUCH_TOKEN, NO_SUCH_POSITION = range(4)
-"""Status of a pass; -n instead: n bytes of scratch memory are needed."""
-
-
-DOWN = np.int64(1)
-
-ADD = np.int64(1)
-"""Add the product to the output instead of replacing it."""
+UP, DOWN = NOTHING, np.int64(1)
 
 
 @kernel()
@@ -63,7 +56,7 @@ def layer_of(model, number):
 
 @kernel()
 def expert_of(model, number, part):
-    """MATRIX record of an expert: part 0 up, 1 down."""
+    """MATRIX record of an expert; part: UP or DOWN."""
     return matrix_at(model.experts, 2 * number + part)
 
 
@@ -89,10 +82,10 @@ def _widest(model):
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
         wide = max(wide, layer.up.outs)
     for number in range(model.expert_count):
-        for part in (NOTHING, DOWN):
+        for part in (UP, DOWN):
             matrix = expert_of(model, number, part)
             columns, bytes = max(columns, matrix.columns), max(bytes, matrix.row_bytes)
-        wide = max(wide, expert_of(model, number, NOTHING).outs)
+        wide = max(wide, expert_of(model, number, UP).outs)
     return columns, bytes, wide
 
 
@@ -156,6 +149,12 @@ def _add_block_row(table, token, out):
 
 
 @kernel()
+def _bfloat16(address):
+    """The bfloat16 at an address, as float32."""
+    return np.int32(np.uint32(shorts(address, 1)[0]) << np.uint32(16)).view(np.float32)
+
+
+@kernel()
 def embed(table, tokens, x, stride, add):
     """Row r of x (an address) = (add ? row r : 0) + embedding of tokens[r]; returns whether all are in the table."""
     width = table.width
@@ -183,12 +182,10 @@ def embed(table, tokens, x, stride, add):
             columns = width + width % 2  # the last pair is padded
             start = table.values + 2 * (tokens[r] // PANEL * PANEL * columns + 2 * (tokens[r] % PANEL))
             for i in range(width):
-                bits = shorts(start + 2 * (i // 2 * 2 * PANEL + i % 2), 1)[0]
-                out[i] += np.int32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+                out[i] += _bfloat16(start + 2 * (i // 2 * 2 * PANEL + i % 2))
         else:
-            bits = shorts(table.values + 2 * first, apart * width)
             for i in range(width):
-                out[i] += np.int32(np.uint32(bits[i * apart]) << np.uint32(16)).view(np.float32)
+                out[i] += _bfloat16(table.values + 2 * (first + i * apart))
     return True
 
 
@@ -253,7 +250,7 @@ def _mixture(board, model, layer, count, room):
                     count_here += 1
         if count_here == 0:
             continue
-        up, down = expert_of(model, layer.first_expert + e, NOTHING), expert_of(model, layer.first_expert + e, DOWN)
+        up, down = expert_of(model, layer.first_expert + e, UP), expert_of(model, layer.first_expert + e, DOWN)
         _mlp(board, model, layer, up, down, count_here, address_of(chosen_by), room.qkv, room.qkv_stride, NOTHING)
         for i in range(count_here):
             share, out = shares[chosen_by[i], places[i]], floats(room.qkv + 4 * room.qkv_stride * i, model.width)
@@ -283,10 +280,8 @@ def one_layer(
         return
     for a in range(active_count):
         if active[a] > a:
-            copy(
-                floats(room.x + 4 * room.stride * active[a], model.width),
-                floats(room.x + 4 * room.stride * a, model.width),
-            )
+            row = floats(room.x + 4 * room.stride * active[a], model.width)
+            copy(row, floats(room.x + 4 * room.stride * a, model.width))
     starts = np.empty(active_count + 1, np.int64)
     bundles, longest = group_rows(rows, active, model.heads // model.kv_heads, starts)
     attend(

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from numba import carray, types
 
-from slipstream.backends.native.kernels import attention, products
+from slipstream.backends.native.kernels import attention, products, records
 from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.memory import address_of, integers, pointer, where
 from slipstream.backends.native.kernels.pool import share
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.products import ALIGN, BAND, PLAIN, tiles_of
-from slipstream.backends.native.kernels.records import (
-    ATTENDED,
-    BOARD,
-    KV_WRITTEN,
-    MIXED,
-    NOTHING,
-    PREPARED,
-    PRODUCTS,
-    SCORED,
-    SOFTMAX,
-)  # fmt: skip
+from slipstream.backends.native.kernels.records import BOARD, NOTHING
 
 MIN_SHARED_BYTES = 1 << 15
 """Smaller products, in bytes of weights, run on one thread."""
@@ -56,14 +46,14 @@ def _multiply(board, matrix, source, stride, rows, y, y_stride, add):
     preparation.matrix, preparation.source, preparation.stride = where(matrix), source, stride
     preparation.rows, preparation.packed = rows, packed
     tiles = tiles_of(rows, matrix.most_rows)
-    share(board, PREPARED, tiles, rows * matrix.columns > MIN_SHARED_NUMBERS)
+    share(board, records.PREPARED, tiles, rows * matrix.columns > MIN_SHARED_NUMBERS)
     outputs = ALIGN
     if matrix.outs < 4 * ALIGN * board.threads and rows > 2:
         outputs = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
     job.matrix, job.packed, job.rows = where(matrix), packed, rows
     job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, max(1, min(tiles, rows // BAND))
     units = (matrix.outs + outputs - 1) // outputs * job.bands
-    share(board, PRODUCTS, units, matrix.outs * matrix.out_bytes > MIN_SHARED_BYTES)
+    share(board, records.PRODUCTS, units, matrix.outs * matrix.out_bytes > MIN_SHARED_BYTES)
 
 
 @kernel()
@@ -92,7 +82,7 @@ def write_kv(board, model, layer, cache, number, rows, qkv, stride):
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.heads, job.kv_heads, job.size, job.rotary = model.heads, model.kv_heads, model.size, model.rotary
     job.q_norm, job.k_norm, job.eps, job.each = layer.q_norm, layer.k_norm, model.eps, 8
-    share(board, KV_WRITTEN, (count + 7) // 8, count * stride > MIN_SHARED_NUMBERS)
+    share(board, records.KV_WRITTEN, (count + 7) // 8, count * stride > MIN_SHARED_NUMBERS)
 
 
 @kernel()
@@ -128,11 +118,11 @@ def attend(board, model, layer, cache, number, rows, active, starts, bundles, lo
     fits = attention_scratch(model.size, job.width) <= job.scratch_bytes
     if threads > 1 and groups < 2 * threads and longest >= MIN_SPLIT_SLOTS and fits:
         job.pieces = max(1, min(longest // 256, 4 * threads // groups))
-        share(board, SCORED, groups * job.pieces, shared)
-        share(board, SOFTMAX, groups * MOST_HEADS, shared)
-        share(board, MIXED, groups * (model.size // PANEL), shared)
+        share(board, records.SCORED, groups * job.pieces, shared)
+        share(board, records.SOFTMAX, groups * MOST_HEADS, shared)
+        share(board, records.MIXED, groups * (model.size // PANEL), shared)
         return
-    share(board, ATTENDED, groups, shared)
+    share(board, records.ATTENDED, groups, shared)
 
 
 @callback(types.void(types.int64, types.int64, types.int64))
@@ -141,17 +131,17 @@ def run_unit(address, unit, thread):
     one by name contains all of its code."""
     board = carray(pointer(address), (1,), BOARD)[0]
     op = board.op
-    if op == PRODUCTS:
+    if op == records.PRODUCTS:
         products.product(board.product, unit, thread)
-    elif op == ATTENDED:
+    elif op == records.ATTENDED:
         attention.attend(board.attend, unit, thread)
-    elif op == PREPARED:
+    elif op == records.PREPARED:
         products.prepare(board.prepare, unit, thread)
-    elif op == KV_WRITTEN:
+    elif op == records.KV_WRITTEN:
         attention.write_kv(board.write_kv, unit, thread)
-    elif op == SCORED:
+    elif op == records.SCORED:
         attention.attend_scores(board.attend, unit, thread)
-    elif op == SOFTMAX:
+    elif op == records.SOFTMAX:
         attention.attend_weights(board.attend, unit, thread)
-    elif op == MIXED:
+    elif op == records.MIXED:
         attention.attend_values(board.attend, unit, thread)

@@ -1,9 +1,6 @@
 """Memory access by address, atomic counters and calls through function pointers, as functions that Numba compiles into
-their callers.
-
-Kernels get addresses instead of typed arrays for arguments of several types: compiling a pass for each combination of
-weight formats would take minutes.
-"""
+their callers. Kernels get addresses instead of arrays of several types: compiling a pass for each combination of weight
+formats would take minutes."""
 
 from __future__ import annotations
 

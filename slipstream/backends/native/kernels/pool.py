@@ -1,14 +1,7 @@
-"""How the threads of a pass share its work.
-
-The *main* thread runs the pass. If there is enough work, `share` posts it as numbered units. Each thread has a slice of
-the units and takes them one by one, then helps with the slices of other threads. The main thread does the same and
-waits until all units are done. So a pass completes with any number of running threads: it only waits for a suspended
-thread that has taken a unit.
-
-Results do not depend on which thread did which unit: no two units write to the same memory.
-
-No lock is needed: a unit is taken by decrementing the counter of a slice, and only values above 0 are units. Work ends
-after all units are done, so the records that describe it do not change while a thread has a unit.
+"""How the threads of a pass share its work: the main thread posts it as numbered units, which do not write to the same
+memory. Each thread takes units of its slice one by one, then of other slices. The main thread waits until all are done,
+so a pass only waits for a suspended thread that has taken a unit. A unit is taken by decrementing the counter of a
+slice, without a lock; the records that describe the work do not change before all units are done.
 """
 
 from __future__ import annotations
@@ -17,10 +10,9 @@ from slipstream.backends.native.kernels.compiled import entry, kernel
 from slipstream.backends.native.kernels.memory import call, fetch_add, load, pause, store
 from slipstream.backends.native.kernels.records import NOTHING
 
+MOST_THREADS = 256
 LINE = 64
 """Bytes of a cache line: each counter has its own."""
-
-MOST_THREADS = 256
 
 DONE, POSTED, STOP = MOST_THREADS * LINE, (MOST_THREADS + 1) * LINE, (MOST_THREADS + 2) * LINE
 """Offsets of the counters after those of the slices: units done, number of posts, and whether threads shall stop."""
@@ -30,7 +22,7 @@ COUNTER_BYTES = (MOST_THREADS + 3) * LINE
 
 @kernel()
 def _work(board, thread):
-    """Do units until none is left: first those of the own slice, then those of the others."""
+    """Do units until none is left."""
     done, threads = 0, board.threads
     for k in range(threads):
         slice = (thread + k) % threads

@@ -142,9 +142,12 @@ PREPARED, PRODUCTS, KV_WRITTEN, ATTENDED, SCORED, SOFTMAX, MIXED = map(np.int64,
 """Kinds of work (`BOARD.op`)."""
 
 
-NOTHING = np.int64(0)
-"""No address, no flag. Kernels are compiled again for each literal number that they are called with, so constants are
-typed."""
+NOTHING, ADD = np.int64(0), np.int64(1)
+"""No address, no flag; add a product to the output instead of replacing it. Kernels are compiled again for each literal
+number that they are called with, so constants are typed."""
+
+FINE, NOT_FINITE, NO_SUCH_TOKEN, NO_SUCH_POSITION = range(4)
+"""Status of a pass; -n instead: n bytes of scratch memory are needed."""
 
 
 ROOM = _record(

@@ -2,12 +2,8 @@
 
 y[r, o] = bias[o] + sum over i of x[r, i] * w[o, i], with weights in float32 or bfloat16, and all else in float32. A
 tile is a few rows times a few outputs; each sum has a vector of partial sums, which are added pairwise in the end. So
-tiles of all sizes add in the same order, and a row of the result is bitwise the same alone and among other rows. While
-the first tile of some outputs is computed, the weights of the next ones are fetched: over few rows, memory is what a
-product waits for.
-
-Threads take units of outputs by a counter. They are not those of `pool` but of whoever calls `stored_product` on
-several threads at once.
+tiles of all sizes add in the same order, and a row of the result is bitwise the same alone and among other rows.
+Over few rows a product waits for memory, so the weights of the next outputs are fetched meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from slipstream.backends.native.kernels.formats import BFLOAT16, FLOAT32, Format
 from slipstream.backends.native.kernels.memory import call, fetch_add, pointer
 from slipstream.backends.native.kernels.products import first_of, tiles_of
 from slipstream.backends.native.kernels.records import STORED_PRODUCT
-from slipstream.backends.native.kernels.vectors import CONTRACT, FLOAT, INT, WORD, Builder, generated, locator
+from slipstream.backends.native.kernels.vectors import FLOAT, INT, WORD, Builder, generated, locator
 
 LANES = processor.lanes()
 OUTS, ROWS = (3, 8) if processor.registers() == 32 else (2, 5)
@@ -61,16 +57,13 @@ def stored_tile(b: Builder, form: Format) -> None:
             for r in range(count):
                 numbers = b.load_vector(b.gep(inputs[r], [at]), FLOAT, LANES, 4)
                 for o in range(wide):
-                    product = b.fmul(numbers, near[o], flags=CONTRACT)
-                    b.store(b.fadd(b.load(sums[r, o]), product, flags=CONTRACT), sums[r, o])
+                    b.store(b.fused(numbers, near[o], b.load(sums[r, o])), sums[r, o])
         with cgutils.for_range_slice(b, whole, columns, WORD(1), inc=True) as (i, _):
             at = b.mul(i, WORD(4))
             for r, o in each:
                 weight = b.as_floats(b.gep(weights[o], [b.mul(i, WORD(form.bytes))]), form, 1)
-                product = b.fmul(
-                    b.load(b.place_at(inputs[r], at, FLOAT), align=4), b.extract_element(weight, INT(0)), flags=CONTRACT
-                )
-                b.store(b.fadd(b.load(rest[r, o]), product, flags=CONTRACT), rest[r, o])
+                number = b.load(b.place_at(inputs[r], at, FLOAT), align=4)
+                b.store(b.fused(number, b.extract_element(weight, INT(0)), b.load(rest[r, o])), rest[r, o])
         for r, o in each:
             found = b.fadd(b.sum_of(b.load(sums[r, o])), b.load(rest[r, o]))
             place = cgutils.alloca_once_value(b, found)
@@ -97,7 +90,7 @@ _float32_tile, _bfloat16_tile = locator(stored_tile, FLOAT32), locator(stored_ti
 
 @callback(types.void(types.int64))
 def stored_product(address):
-    """Do units of the STORED_PRODUCT at `address` until none is left."""
+    """Do units of the STORED_PRODUCT at `address` until none is left; to be called on several threads at once."""
     job = carray(pointer(address), (1,), STORED_PRODUCT)[0]
     tile = _bfloat16_tile() if job.half else _float32_tile()
     tiles, bytes, out_bytes = tiles_of(job.rows, np.int64(ROWS)), 4 * job.columns, (4 - 2 * job.half) * job.columns

@@ -28,7 +28,6 @@ from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
 from slipstream.backends.native.kernels.vectors import (
     BYTE,
-    CONTRACT,
     FLOAT,
     FLOATS,
     INT,
@@ -55,7 +54,7 @@ def _weights(b: Builder, pointer: Any, form: Format) -> Any:
 def _add(b: Builder, form: Format, total: Any, weights: Any, number: Any) -> Any:
     """total + weights * number; number: 32 bits in every lane, of `step` activations."""
     if form.step == 1:
-        return b.fadd(total, b.fmul(number, weights, flags=CONTRACT), flags=CONTRACT)
+        return b.fused(number, weights, total)
     if form is INT8_PAIRS:
         return b.add(total, pair_products(b, weights, b.bitcast(number, ir.VectorType(SHORT, 2 * PANEL))))
     if form is BFLOAT16_PAIRS:
@@ -199,8 +198,7 @@ def matrix_tile(b: Builder, form: Format) -> None:
                 found = b.sitofp(found, FLOATS)
             if form.passes == 2:  # the upper byte has weight 256
                 lower = b.sitofp(b.load(sums[1, r, p]), FLOATS)
-                scaled = b.fmul(found, ir.Constant(FLOATS, [256.0] * PANEL), flags=CONTRACT)
-                found = b.fadd(scaled, lower, flags=CONTRACT)
+                found = b.fused(found, ir.Constant(FLOATS, [256.0] * PANEL), lower)
             if form.integer:
                 found = b.fmul(found, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
             made_of[r, p] = found

@@ -17,8 +17,7 @@ from slipstream.backends.native.kernels.processor import PANEL
 FLOAT, INT, WORD, BYTE, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8), ir.HalfType()
 SHORT = ir.IntType(16)
 FLOATS, INTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL)
-CONTRACT = ("contract",)
-"""A flag of operations: a product and a sum may be fused."""
+_CONTRACT = ("contract",)
 
 
 class BFloat(ir.types.Type):  # type: ignore[misc]
@@ -43,6 +42,10 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         """The result of one of LLVM's functions."""
         kind = ir.FunctionType(result, [each.type for each in given])
         return self.call(cgutils.get_or_insert_function(self.module, kind, name), given)
+
+    def fused(self, x: Any, y: Any, total: Any) -> Any:
+        """total + x * y, rounded once where the processor can."""
+        return self.fadd(total, self.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
 
     def bytes_at(self, address: Any) -> Any:
         return self.inttoptr(address, BYTE.as_pointer())
