@@ -68,16 +68,12 @@ class AsyncLLM:
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
         text = self.llm.text_stream(params)
-        async with aclosing(self.steps(Ask(ids, params, rule, expected))) as steps:
-            async for update in steps:
+        async with aclosing(self.streams.follow(Ask(ids, params, rule, expected))) as updates:
+            async for update in updates:
                 output.append(update)
                 last = update.finish is not None
                 pieces = [] if text is None else text.add(update.ids, update.drafted, last, update.stop_cause)
                 yield Chunk(pieces, self._completion(ids, params, output) if last else None)
-
-    def steps(self, ask: Ask) -> AsyncGenerator[Update, None]:
-        """What `generate` turns into text, for a request that was checked already."""
-        return self.streams.follow(ask)
 
     def close(self) -> None:
         """End every request, and the thread after its current step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -136,10 +135,6 @@ class Page:
                 return
             self.press("Tab")
         raise AssertionError(f"{selector} cannot be reached with the Tab key")
-
-    def picture(self, path: Path) -> None:
-        """Save what is shown as PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def events(self, method: str) -> list[dict[str, Any]]:
         """The parameters of what the page has reported."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from slipstream import LLM
-from tests.server import clients
 from tests.server.hosting import Host, hosted
 
 PATH = "/v1/completions"
@@ -49,12 +48,3 @@ def test_a_prediction_in_another_form_is_refused(host: Host, value: object) -> N
     answered = host.post(PATH, **BODY, prediction=value)
     assert answered.status_code == 400
     assert answered.json()["error"]["param"] == "prediction"
-
-
-def test_the_official_client_can_predict(host: Host) -> None:
-    client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
-    found = client.chat.completions.create(
-        model="embedded", messages=[{"role": "user", "content": "hi"}], max_tokens=16, temperature=0,
-        prediction={"type": "content", "content": "def hi():\n    pass\n"},
-    )  # fmt: skip
-    assert found.usage.completion_tokens_details.accepted_prediction_tokens is not None

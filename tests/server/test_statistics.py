@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from tests.server import clients
 from tests.server.hosting import Host, hosted
 
 PATH = "/v1/completions"
@@ -44,10 +43,6 @@ def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) ->
     assert len("".join(token["text"] for token in tokens)) == 12
 
 
-def test_a_stream_is_as_ever_for_who_does_not_ask(host: Host) -> None:
-    assert not any({"tokens", "statistics"} & set(part) for part in streamed(host, **BODY))
-
-
 def test_a_stack_names_its_members(pair: LLM) -> None:
     pair.use(["suffix", "embedded"])
     try:
@@ -76,15 +71,3 @@ def test_statistics_tell_whether_other_choices_ran_at_the_same_time(host: Host) 
     assert alone[0]["statistics"]["others"] == 0
     three = host.post(PATH, **BODY, n=3, statistics=True).json()["choices"]
     assert [each["statistics"]["others"] for each in three] == [2, 2, 2]
-
-
-def test_the_official_client_reads_a_stream_with_statistics(host: Host) -> None:
-    client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
-    asked = client.chat.completions.create(
-        model="embedded", messages=[{"role": "user", "content": "hi"}], max_tokens=16, temperature=0, stream=True,
-        extra_body={"statistics": True},
-    )  # fmt: skip
-    choices = [chunk.choices[0] for chunk in asked]
-    tokens = [token for choice in choices for token in getattr(choice, "tokens", [])]
-    assert "".join(token["text"] for token in tokens) == "".join(each.delta.content or "" for each in choices)
-    assert choices[-1].statistics["tokens"] == len(tokens)

@@ -242,18 +242,6 @@ class TestInABrowser:
         assert "incomplete" in page.text(".facts")
         eventually(lambda: host.service.admitted == 0 and host.load()[0] == 0)
 
-    @pytest.mark.parametrize("mode", ["chat", "completion"])
-    def test_hostile_text_stays_text(self, page: Page, mode: str) -> None:
-        ready(page)
-        put(page, "#form", "choice")
-        put(page, "#form-text", HOSTILE)
-        ask(page, HOSTILE, mode)
-        assert answer(page).endswith(HOSTILE)
-        assert page.do("document.querySelectorAll('main img, main script').length") == 0
-        assert page.do("document.title") == "Slipstream"
-        html = "(() => { try { document.body.innerHTML = '<b>'; } catch (fault) { return fault.name; } })()"
-        assert page.do(html) == "TypeError", "the policy refuses HTML from text"
-
     @pytest.mark.parametrize("dark", [False, True])
     @pytest.mark.parametrize("width", [320, 390, 1280])
     def test_nothing_is_wider_than_the_screen_and_contrast_is_sufficient(self, chromium, host, width, dark):
