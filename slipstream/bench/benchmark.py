@@ -265,28 +265,28 @@ def text_verdict(run: Run) -> str:
 
 def warnings(runs: Seq[Run], neighbours: float | None) -> list[str]:
     """Warnings that limit how far the numbers can be trusted."""
-    found = []
+    texts = []
     if neighbours is not None and neighbours > QUIET:
-        found.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
+        texts.append(f"{neighbours:.0%} of the machine's time went to other processes: absolute speeds are too low")
     notes = {run.tokens_per_second().note for run in runs if run.measured} - {""}
-    found += [REASONS[note] for note in sorted(notes)]
-    found += loop_warnings(runs)
+    texts += [REASONS[note] for note in sorted(notes)]
+    texts += loop_warnings(runs)
     for run in runs:
         where = f"{run.arm.name} (temperature {run.arm.params.temperature:g}, batch {run.arm.batch})"
         where = where if run.context is None else f"{where[:-1]}, context {run.context})"
         stats = run.stats() if run.measured else None
         if not run.lossless and run.plain is not None:
-            found.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")
+            texts.append(f"{where}: the rule {run.arm.llm.rule.name!r} is lossy, so texts follow another distribution")
         if text_verdict(run) == "BUG" and run.lossless:
             i, d = next((i, d) for i, d in run.divergences if not d.near_tie)
-            found.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
+            texts.append(f"{where}: the text of prompt {i + 1} differs from plain decoding's at {d}")
         if stats is not None and stats.drafter_faults:
-            found.append(
+            texts.append(
                 f"{where}: the drafter failed {counted(stats.drafter_faults, 'time')}; plain decoding continued instead"
             )
         if stats is not None and run.plain is not None and not stats.proposed:
-            found.append(f"{where}: {REASONS[NO_DRAFTS]}")
-    return found
+            texts.append(f"{where}: {REASONS[NO_DRAFTS]}")
+    return texts
 
 
 def loop_warnings(runs: Seq[Run]) -> list[str]:

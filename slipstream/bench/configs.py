@@ -62,17 +62,17 @@ class Settings(Strict):
 
 def slipstream(choice: Choice) -> dict[str, Any]:
     """The mapping that `slipstream generate --config FILE` reads: option names and values."""
-    made: dict[str, Any] = {"target": choice.target}
+    options: dict[str, Any] = {"target": choice.target}
     names = choice.drafter.split("+")
     if choice.draft is not None and any(map(_reads_draft, names)):
-        made["draft"] = choice.draft
-    made |= {"drafter": choice.drafter.replace("+", ","), "draft_tokens": choice.draft_tokens}
+        options["draft"] = choice.draft
+    options |= {"drafter": choice.drafter.replace("+", ","), "draft_tokens": choice.draft_tokens}
     loads_model = choice.draft is not None and any(map(_loads_model, names))
     used = {name: value for name, value in choice.engine.items() if loads_model or not name.startswith("draft_")}
-    made |= {name: value for name, value in used.items() if value is not None}
+    options |= {name: value for name, value in used.items() if value is not None}
     if choice.options:
-        made["drafter_option"] = [f"{name}={value}" for name, value in choice.options.items()]
-    return made
+        options["drafter_option"] = [f"{name}={value}" for name, value in choice.options.items()]
+    return options
 
 
 def others(choice: Choice) -> dict[str, Settings]:

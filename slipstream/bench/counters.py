@@ -74,18 +74,18 @@ class Counters:
         mean_acceptance_length  tokens of a step in which tokens were drafted, the bonus token included.
         tokens_per_step         output tokens over all steps: a step gives one token and those that it accepts.
         """
-        made: dict[str, Any] = {name: self.values.get(name) for name in NAMES}
-        drafts, drafted, accepted, _, output, requests, *_ = made.values()
+        figures: dict[str, Any] = {name: self.values.get(name) for name in NAMES}
+        drafts, drafted, accepted, _, output, requests, *_ = figures.values()
         if accepted is None and drafts and None not in (output, requests):
             # A request's first token is its prefill's, and each verification adds one to those that it accepts.
-            accepted = made["accepted_tokens"] = max(0.0, output - drafts - requests)
+            accepted = figures["accepted_tokens"] = max(0.0, output - drafts - requests)
         positions = sum(key.startswith("accepted_at ") for key in self.values)
         at = [self.values.get(f"accepted_at {i}", 0.0) for i in range(1, positions + 1)]
         if drafts and drafted and (at or not accepted):
             at += [0.0] * (ceil(drafted / drafts) - len(at))
-            made["accepted_at"] = list(accumulate((min(1.0, n / drafts) for n in at), min))
+            figures["accepted_at"] = list(accumulate((min(1.0, n / drafts) for n in at), min))
         steps = (output or 0) - (accepted or 0)
-        return made | {
+        return figures | {
             "server": self.server,
             "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
             "mean_acceptance_length": 1 + accepted / drafts if drafts and accepted is not None else None,

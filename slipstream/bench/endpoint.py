@@ -57,15 +57,15 @@ class Endpoint:
 
     def described(self) -> dict[str, Any]:
         """What the server says of its model."""
-        found = self._call("/models", None)
-        listed = (found.get("data") if isinstance(found, dict) else None) or []
-        own = [each for each in listed if self.model in ("", each.get("id"))]
-        if not own:
+        answer = self._call("/models", None)
+        listed = (answer.get("data") if isinstance(answer, dict) else None) or []
+        matching = [each for each in listed if self.model in ("", each.get("id"))]
+        if not matching:
             raise ServedError(
                 f"{self.base_url} lists no model" + f" named {self.model}" * bool(self.model),
                 fix="name one with --served-model",
             )
-        return dict(own[0])
+        return dict(matching[0])
 
     @property
     def headers(self) -> dict[str, str]:

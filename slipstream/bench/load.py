@@ -237,10 +237,10 @@ async def _arriving(asked: Seq[Request], due: np.ndarray, ask: Callable[[Request
     return list(await asyncio.gather(*(later(*each) for each in zip(asked, due.tolist(), strict=True))))
 
 
-def _check_answered(arm: LoadArm, made: Pass) -> None:
-    if not made.good:
+def _check_answered(arm: LoadArm, done: Pass) -> None:
+    if not done.good:
         raise ServedError(
-            f"no request of {arm.name} at {arm.endpoint.base_url} succeeded: {made.answers[0].fault}"
-            + f", {made.said[:300]}" * bool(made.said),
+            f"no request of {arm.name} at {arm.endpoint.base_url} succeeded: {done.answers[0].fault}"
+            + f", {done.said[:300]}" * bool(done.said),
             fix="ask the server by hand, or look into its log",
         )

@@ -145,17 +145,17 @@ class LoadClient:
         import httpx
 
         clock = asyncio.get_running_loop().time
-        made = Timed(scheduled, clock())
+        timed = Timed(scheduled, clock())
         try:
-            await asyncio.wait_for(self._stream(request, made), self._timeout)
+            await asyncio.wait_for(self._stream(request, timed), self._timeout)
         except asyncio.TimeoutError:
-            made.fault = "timeout"
+            timed.fault = "timeout"
         except httpx.HTTPError as fault:
-            made.fault, made.said = f"connection ({type(fault).__name__})", str(fault)
-        made.ended = clock()
-        return made
+            timed.fault, timed.said = f"connection ({type(fault).__name__})", str(fault)
+        timed.ended = clock()
+        return timed
 
-    async def _stream(self, request: Request, made: Timed) -> None:
+    async def _stream(self, request: Request, timed: Timed) -> None:
         body = {
             "model": self.endpoint.model,
             "stream": True,
@@ -166,11 +166,11 @@ class LoadClient:
         address = self.endpoint.base_url.rstrip("/") + request.path
         async with self._http.stream("POST", address, json=body) as answer:
             if answer.status_code != 200:
-                made.fault = f"status {answer.status_code}"
-                made.said = (await answer.aread()).decode(errors="replace")
+                timed.fault = f"status {answer.status_code}"
+                timed.said = (await answer.aread()).decode(errors="replace")
                 return
             async for piece in answer.aiter_raw():
-                made.pieces.append((clock(), piece))
+                timed.pieces.append((clock(), piece))
 
     async def counters(self) -> Counters | None:
         """What the server reports at /metrics; None if it reports nothing there."""

@@ -104,10 +104,10 @@ def speed(passes: Seq[Pass]) -> dict[str, Any] | None:
 
 def ratio(base: Seq[Pass], passes: Seq[Pass]) -> dict[str, Any] | None:
     """Tokens a second over those of `base`, by pairs of passes."""
-    both = list(zip(base, passes, strict=False))
-    if not all(a.tokens and b.tokens for a, b in both):
+    pairs = list(zip(base, passes, strict=False))
+    if not all(a.tokens and b.tokens for a, b in pairs):
         return None
-    times = [[one.seconds / one.tokens for one in side] for side in zip(*both, strict=True)]
+    times = [[one.seconds / one.tokens for one in side] for side in zip(*pairs, strict=True)]
     return asdict(estimates.ratio(*times))
 
 
@@ -116,41 +116,41 @@ def percentiles(values: Seq[float | None]) -> dict[str, float] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    found = np.percentile(known, PERCENTILES)
-    named = {f"p{n}": float(value) for n, value in zip(PERCENTILES, found, strict=True)}
+    quantiles = np.percentile(known, PERCENTILES)
+    named = {f"p{n}": float(value) for n, value in zip(PERCENTILES, quantiles, strict=True)}
     return named | {"mean": float(np.mean(known)), "max": float(max(known))}
 
 
 def warnings(arms: Seq[dict[str, Any]]) -> list[str]:
     """What limits how far the figures can be trusted."""
-    found = []
+    texts = []
     if arms and min(arm["rounds"] for arm in arms) < FEWEST_PASSES:
-        found.append(estimates.REASONS[estimates.FEW_PASSES])
+        texts.append(estimates.REASONS[estimates.FEW_PASSES])
     for arm in arms:
         where = f"{arm['name']} ({arm['load']})"
         if arm["errors"]:
             listed = ", ".join(f"{count} x {fault}" for fault, count in arm["errors"].items())
             said = f": {arm['said'][:200]}" if arm["said"] else ""
-            found.append(f"{where}: {counted(sum(arm['errors'].values()), 'request')} failed ({listed}){said}")
+            texts.append(f"{where}: {counted(sum(arm['errors'].values()), 'request')} failed ({listed}){said}")
         if not arm["counted"]:
-            found.append(f"{where}: the server gives no usage, so pieces of text were counted instead of tokens")
+            texts.append(f"{where}: the server gives no usage, so pieces of text were counted instead of tokens")
         if arm["late"] and arm["first"] and arm["late"]["p99"] > LATE * arm["first"]["p50"]:
-            found.append(
+            texts.append(
                 f"{where}: the client itself sent requests up to {1e3 * arm['late']['p99']:.0f} ms late, which counts "
                 "as latency of the server: it needs more processor time"
             )
         if arm["prompt_tokens"] and arm["cached_tokens"] > 0.5 * arm["prompt_tokens"]:
             share = arm["cached_tokens"] / arm["prompt_tokens"]
-            found.append(f"{where}: {share:.0%} of the prompt tokens came from a prefix cache: first texts come sooner")
-    return found
+            texts.append(f"{where}: {share:.0%} of the prompt tokens came from a prefix cache: first texts come sooner")
+    return texts
 
 
 def section(result: Result) -> Section:
     arms = result.data["arms"]
-    made = Section("Servers under load" if _several(arms) else "A server under load", lead(arms))
+    report = Section("Servers under load" if _several(arms) else "A server under load", lead(arms))
     if arms:
-        made.tables += [speeds(arms), latencies(arms)]
-    return made
+        report.tables += [speeds(arms), latencies(arms)]
+    return report
 
 
 def _several(arms: list[dict[str, Any]]) -> bool:
@@ -188,14 +188,14 @@ def speeds(arms: list[dict[str, Any]]) -> Table:
          arm["ratio"] or "1", arm["acceptance_rate"], arm["mean_acceptance_length"]]
         for arm in arms
     ]  # fmt: skip
-    made = Table(
+    table = Table(
         "Throughput", columns, rows,
         f"{min(arm['rounds'] for arm in arms)} interleaved passes. tok/s: output tokens of answered requests over the "
         "time from the first request to the end of the last. accept, tau: accepted draft tokens over verified ones, "
         "and tokens of a step with a draft, by the server's counters; -: not reported."
         + " ratio: tok/s over those of the first server under the same load, by pairs of passes." * _several(arms),
     )  # fmt: skip
-    return made if _several(arms) else made.of([1, 2, 3, 4, 6, 7])
+    return table if _several(arms) else table.of([1, 2, 3, 4, 6, 7])
 
 
 def latencies(arms: list[dict[str, Any]]) -> Table:
@@ -205,9 +205,9 @@ def latencies(arms: list[dict[str, Any]]) -> Table:
         for arm in arms
         for key, text in LATENCIES.items()
     ]
-    made = Table(
+    table = Table(
         "Latency", columns, rows,
         "From when a request was due. first text: to the first text (TTFT). next token: for each token after the first "
         "(TPOT). gap: between two pieces of text, which may hold several tokens. whole: to the end.",
     )  # fmt: skip
-    return made if _several(arms) else made.of(range(1, len(columns)))
+    return table if _several(arms) else table.of(range(1, len(columns)))

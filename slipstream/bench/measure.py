@@ -280,11 +280,11 @@ def _compare(run: Run, i: int, completion: Completion) -> None:
         return
     stats, batch = completion.stats, run.arm.batch
     widest = max(run.arm.draft_tokens, -(-stats.proposed // max(1, stats.steps)))  # a tree has more nodes than levels
-    parted = divergence(
+    difference = divergence(
         run.arm.llm.target, run.prompts[i], run.plain.texts[i], completion.token_ids, (widest + 1) * batch
     )
-    if parted is not None:
-        run.divergences.append((i, parted))
+    if difference is not None:
+        run.divergences.append((i, difference))
 
 
 def _seed(round_seed: int, prompt: int) -> int:

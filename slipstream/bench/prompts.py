@@ -155,19 +155,19 @@ def select(
         raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
     if count is not None and count < 1:
         raise ParameterError(f"the number of prompts is {count}, must be at least 1")
-    found = entries(source)
-    known = list(dict.fromkeys(entry.category for entry in found))
+    chosen = entries(source)
+    known = list(dict.fromkeys(entry.category for entry in chosen))
     for name in categories:
         if name not in known:
             raise ParameterError(f"{source} has no category {name!r}", fix=did_you_mean(name, known))
     if categories:
-        found = [entry for entry in found if entry.category in categories]
+        chosen = [entry for entry in chosen if entry.category in categories]
     warnings: list[str] = []
-    unique = list({entry.text: entry for entry in reversed(found)}.values())[::-1]
-    if len(unique) < len(found):
-        gone = len(found) - len(unique)
+    unique = list({entry.text: entry for entry in reversed(chosen)}.values())[::-1]
+    if len(unique) < len(chosen):
+        gone = len(chosen) - len(unique)
         warnings.append(
-            f"{gone} of {counted(len(found), 'prompt')} left out as repetitions: a drafter that learns could repeat "
+            f"{gone} of {counted(len(chosen), 'prompt')} left out as repetitions: a drafter that learns could repeat "
             "its earlier answer"
         )
     return in_turns(unique, count), warnings
@@ -210,19 +210,19 @@ def _name(entry: dict[str, Any]) -> str:
     return str(entry.get("name") or f"{entry['package']}/{entry['file']}")
 
 
-def in_turns(found: Seq[Entry], count: int | None) -> list[Entry]:
+def in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
     """At most `count` entries, chosen from all categories in turn, and sorted by category."""
-    own: dict[str, list[Entry]] = {}
-    for entry in found:
-        own.setdefault(entry.category, []).append(entry)
-    taken = dict.fromkeys(own, 0)
-    left = len(found) if count is None else min(count, len(found))
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.category, []).append(entry)
+    taken = dict.fromkeys(groups, 0)
+    left = len(entries) if count is None else min(count, len(entries))
     while left:
-        for kind, group in own.items():
+        for kind, group in groups.items():
             if left and taken[kind] < len(group):
                 taken[kind] += 1
                 left -= 1
-    return [entry for kind, group in own.items() for entry in group[: taken[kind]]]
+    return [entry for kind, group in groups.items() for entry in group[: taken[kind]]]
 
 
 def encode(llm: LLM, entry: Entry, template: str) -> list[int]:

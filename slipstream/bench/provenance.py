@@ -46,11 +46,11 @@ def text_digest(*texts: str) -> str:
 def model(path: str | Path) -> dict[str, str | None]:
     """Name and digest of a checkpoint. The name is the path within the repository, else that of the folder or file. A
     hub id is returned as it is."""
-    found = Path(path).expanduser().resolve()
-    if not found.exists():
+    file = Path(path).expanduser().resolve()
+    if not file.exists():
         return {"name": str(path), "sha256": None}
-    name = str(found.relative_to(ROOT)) if found.is_relative_to(ROOT) else found.name
-    return {"name": name, "sha256": digest([found] if found.is_file() else sorted(found.glob("*.safetensors")))}
+    name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else file.name
+    return {"name": name, "sha256": digest([file] if file.is_file() else sorted(file.glob("*.safetensors")))}
 
 
 def machine() -> dict[str, Any]:
@@ -95,11 +95,11 @@ def _others(proc: Path = Path("/proc")) -> dict[int, int]:
             ticks[int(stat.parent.name)] = sum(map(int, fields[11 : 13 if stat.parent.name == "1" else 15]))
     if not ticks:
         return {}
-    ours = {os.getpid()}
-    while more := {process for process, parent in parents.items() if parent in ours} - ours:
-        ours |= more
+    started_here = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in started_here} - started_here:
+        started_here |= more
     steal = int((proc / "stat").read_text().split("\n", 1)[0].split()[8])
-    return {0: steal} | {process: used for process, used in ticks.items() if process not in ours}
+    return {0: steal} | {process: used for process, used in ticks.items() if process not in started_here}
 
 
 def forget_peak(device: Any) -> bool:
@@ -150,13 +150,13 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of Slipstream, Python and the numerical libraries."""
-    found = {"slipstream": __version__, "python": platform.python_version()}
+    known = {"slipstream": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            known[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return known
 
 
 def now() -> str:

@@ -24,26 +24,26 @@ Series = list[tuple[str, list[dict[str, Any]]]]
 
 def section(result: Result) -> Section:
     arms = result.data["arms"]
-    made = Section("Drafters against plain decoding", lead(arms))
+    report = Section("Drafters against plain decoding", lead(arms))
     if not arms:
-        return made
+        return report
     fast = [arm for arm in arms if not arm["plain"]]
     axis = result.settings.get("x")  # results of earlier versions have none
     conditions = list(dict.fromkeys(condition(arm) for arm in arms))
     names = list(dict.fromkeys(name(arm) for arm in fast))
-    made.tables.append(speeds(arms))
+    report.tables.append(speeds(arms))
     if fast:
-        made.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
-        made.plots.append(speedups(fast, conditions, names))
+        report.plots += axis_plots(fast, result.settings["axes"], axis) if axis else []
+        report.plots.append(speedups(fast, conditions, names))
         if len(arms[0]["categories"]) > 1:
-            made.tables.append(by_category(arms))
-            made.plots.append(category_plot(fast, conditions, names))
-        made.tables.append(by_position(fast))
-    made.tables.append(memory_and_time(arms))
+            report.tables.append(by_category(arms))
+            report.plots.append(category_plot(fast, conditions, names))
+        report.tables.append(by_position(fast))
+    report.tables.append(memory_and_time(arms))
     if len(conditions) == 1:
-        made.tables = [part for table in made.tables for part in table.divided("setting")]
-    made.notes += [f"{name(arm)}, prompt {d['prompt']}: {parted(d)}" for arm in fast for d in arm["divergences"]]
-    return made
+        report.tables = [part for table in report.tables for part in table.divided("setting")]
+    report.notes += [f"{name(arm)}, prompt {d['prompt']}: {parted(d)}" for arm in fast for d in arm["divergences"]]
+    return report
 
 
 def lead(arms: list[dict[str, Any]]) -> str:

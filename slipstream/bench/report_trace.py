@@ -17,15 +17,15 @@ BEFORE = 400
 def section(result: Result) -> Section:
     data, settings = result.data, result.settings
     stats = data["stats"]
-    made = Section("Trace of one generation", lead(settings, stats))
+    report = Section("Trace of one generation", lead(settings, stats))
     if not data["tokens"]:
-        return made
-    made.html = text(result)
+        return report
+    report.html = text(result)
     if data["rolling"]:
-        made.plots.append(over_time(data["rolling"], settings["window"]))
-    made.plots.append(histogram(stats))
-    made.tables.append(by_proposer(data))
-    return made
+        report.plots.append(over_time(data["rolling"], settings["window"]))
+    report.plots.append(histogram(stats))
+    report.tables.append(by_proposer(data))
+    return report
 
 
 def lead(settings: dict[str, Any], stats: dict[str, Any]) -> str:
@@ -140,10 +140,10 @@ def by_proposer(data: dict[str, Any]) -> Table:
     rows = []
     everything = len(data["tokens"])
     for name in proposers(data):
-        own = [t for t in data["tokens"] if t["by"] == name]
+        tokens = [t for t in data["tokens"] if t["by"] == name]
         lost = [g for t in data["tokens"] for g in t["rejected"] if g["by"] == name]
-        mean = sum(t["p"] for t in own) / len(own) if own else None
-        rows.append([name, len(own), len(own) / everything, "" if name == "target" else len(lost), mean])
+        mean = sum(t["p"] for t in tokens) / len(tokens) if tokens else None
+        rows.append([name, len(tokens), len(tokens) / everything, "" if name == "target" else len(lost), mean])
     columns = [words("proposed by"), Column("tokens"), Column("share", "%"), Column("rejected"),
                Column("mean p", digits=2)]  # fmt: skip
     note = "Only the first rejected token of a draft counts as rejected; the tokens after it were not verified."

@@ -85,13 +85,13 @@ class Table:
             return [self]
         at = headings.index(heading)
         texts = [text[at] for text in self.texts()]
-        others, made = [i for i in range(len(headings)) if i != at], []
+        rest, parts = [i for i in range(len(headings)) if i != at], []
         for value in dict.fromkeys(texts):
             rows = [row for row, text in zip(self.rows, texts, strict=True) if text == value]
             title = f"{self.title}, {', '.join(value.splitlines())}"
-            made.append(replace(self, title=title, rows=rows, note="").of(others))
-        made[-1] = replace(made[-1], note=self.note)
-        return made
+            parts.append(replace(self, title=title, rows=rows, note="").of(rest))
+        parts[-1] = replace(parts[-1], note=self.note)
+        return parts
 
 
 @dataclass

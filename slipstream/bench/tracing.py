@@ -181,17 +181,17 @@ def _q(draft: Draft, node: int, token: int) -> float | None:
 def rolling(steps: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
     """The acceptance rate after each step that drafted: over the last `window` such steps, and since the beginning.
     token: number of output tokens until then."""
-    points, seen, done = [], [], 0
+    points, drafting, done = [], [], 0
     for each in steps:
         done += each.tokens
         if each.drafted:
-            seen.append(each)
-            recent = seen[-window:]
+            drafting.append(each)
+            recent = drafting[-window:]
             points.append(
                 {
                     "token": done,
                     "rate": sum(r.accepted for r in recent) / sum(r.drafted for r in recent),
-                    "overall": sum(r.accepted for r in seen) / sum(r.drafted for r in seen),
+                    "overall": sum(r.accepted for r in drafting) / sum(r.drafted for r in drafting),
                 }
             )
     return points

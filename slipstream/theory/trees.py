@@ -115,8 +115,8 @@ class Tree:
         rows, chances = Rows(acceptance), list[Number]()
         for parent, rank, depth in zip(self.parents, self.ranks, self.depths, strict=True):
             row = rows.at(depth)
-            own = row[rank] if rank < len(row) else 0
-            chances.append(own if parent < 0 else chances[parent] * own)
+            rate = row[rank] if rank < len(row) else 0
+            chances.append(rate if parent < 0 else chances[parent] * rate)
         return chances
 
 
@@ -162,9 +162,9 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
 
     def offer(parent: int, below: int, chance: Number) -> None:
         if depth is None or below <= depth:
-            for rank, own in enumerate(rows.at(below)):
-                if chance * own > 0:
-                    heapq.heappush(waiting, (-chance * own, below, next(order), parent, rank))
+            for rank, rate in enumerate(rows.at(below)):
+                if chance * rate > 0:
+                    heapq.heappush(waiting, (-chance * rate, below, next(order), parent, rank))
 
     offer(-1, 1, 1)
     while waiting and len(parents) < nodes:
