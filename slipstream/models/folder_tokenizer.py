@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,9 @@ class FolderTokenizer:
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self.transformers(*given, **named)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce__(self) -> Any:
         """Copies and pickles are those of the transformers tokenizer."""
-        return self.transformers.__reduce_ex__(protocol)
+        return copy, (self.transformers,)
 
     @property
     def backend_tokenizer(self) -> Tokenizer:

@@ -101,9 +101,6 @@ class GenerationDefaults(Strict):
         return [name for name, value in named.items() if value]
 
 
-NOTHING = GenerationDefaults()
-
-
 def shown(sampling: Mapping[str, Any]) -> str:
     """One line for users about `GenerationDefaults.sampling`."""
     values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
@@ -118,7 +115,7 @@ def generation_defaults(
 
     Raises ParameterError and ConfigError."""
     if choice == OFF:
-        return NOTHING
+        return GenerationDefaults()
     if choice != AUTO:
         path = Path(choice)
         if not path.exists():
@@ -126,9 +123,11 @@ def generation_defaults(
                 f"generation_config is {str(choice)!r}, and there is no such file or folder",
                 fix=f'give "{AUTO}", "{OFF}", or a folder with {FILE}',
             )
-        return GenerationDefaults.of(read_json(path / FILE if path.is_dir() else path), encoder_decoder)
-    if folder is None:
+        settings = read_json(path / FILE if path.is_dir() else path)
+    elif folder is None:
         generation = getattr(module, "generation_config", None)
-        return NOTHING if generation is None else GenerationDefaults.of(generation.to_dict(), encoder_decoder)
-    file = resolve(folder) / FILE  # a GGUF file has none
-    return GenerationDefaults.of(read_json(file), encoder_decoder) if file.is_file() else NOTHING
+        settings = {} if generation is None else generation.to_dict()
+    else:
+        file = resolve(folder) / FILE  # a GGUF file has none
+        settings = read_json(file) if file.is_file() else {}
+    return GenerationDefaults.of(settings, encoder_decoder)

@@ -126,11 +126,15 @@ def test_a_merged_weight_keeps_the_dtype_that_it_is_stored_in(tmp_path: Path) ->
     assert torch.equal(found[f"{LLAMA[0]}.weight".removeprefix("model.")], wanted.float())
 
 
-def test_a_draft_stays_as_it_is_and_the_text_is_that_of_the_merged_target(tiny: Tiny, tmp_path: Path) -> None:
-    adapter = write_adapter(
+@pytest.fixture
+def good(tiny: Tiny, tmp_path: Path) -> Path:
+    return write_adapter(
         tmp_path / "adapter", factors(load_file(tiny.target / "model.safetensors"), dict.fromkeys(LLAMA, 4))
     )
-    merged, drafted = LLM(tiny.target, lora=adapter), LLM(tiny.target, draft=tiny.draft, lora=adapter, draft_tokens=3)
+
+
+def test_a_draft_stays_as_it_is_and_the_text_is_that_of_the_merged_target(tiny: Tiny, good: Path) -> None:
+    merged, drafted = LLM(tiny.target, lora=good), LLM(tiny.target, draft=tiny.draft, lora=good, draft_tokens=3)
     assert texts(drafted)[0] == texts(merged)[0] != texts(LLM(tiny.target))[0]
     drafts = drafted.generate(PROMPTS, SamplingParams(max_tokens=12, ignore_eos=True))
     assert sum(each.stats.proposed for each in drafts) > 0
@@ -153,13 +157,6 @@ def test_what_is_not_plain_lora_is_refused_by_name(tiny, tmp_path, field, value,
     adapter = write_adapter(tmp_path / "adapter", {"x": torch.ones(1)}, **{field: value})
     with pytest.raises(UnsupportedModelError, match=rf"{field}={re.escape(repr(value))}.*merge_and_unload"):
         LLM(tiny.target, lora=adapter, executor=executor)
-
-
-@pytest.fixture
-def good(tiny: Tiny, tmp_path: Path) -> Path:
-    return write_adapter(
-        tmp_path / "adapter", factors(load_file(tiny.target / "model.safetensors"), dict.fromkeys(LLAMA, 4))
-    )
 
 
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
