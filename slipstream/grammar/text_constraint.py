@@ -1,4 +1,5 @@
-"""`TextConstraint`: the form of one request's text, walked along its output and the draft tokens below it."""
+"""The constraint of one request: `TextConstraint`, a form that is walked along the output and the draft tokens below
+it; `GivenTokens`, a text that is known."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.errors import DeadEndError
+from slipstream.errors import DeadEndError, ParameterError
 from slipstream.grammar.free_text import FreeText, Place
 from slipstream.grammar.token_bytes import Vocabulary
 
@@ -121,6 +122,35 @@ class TextConstraint:
             return State(place, self._all, over=True, complete=True)
         allowed[self._stops] = accepting
         return State(place, allowed)
+
+
+class GivenTokens:
+    """A text that is known: its tokens are emitted, and their log-probabilities found out. See `Constraint`.
+
+    tokens: the whole text. vocab_size: width V of the target's logits.
+
+    Raises ParameterError for ids outside the vocabulary.
+    """
+
+    def __init__(self, tokens: Seq[int], vocab_size: int):
+        outside = next((token for token in tokens if token >= vocab_size), None)
+        if outside is not None:
+            raise ParameterError(f"structured.tokens holds id {outside}, the vocabulary is 0..{vocab_size - 1}")
+        self._tokens, self._vocab_size = tuple(tokens), vocab_size
+
+    def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
+        """See `Constraint`."""
+        rows = np.ones((len(tails), self._vocab_size), np.bool_)
+        for row, tail in zip(rows, tails, strict=True):
+            at = len(output) + len(tail)
+            if at < len(self._tokens) and tuple(tail) == self._tokens[len(output) : at]:
+                row[:] = False
+                row[self._tokens[at]] = True
+        return rows
+
+    def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
+        """See `Constraint`."""
+        return len(output) + len(tail) >= len(self._tokens)
 
 
 class Walk:

@@ -22,7 +22,6 @@ skips the easy ones.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +34,8 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.warp import warp
 from slipstream.llm import LLM
 from slipstream.training.features import Teacher, Window
-from slipstream.training.packing import Stream
+from slipstream.training.packing import Stream, write_masked
 from slipstream.training.regenerate import prompts_of
-from slipstream.training.resume_state import writing
 
 
 @dataclass(frozen=True)
@@ -80,24 +78,19 @@ def write_texts(
     return HeldOutText(texts, temperature)
 
 
-def save_texts(path: Path, held: HeldOutText) -> None:
-    lengths = np.array([[len(t.tokens), t.prompt, t.limit] for t in held.texts], dtype=np.int64)
-    flat = np.concatenate([np.asarray(t.tokens, dtype=np.int64) for t in held.texts])
-    temporary = path.with_suffix(".tmp")
-    with writing(f"the held-out texts {path}", temporary):
-        with temporary.open("wb") as file:
-            np.savez(file, lengths=lengths, tokens=flat, temperature=held.temperature)
-        os.replace(temporary, path)
+def save_texts(path: Path, held: HeldOutText, vocab_size: int) -> None:
+    """Write a stream in which the output of each text is marked as an answer."""
+    marked = [(t.tokens, [i >= t.prompt for i in range(len(t.tokens))]) for t in held.texts]
+    write_masked(path, marked, None, vocab_size)
 
 
-def load_texts(path: Path) -> HeldOutText:
-    with np.load(path) as found:
-        ends = found["lengths"][:, 0].cumsum()
-        texts = [
-            Written(found["tokens"][end - n : end].tolist(), int(prompt), int(limit))
-            for end, (n, prompt, limit) in zip(ends, found["lengths"], strict=True)
-        ]
-        return HeldOutText(texts, float(found["temperature"]))
+def load_texts(path: Path, new_tokens: int, context: int, temperature: float) -> HeldOutText:
+    """What `save_texts` wrote of texts with at most so many new tokens."""
+    texts = []
+    for tokens, mask in Stream.open(path, whole=True).documents():
+        prompt = len(tokens) - sum(mask or ())
+        texts.append(Written(tokens, prompt, min(context, prompt + new_tokens)))
+    return HeldOutText(texts, temperature)
 
 
 def acceptance_probs(q: Tensor, p: Tensor, tokens: Tensor, temperature: float, own: Tensor | None = None) -> Tensor:

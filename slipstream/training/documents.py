@@ -32,13 +32,6 @@ TEXT = frozenset(
     )
 )  # fmt: skip
 """Extensions that are read from folders. A file that is named itself may have any extension."""
-PACKED = frozenset(
-    (
-        ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".xz", ".zst", ".bz2", ".zip", ".tar",
-        ".7z", ".npy", ".npz", ".safetensors", ".pt", ".pkl",
-    )
-)  # fmt: skip
-"""Extensions of formats that are not supported."""
 
 _ANSWERS = ("response", "completion", "answer", "output")
 _TALKS = ("messages", "conversations")
@@ -81,12 +74,6 @@ def check_source(name: str) -> None:
             f"training data {name!r} does not exist",
             why=near if near.startswith("did you mean") else "",
             fix="give a file or a folder; `python -m recipes.embedded.corpus FILE.jsonl` writes one of Python source",
-        )
-    if path.is_file() and path.suffix.lower() in PACKED:
-        raise DataError(
-            f"training data {name!r} has an unsupported format ({path.suffix})",
-            why="supported are text files, folders of them, JSON lines and .bin streams",
-            fix='convert it to JSON lines with one {"text": ...} per line',
         )
     if path.suffix == ".bin" and not path.with_suffix(".starts.npy").is_file():
         raise DataError(
@@ -132,8 +119,8 @@ def _decoded(path: Path) -> str:
     if b"\0" in raw:
         raise DataError(
             f"{path} is not text: byte {raw.index(0)} is zero",
-            why="a tokenizer would make noise of it",
-            fix="give text files, or JSON lines",
+            why="supported are text files, folders of them, JSON lines and .bin streams",
+            fix='convert it to JSON lines with one {"text": ...} per line',
         )
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")

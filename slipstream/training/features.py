@@ -142,7 +142,14 @@ class HiddenCache:
         todo = self.missing()
         shards = -(-self.count // self.SHARD)
         need = int(self.nbytes(teacher.config.hidden_size) * len(todo) / max(1, shards))
-        require_room(self.folder.parent, need, "the hidden states")
+        at = next(folder for folder in self.folder.absolute().parents if folder.exists())
+        free = shutil.disk_usage(at).free
+        if need * 1.1 > free:
+            raise TrainingError(
+                f"the hidden states take {size(need)}, the disk of {self.folder.parent} has {size(free)} free",
+                why="the run would stop when the disk is full",
+                fix="free some space, choose another --out, or remove --cache-hidden",
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         for shard in todo:
             windows = range(shard * self.SHARD, min(self.count, (shard + 1) * self.SHARD))
@@ -169,17 +176,3 @@ class HiddenCache:
         shard, row = divmod(window, self.SHARD)
         with safe_open(self._path(shard), framework="pt") as file:
             return {tap: file.get_slice(str(tap))[row] for tap in self.taps}
-
-
-def require_room(folder: Path, need: int, what: str) -> None:
-    """Raise TrainingError unless the disk of `folder` has `need` bytes plus 10 % free."""
-    at = folder
-    while not at.exists():
-        at = at.parent
-    free = shutil.disk_usage(at).free
-    if need * 1.1 > free:
-        raise TrainingError(
-            f"{what} take {size(need)}, the disk of {folder} has {size(free)} free",
-            why="the run would stop when the disk is full",
-            fix="free some space, choose another --out, or remove --cache-hidden",
-        )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from slipstream.core.params import check_integer, check_number
+from slipstream.core.params import check_number
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.training.training_settings import COUNT, FROM_ZERO, Checked, setting
+from slipstream.training.training_settings import COUNT, FROM_ZERO, TWO, Checked, setting
 
 KINDS = ("kl", "ce")
 """Losses: see `losses`."""
@@ -67,9 +67,7 @@ class EagleOptions(Checked):
 class DFlashOptions(Checked):
     """A block is the last token, and one row for each draft token."""
 
-    block: int = setting(
-        8, "Rows of a block; one less is the number of draft tokens.", check=partial(check_integer, low=2)
-    )
+    block: int = setting(8, "Rows of a block; one less is the number of draft tokens.", check=TWO)
     layers: int = setting(2, "Number of layers of the head.", check=COUNT)
     intermediate: int | None = setting(None, "Width of the MLPs of the head.", shown="the target's", check=COUNT)
     anchors: int = setting(16, "Blocks that are trained in each window.", check=COUNT)

@@ -42,10 +42,6 @@ def writing(what: str, temporary: Path, why: str = "") -> Iterator[None]:
             temporary.unlink(missing_ok=True)
 
 
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(p): name for name, p in model.named_parameters()}
-
-
 def _aliases(model: nn.Module) -> dict[str, str]:
     """Second names of tied weights in `state_dict` -> the first name of the same tensor."""
     first: dict[int, str] = {}
@@ -53,20 +49,15 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: dict[str, Any]) -> None:
-    """Write a checkpoint; a reader sees the old one or the new one, never half of one.
+    """Write a checkpoint; a reader sees the old one or the new one, never half of one. state: JSON-able counters.
 
-    Args:
-        path: the file, `*.safetensors`.
-        state: JSON-able counters of the run (step, tokens, data position, ...).
-
-    Raises:
-        TrainingError: when it cannot be written (a full disk); the previous checkpoint is kept.
+    Raises TrainingError when it cannot be written (a full disk); the previous checkpoint is kept.
     """
     tied = _aliases(model)
     tensors: dict[str, Tensor] = {
         f"weights.{k}": v.detach().cpu() for k, v in model.state_dict().items() if k not in tied
     }
-    names = _names(model)
+    names = {id(p): name for name, p in model.named_parameters()}
     for label, optimiser in optimisers.items():
         for parameter, entries in optimiser.state.items():
             for key, value in entries.items():
@@ -93,25 +84,18 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers) -> dict[str, Any]:
-    """Restore weights and optimiser state exactly; returns the JSON state.
-
-    Raises:
-        KeyError: when the checkpoint holds optimiser state for a parameter that the model lacks.
-    """
+    """Restore weights and optimiser state exactly; returns the JSON state. Raises KeyError for optimiser state of a
+    parameter that the model lacks."""
     state = load_weights(path, model)
     parameters = dict(model.named_parameters())
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
-            if not name.startswith("optim."):
-                continue
-            label, rest = name[len("optim.") :].split(".", 1)
-            parameter_name, key = rest.rsplit(".", 1)
-            if label not in optimisers or parameter_name not in parameters:
-                raise KeyError(f"{path} holds optimiser state {name!r}, which this model does not have.")
-            parameter = parameters[parameter_name]
-            value = file.get_tensor(name)
-            # AdamW keeps its step count on the CPU; everything else lives with the weights.
-            optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
+            if name.startswith("optim."):
+                _, label, rest = name.split(".", 2)
+                parameter_name, key = rest.rsplit(".", 1)
+                parameter, value = parameters[parameter_name], file.get_tensor(name)
+                # AdamW keeps its step count on the CPU; everything else lives with the weights.
+                optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
     return state
 
 
@@ -122,10 +106,9 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             state: dict[str, Any] = json.loads(file.metadata()["state"])
+            _ = state["run"]
     except (SafetensorError, KeyError, TypeError, ValueError) as fault:
         raise TrainingError(f"{path} is not a checkpoint of a run ({fault})", fix="choose another --out") from fault
-    if "run" not in state:
-        raise TrainingError(f"{path} is a checkpoint of `slipstream train base`", fix="choose another --out")
     return state
 
 
@@ -134,7 +117,7 @@ def check_same(path: Path, found: dict[str, Any], now: dict[str, Any]) -> None:
 
     Raises TrainingError.
     """
-    for name in now.keys() & found.keys():
+    for name in (name for name in now if name in found):
         was, wanted = found[name], now[name]
         if isinstance(was, dict) and isinstance(wanted, dict):
             changed = [key for key in was.keys() | wanted.keys() if was.get(key) != wanted.get(key)]

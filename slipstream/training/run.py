@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import check_number
 from slipstream.core.sizes import size
 from slipstream.errors import ParameterError, TrainingError, UnsupportedModelError, did_you_mean
 from slipstream.llm import LLM
@@ -42,7 +43,7 @@ from slipstream.training.objective import Objective
 from slipstream.training.regenerate import Prompts, RegenerateConfig, prefixes, regenerate, self_prompts
 from slipstream.training.resume_state import check_same, read_state, write_json, writing
 from slipstream.training.run_report import estimate, run_card
-from slipstream.training.training_settings import LoopConfig
+from slipstream.training.training_settings import COUNT, FROM_ZERO, SHARE, TWO, Checked, LoopConfig, checked
 from slipstream.zoo import checkpoint_of
 
 Say = Callable[[str], None]
@@ -51,7 +52,7 @@ ROWS = 96
 
 
 @dataclass(frozen=True)
-class RunConfig(Strict):
+class RunConfig(Checked):
     """What to train, for which target, and on which data.
 
     kind            name in `methods.METHODS`; options: those of its objective.
@@ -70,15 +71,15 @@ class RunConfig(Strict):
     data: tuple[str, ...]
     options: Any
     loop: LoopConfig
-    self_tokens: int = 0
-    heldout_share: float = 0.03
-    regenerate: int = 0
-    regenerate_share: float = 0.5
-    regenerate_tokens: int = 160
+    self_tokens: int = checked(0, FROM_ZERO)
+    heldout_share: float = checked(0.03, partial(check_number, low=0.0, high=0.5))
+    regenerate: int = checked(0, FROM_ZERO)
+    regenerate_share: float = checked(0.5, SHARE)
+    regenerate_tokens: int = checked(160, COUNT)
     cache_hidden: bool = False
-    texts: int = 32
-    text_prompt: int = 96
-    text_tokens: int = 96
+    texts: int = checked(32, COUNT)
+    text_prompt: int = checked(96, TWO)
+    text_tokens: int = checked(96, TWO)
     temperatures: tuple[float, ...] = (0.0, 0.8)
     executor: str = "auto"
     command: str = ""
@@ -87,18 +88,7 @@ class RunConfig(Strict):
         if self.kind not in METHODS:
             raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
         check_executor(self.executor)
-        lowest = {
-            "self_tokens": 0,
-            "regenerate": 0,
-            "regenerate_tokens": 1,
-            "texts": 1,
-            "text_prompt": 2,
-            "text_tokens": 2,
-        }
-        for name, low in lowest.items():
-            check_integer(name, getattr(self, name), low)
-        check_number("heldout_share", self.heldout_share, 0.0, 0.5)
-        check_number("regenerate_share", self.regenerate_share, 0.0, 1.0)
+        super().__post_init__()
         if 0.0 not in self.temperatures:
             raise ParameterError(
                 f"temperatures={self.temperatures} lacks 0",
@@ -236,10 +226,6 @@ def check_out(run: RunConfig) -> None:
         ) from fault
     if config.resume:
         found = read_state(config.checkpoint)["run"]
-        if found["objective"] != run.kind:
-            raise TrainingError(
-                f"{config.out} holds a run of {found['objective']!r}, not {run.kind!r}", fix="choose another --out"
-            )
         found.pop("shares")  # they depend on the data
         check_same(config.checkpoint, found, identity(run.kind, run.options, config))
     elif config.checkpoint.exists():
@@ -291,9 +277,9 @@ def _written(llm: LLM, prompts: Prompts, path: Path, settings: RegenerateConfig,
 
 def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, stem: Path, say: Say) -> HeldOutText:
     """The held-out texts of one temperature: generated once, then read from disk."""
-    path = stem.with_name(f"{stem.name}-{temperature:g}-{config.texts}x{config.text_tokens}.npz")
+    path = stem.with_name(f"{stem.name}-{temperature:g}-{config.texts}x{config.text_tokens}.bin")
     if path.is_file():
-        return load_texts(path)
+        return load_texts(path, config.text_tokens, llm.target.context, temperature)
     say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")
     each = -(-config.texts // len(prepared.heldout))
     prompt = min(config.text_prompt, llm.target.context // 2)
@@ -301,5 +287,5 @@ def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, 
     for i, stream in enumerate(prepared.heldout):
         texts += write_texts(llm, stream, temperature, each, prompt, config.text_tokens, config.loop.seed + i).texts
     held = HeldOutText(texts[: config.texts], temperature)
-    save_texts(path, held)
+    save_texts(path, held, llm.target.vocab_size)
     return held

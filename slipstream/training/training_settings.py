@@ -15,6 +15,7 @@ Check = Callable[[str, Any], None]
 """(name of a setting, value) -> ParameterError for values that do not work."""
 
 COUNT: Check = partial(check_integer, low=1)
+TWO: Check = partial(check_integer, low=2)
 FROM_ZERO: Check = partial(check_integer, low=0)
 POSITIVE: Check = partial(check_number, low=0.0, high=1e9, open_low=True)
 SHARE: Check = partial(check_number, low=0.0, high=1.0)
@@ -25,6 +26,11 @@ def setting(default: Any, help: str, *names: str, shown: str | None = None, chec
     """A field that is an option of `slipstream train` if it has a help. help: one sentence; names: as typed, if they do
     not follow from the field's name; shown: the default in `--help`, in words; None: the default."""
     return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check})
+
+
+def checked(default: Any, check: Check) -> Any:
+    """A field with a check that is no option by itself."""
+    return setting(default, "", check=check)
 
 
 class Checked(Strict):
@@ -67,10 +73,10 @@ class LoopConfig(Checked):
     length: int = setting(512, "Tokens per window.", check=partial(check_integer, low=8))
     rows: int = setting(8, "Windows per optimiser step.", check=COUNT)
     micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
-    lr: float = setting(1e-3, "", check=POSITIVE)
+    lr: float = checked(1e-3, POSITIVE)
     optimiser: str = "adamw"
-    weight_decay: float = setting(0.01, "", check=SHARE)
-    clip: float = setting(1.0, "", check=POSITIVE)
+    weight_decay: float = checked(0.01, SHARE)
+    clip: float = checked(1.0, POSITIVE)
     decay_share: float = setting(
         0.35, "Share of the budget, at its end, in which the learning rate decays.", check=SHARE
     )
@@ -86,7 +92,7 @@ class LoopConfig(Checked):
     )
     save_minutes: float = setting(4.0, "Minutes between checkpoints.", check=POSITIVE)
     eval_steps: int = setting(200, "Steps between evaluations.", check=FROM_ZERO)
-    eval_rows: int = setting(16, "", check=COUNT)
+    eval_rows: int = checked(16, COUNT)
     max_steps: int | None = setting(None, "Stop this call after this many steps; --resume continues.", check=COUNT)
 
     def __post_init__(self) -> None:

@@ -175,7 +175,7 @@ def logged(out: Path) -> list[Any]:
     [
         (run_module, "prepare_data"),
         (run_module, "write_texts"),
-        (acceptance.np, "savez"),
+        (acceptance, "write_masked"),
         (run_module, "held_out"),
         (run_module, "estimate"),
         (Loop, "evaluate"),

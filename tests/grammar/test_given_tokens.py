@@ -4,7 +4,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams, Structured
 from slipstream.errors import ParameterError
-from slipstream.grammar.given_tokens import GivenTokens
+from slipstream.grammar.text_constraint import GivenTokens
 
 PROMPT = "def add(a, b):"
 

@@ -107,6 +107,6 @@ def test_the_predicted_acceptance_probabilities_are_those_given_the_text() -> No
 
 def test_texts_are_stored_unchanged(tmp_path: Path) -> None:
     held = HeldOutText([Written([1, 2, 3], 1, 9), Written([4, 5], 1, 9)], 0.8)
-    save_texts(tmp_path / "t.npz", held)
-    assert load_texts(tmp_path / "t.npz") == held
+    save_texts(tmp_path / "t.bin", held, 48)
+    assert load_texts(tmp_path / "t.bin", 8, 9, 0.8) == held
     assert held.tokens.tolist() == [[1, 2, 3], [4, 5, 0]]

@@ -35,7 +35,6 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "empty": ("a.txt", b"", "is empty"), "blank": ("a.txt", b" \n\n ", "holds no text"),
     "missing": ("a.txt", None, "does not exist"), "binary": ("a.txt", b"abc\0def", "not text: byte 3 is zero"),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text: byte 3 is 0xe9"),
-    "packed": ("a.parquet", b"PAR1", "unsupported format"),
     "stream without starts": ("a.bin", b"\1\0", "a.starts.npy"),
     "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2: not JSON"),
     "no field": ("a.jsonl", b'{"text": "x"}\n\n{"txet": "y"}\n', "line 3: no known field.*'txet'"),

@@ -200,7 +200,7 @@ def test_a_run_is_not_overwritten_nor_resumed_as_another(tiny_target: Path, tiny
 
     with pytest.raises(TrainingError, match="length was 32, now it is 16"):
         resumed(config, length=16)
-    with pytest.raises(TrainingError, match="holds a run of 'medusa', not 'eagle3'"):
+    with pytest.raises(TrainingError, match="objective was 'medusa', now it is 'eagle3'"):
         resumed(small("eagle3", tiny_target, tiny_data, tmp_path))
     with pytest.raises(TrainingError, match=r"options was .*'heads': 2"):
         resumed(replace(config, options=MedusaOptions(heads=3)))
