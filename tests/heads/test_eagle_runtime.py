@@ -272,7 +272,7 @@ def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None
     batch, features = true_batch([text], [0], [8])
     runtime = NativeEagle(wide)
     close(runtime.decode_steps(batch, features, 3)[1], TorchEagle(wide).decode_steps(batch, features, 3)[1], 2e-5)
-    assert (runtime.weight_bytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
+    assert (runtime._layout.nbytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
 
 
 @needs_numba
@@ -328,6 +328,6 @@ def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
 @needs_numba
 def test_weights_in_int8_need_a_quarter_of_the_memory() -> None:
     wide = head(variant(3, 64, decoder={"hidden_size": 64, "intermediate_size": 128}), spread=0.4)
-    sizes = [NativeEagle(wide, None, format_of(quantize)).weight_bytes for quantize in (None, "w8a8", "w8a16")]
+    sizes = [NativeEagle(wide, None, format_of(quantize))._layout.nbytes for quantize in (None, "w8a8", "w8a16")]
     assert sizes[1] < 0.32 * sizes[0]
     assert sizes[2] <= sizes[1]

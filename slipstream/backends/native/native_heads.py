@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,11 +60,6 @@ class NativeEagle(NativePaged):
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
         self._reset_cache()
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads."""
-        return self._layout.nbytes
-
     def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
         _, after, logits, _ = self._run(batch, features, own, 0, ARGMAX)
         return after, logits[0]
@@ -114,9 +111,7 @@ def _eagle_record(
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
     form = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], output, *linear])
 
-    def vector(name: str) -> int:
-        return layout.named(weights, name)
-
+    vector = partial(layout.named, weights)
     ones = layout.vector(torch.ones(c.hidden_size))  # EAGLE-1 has no norm here
     layers = np.zeros(len(prefixes), LAYER)
     for own, prefix in zip(layers, prefixes, strict=True):

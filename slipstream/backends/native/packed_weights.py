@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -293,9 +294,7 @@ def decoder_weights(
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
     form = quantised_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
 
-    def vector(name: str) -> int:
-        return layout.named(weights, name)
-
+    vector = partial(layout.named, weights)
     as_stored = quantised is None and dtype == torch.float32
 
     def joined(names: Seq[str], chosen: str = form) -> Any:

@@ -48,7 +48,6 @@ class NativeBlocks:
         return self._addresses
 
     def grow(self, blocks: int) -> None:
-        """Make room for `blocks` blocks and keep the content. Raises TargetError if there is not enough memory."""
         self._moved = True  # set first: an interrupt may leave only some arrays replaced
         for i in range(len(self.keys)):
             for arrays in (self.keys, self.values):
@@ -67,7 +66,6 @@ class NativeBlocks:
                 arrays[i] = new
 
     def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
-        """Copy whole blocks, in every layer."""
         for data in (*self.keys, *self.values):
             data[list(targets)] = data[list(sources)]
 
@@ -218,13 +216,8 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
         uniforms = sampling.uniforms.double().contiguous().numpy()
     elif sampling.noise is not None:
         noise = sampling.noise.double().expand(steps, count, -1).contiguous().numpy()
-    return Picks(
-        _KINDS[sampling.kind],
-        vocab if sampling.vocab is None else min(sampling.vocab, vocab),
-        inv_temperature,
-        uniforms,
-        noise,
-    )
+    vocab = vocab if sampling.vocab is None else min(sampling.vocab, vocab)
+    return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise)
 
 
 def check_finite(status: int) -> None:

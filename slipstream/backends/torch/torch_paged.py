@@ -33,7 +33,6 @@ class TorchBlocks:
         self.layers = [empty] * config.layers
 
     def grow(self, blocks: int) -> None:
-        """Make room for `blocks` blocks and keep the content. Raises TargetError if there is not enough memory."""
         for i, old in enumerate(self.layers):
             kinds, heads, held, dim = old.shape
             if held >= blocks * BLOCK:
@@ -43,7 +42,6 @@ class TorchBlocks:
             self.layers[i] = new
 
     def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
-        """Copy whole blocks, in every layer."""
         for layer in self.layers:
             blocks = layer.unflatten(2, (-1, BLOCK))  # [2, Hk, blocks, BLOCK, D]
             blocks[:, :, list(targets)] = blocks[:, :, list(sources)]  # the right side is a copy

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from slipstream.backends.native import threads as native_threads
 from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import ContentionMonitor, Workspace, available_threads, pool
 from slipstream.host import machine as host_machine
-from slipstream.host.machine import container_quota
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import chain, executor, ids
 
@@ -74,48 +72,6 @@ def test_the_users_setting_takes_precedence(machine: Callable[..., int]) -> None
     assert machine({0}, OMP_NUM_THREADS="100000") == native_threads.MOST_THREADS
     for nonsense in ("", "0", "-1", "many"):
         assert machine(set(range(8)), OMP_NUM_THREADS=nonsense) == 8
-
-
-def group(folder: Path, **files: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content)
-    return folder
-
-
-def test_quotas_of_control_groups_version_2(tmp_path: Path) -> None:
-    """The lowest quota of the own group and its parents."""
-    root, own = group(tmp_path / "cgroup"), tmp_path / "self"
-    own.write_text("0::/kube/pod\n")
-    assert container_quota(root, own) is None
-    group(root / "kube" / "pod", cpu__max="max 100000\n")
-    assert container_quota(root, own) is None
-    group(root / "kube" / "pod", cpu__max="350000 100000\n")
-    assert container_quota(root, own) == 3.5
-    group(root / "kube", cpu__max="150000 100000\n")
-    assert container_quota(root, own) == 1.5
-    group(root, cpu__max="50000 100000\n")  # as seen inside a container
-    assert container_quota(root, own) == 0.5
-    group(root / "other", cpu__max="1000 100000\n")
-    assert container_quota(root, own) == 0.5
-
-
-def test_quotas_of_control_groups_version_1(tmp_path: Path) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "self"
-    own.write_text("4:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n")
-    group(root / "cpu", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
-    assert container_quota(root, own) is None
-    group(root / "cpu", cpu__cfs_quota_us="250000\n")
-    assert container_quota(root, own) == 2.5
-
-
-@pytest.mark.parametrize("content", ["", "max", "many 100000", "100000", "\x00"])
-def test_what_cannot_be_read_is_no_limit(content: str, tmp_path: Path) -> None:
-    root, own = group(tmp_path / "cgroup", cpu__max=content), tmp_path / "self"
-    assert container_quota(root, own) is None
-    own.write_text("nonsense\n0::\n0::/../..\n::::\n")
-    assert container_quota(root, own) is None
-    assert container_quota(tmp_path / "nowhere", tmp_path / "nothing") is None
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
