@@ -34,11 +34,9 @@ from slipstream.bench.benchmark import BenchConfig, Contender, bench
 from slipstream.bench.prompts import load
 from slipstream.bench.results import Result
 from slipstream.core.target import Target
-from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
-from slipstream.drafters.string_match import Writer
+from slipstream.drafters.string_match import Writer, vocabularies, with_own_tokenizer
 from slipstream.llm import LLM
 from slipstream.models.text import load_tokenizer
-from slipstream.settings import INTERSECTION, STRING
 from slipstream.targets.describe import as_target
 
 IDLE = 3
@@ -109,11 +107,9 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
         paths["trained"] = options.trained
     for name, path in paths.items():
         theirs = load_tokenizer(path)
-        for method in (INTERSECTION, STRING):
-            model = draft(path)
-            arm(f"{name}, {method}", with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size, method))
-        width = llm.target.vocab_size, model.vocab_size
-        shared[name] = str(vocabularies(llm.tokenizer, theirs, width, STRING).shared)
+        model = draft(path)
+        arm(name, with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size))
+        shared[name] = str(vocabularies(llm.tokenizer, theirs, (llm.target.vocab_size, model.vocab_size)))
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
     return bench(llm, arms, load(llm, "code,edit", options.prompts), config), shared
 

@@ -55,9 +55,9 @@ draft affects only the acceptance rate, so it is the fastest."""
 
 QUANTISATIONS = (*FORMAT_BY_ROLE, *WEIGHT_FORMATS)
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
-SAME, INTERSECTION, STRING = "same", "intersection", "string"
-DRAFT_TOKENIZERS = (SAME, INTERSECTION, STRING)
-"""How draft tokens of a draft model with another tokenizer become the target's (`drafters.draft_tokenizers`)."""
+SAME, STRING = "same", "string"
+DRAFT_TOKENIZERS = (SAME, STRING)
+"""A draft model with another tokenizer is refused, or its text is split (`drafters.string_match`)."""
 HEAD_FORMATS = ("eagle3", "speculators", "specforge", "medusa")
 """What `slipstream convert` writes draft heads as (`heads.head_convert`)."""
 SMALL_HEAD = "int8"

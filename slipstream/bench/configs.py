@@ -18,7 +18,7 @@ from typing import Any
 from slipstream.core.params import Strict
 from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
-from slipstream.settings import INTERSECTION, SAME, STRING
+from slipstream.settings import SAME
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
 STARTED_WITH = {
@@ -101,16 +101,12 @@ def vllm(choice: Choice) -> Settings:
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
-    foreign = _own_tokenizer(choice)
-    if foreign == STRING:
+    if _own_tokenizer(choice):
         return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
     model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
     config = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
     note = ""
-    if foreign == INTERSECTION:
-        config["use_heterogeneous_vocab"] = True
-        note = "needs the V1 runner, and drafts greedily"
-    elif model and _parallel(choice):
+    if model and _parallel(choice):
         config["parallel_drafting"] = True
         note = "needs the V1 runner"
     return _arguments({"speculative_config": config}, note)
@@ -211,10 +207,10 @@ def _loads_model(name: str) -> bool:
     return _reads_draft(name) and DRAFTERS[name].needs is not Needs.DRAFT_HEAD
 
 
-def _own_tokenizer(choice: Choice) -> str | None:
-    """How draft tokens of another tokenizer become the target's; None if there are none."""
-    method = choice.engine.get("draft_tokenizer") or SAME
-    return method if method != SAME and any(map(_loads_model, choice.drafter.split("+"))) else None
+def _own_tokenizer(choice: Choice) -> bool:
+    """Whether there is a draft model whose tokenizer is not the target's."""
+    other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
+    return other and any(map(_loads_model, choice.drafter.split("+")))
 
 
 def _parallel(choice: Choice) -> bool:

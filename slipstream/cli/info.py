@@ -17,7 +17,7 @@ from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError, ParameterError
-from slipstream.settings import INTERSECTION, STRING, WEIGHT_FORMATS
+from slipstream.settings import STRING, WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from slipstream.bench.measure import Run
@@ -295,15 +295,15 @@ def show(report: PairReport, runs: Mapping[str, Seq[Run]]) -> None:
 
 def with_own_tokenizer(report: PairReport) -> str:
     """What `--draft-tokenizer` does for models with different tokenizers, in a sentence."""
-    from slipstream.drafters.draft_tokenizers import vocabularies
+    from slipstream.drafters.string_match import vocabularies
     from slipstream.models.text import tokenizer_of
 
     width = report.target.config.vocab_size, report.draft.config.vocab_size
     try:
-        both = vocabularies(tokenizer_of(report.target.folder), tokenizer_of(report.draft.folder), width, INTERSECTION)
+        both = vocabularies(tokenizer_of(report.target.folder), tokenizer_of(report.draft.folder), width)
     except PairError as refused:
         return f"--draft-tokenizer does not help: {refused.what}"
-    return f"with --draft-tokenizer {INTERSECTION} or {STRING} the draft model keeps its tokenizer: {both.shared}"
+    return f"with --draft-tokenizer {STRING} the draft model keeps its tokenizer: {both}"
 
 
 def sides(report: PairReport) -> Table:

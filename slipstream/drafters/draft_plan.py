@@ -353,7 +353,7 @@ class DrafterFactory:
 
         path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
         if self.settings.draft_tokenizer != SAME and not self._same_tokens(path):
-            return self._with_own_tokenizer(draft, path, settings)
+            return self._with_own_tokenizer(path, settings)
         if isinstance(draft, Writer):
             return draft
         ours, theirs = self.checkpoint or _source(self.target), path or _source(draft)
@@ -377,24 +377,23 @@ class DrafterFactory:
         report = check_pair(self.checkpoint, path)
         return report.compared and report.fits
 
-    def _with_own_tokenizer(self, draft: Any, path: str | Path | None, settings: LoadSettings) -> Target | Writer:
-        from slipstream.drafters.draft_tokenizers import vocabularies, with_own_tokenizer
+    def _with_own_tokenizer(self, path: str | Path | None, settings: LoadSettings) -> Writer:
+        from slipstream.drafters.string_match import vocabularies, with_own_tokenizer
         from slipstream.models.text import tokenizer_of
         from slipstream.targets.describe import loaded
 
-        method = self.settings.draft_tokenizer
         if self.target.capabilities.encoder is not None:
             raise PairError(
-                f"draft_tokenizer={method!r} was asked of an encoder-decoder",
+                f"draft_tokenizer={self.settings.draft_tokenizer!r} was asked of an encoder-decoder",
                 why="its draft model reads the ids of the source, which are the target's",
                 fix="use a draft model with the target's tokenizer",
             )
         theirs = None if path is None else tokenizer_of(path)
         if self.tokenizer is None or theirs is None:  # before weights are read
-            vocabularies(self.tokenizer, theirs, (0, 0), method)
+            vocabularies(self.tokenizer, theirs, (0, 0))
         self.loaded += 1
         model = loaded(path, settings, self.progress)
-        return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size, method)
+        return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size)
 
 
 def _source(model: Any) -> Path | None:

@@ -1,9 +1,8 @@
 """Draft model: a smaller model with the same vocabulary drafts a chain. One of PARD (An et al. 2504.18583) drafts it in
 one pass.
 
-See `chains`. A draft model with another tokenizer is asked for with `draft_tokenizer` (see `draft_tokenizers`). A model
-of PARD names a `pard_token` in its config.json; in the pass of a chain, it stands in the place of each draft token but
-the last.
+See `chains`; `string_match` for draft models with another tokenizer. A model of PARD names a `pard_token` in its
+config.json; in the pass of a chain, it stands in the place of each draft token but the last.
 
 The draft model decodes a copy of each sequence (its shadow) with its own KV cache. After verification the shadow is
 rolled back to the accepted tokens.
@@ -202,7 +201,7 @@ def make(
             raise ParameterError(
                 f"the drafter options {', '.join(map(repr, options))} were given with draft_tokenizer='string'",
                 why="its draft tokens are split from text, in chains of a fixed length",
-                fix="leave them out, or set draft_tokenizer='intersection'",
+                fix="leave them out",
             )
         return StringDrafter(model, target.device)
     ModelDraftConfig(**options)

@@ -9,14 +9,19 @@ Under every rule it does not matter how they were found.
 
 The last of the target's tokens would change if the draft model went on, so it writes a token more than is needed. Bytes
 of a character that is not complete are no draft. If the text itself ends within a character, its bytes come first.
+
+Other tokenizers are refused unless this is asked for (`draft_tokenizer`), because the acceptance rate is lower than
+that of a draft model of the target's family. With equal tokenizers nothing is split.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -26,9 +31,12 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import first_maxima
+from slipstream.drafters.rereader import Rereader
+from slipstream.errors import PairError
 from slipstream.models.rereading import Vocabularies, cut_at_end
 from slipstream.models.token_texts import TokenTexts
-from slipstream.targets.rereader import Rereader
+
+log = logging.getLogger("slipstream")
 
 MOST_STEPS = 4
 """Most draft model's tokens for each of the target's."""
@@ -42,6 +50,33 @@ class Writer:
     both: Vocabularies
 
 
+def with_own_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int) -> Writer:
+    """A loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
+
+    draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`models.text.load_tokenizer`).
+    vocab_size  width of the target's logits.
+
+    Raises PairError if a tokenizer is missing, changes text, or cannot be compared.
+    """
+    return Writer(model, vocabularies(target_tokenizer, draft_tokenizer, (vocab_size, model.vocab_size)))
+
+
+def vocabularies(ours: Any, theirs: Any, width: tuple[int, int]) -> Vocabularies:
+    """What is known of both tokenizers; raises as `with_own_tokenizer`. width: of both models' logits."""
+    for tokenizer, whose in ((ours, "the target"), (theirs, "the draft model")):
+        if tokenizer is None:
+            raise PairError(
+                f"draft_tokenizer is 'string', but the tokenizer of {whose} is unknown",
+                why="draft tokens are split from what tokens write",
+                fix="name folders that have one, or use slipstream.drafters.string_match.with_own_tokenizer",
+            )
+    both = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
+    both.theirs.require_faithful()
+    both.ours.require_faithful()
+    log.info("draft_tokenizer='string': %s", both)
+    return both
+
+
 class StringDrafter:
     """device: where the target wants its draft tokens."""
 
@@ -52,13 +87,12 @@ class StringDrafter:
         self.model, self.both, self.device = writer.model, writer.both, device
         self._steps = self.model.capabilities.multi_step
         self._reader = Rereader(self.model, self.both)
-        self._known: dict[int, int] = {}  # how many tokens of each text the reader has seen
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         own, steps, members = list[Sequence](), list[int](), list[int]()
         for b, (seq, most) in enumerate(zip(seqs, budget, strict=True)):
             if most > 0:
-                own.append(self._read(seq, len(seq.tokens)))
+                own.append(self._reader.follow(seq, len(seq.tokens)))
                 steps.append(self._wanted(len(own[-1].tokens), len(seq.tokens), most))
                 members.append(b)
         chains: list[list[int]] = [[] for _ in seqs]
@@ -67,13 +101,6 @@ class StringDrafter:
             for b, ids, most in zip(members, written, steps, strict=True):
                 chains[b] = self._split(seqs[b], ids[:most])[: budget[b]]
         return Draft.chains(chains, device=self.device)
-
-    def _read(self, seq: Sequence, length: int) -> Sequence:
-        """The draft model's own sequence for the first `length` tokens of a text."""
-        known = self._known.get(seq.id)
-        own = self._reader.follow(seq.id, seq.tokens[:length], known or 0, seq.prefix_cache and known is None)
-        self._known[seq.id] = length
-        return own
 
     def _wanted(self, theirs: int, ours: int, budget: int) -> int:
         """How many tokens the draft model writes for `budget` of the target's, by the lengths of the text so far."""
@@ -122,7 +149,7 @@ class StringDrafter:
         missing = next((n for n in range(len(text)) if not cut_at_end(begun + text[:n])), len(text))
         found = list(ours.pieces(text[:missing]))
         found += self._tokens(b"" if missing else last_text(word), text[missing:])
-        special = self.both.shared.to_ours.get(written[ends]) if ends < len(written) else None
+        special = self.both.to_ours.get(written[ends]) if ends < len(written) else None
         return found if special is None or ours.bytes_of(found) != data else [*found, special]
 
     def _tokens(self, word: bytes, text: bytes) -> list[int]:
@@ -148,7 +175,7 @@ class StringDrafter:
         """See `PromptReader`."""
         reading = [seq for seq in seqs if seq.params.draft_tokens != 0]
         if reading:
-            self._run([self._read(seq, seq.kv_len) for seq in reading])
+            self._run([self._reader.follow(seq, seq.kv_len) for seq in reading])
 
     def cached_prefix(self, seq: Sequence) -> int:
         """See `PrefixKeeper`: its prefix does not depend on the target's."""
@@ -162,7 +189,6 @@ class StringDrafter:
         self._reader.keep(seq.id)
 
     def release(self, seq_id: int) -> None:
-        self._known.pop(seq_id, None)
         self._reader.release(seq_id)
 
 

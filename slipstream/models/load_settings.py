@@ -54,8 +54,8 @@ class LoadSettings:
     quantize   None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8 bits); "int8": w8a16 for a target, w8a8 for
                a draft model, and on torch its own int8 kernels, with activations in 8 bits.
     draft_quantize  the same for the draft model alone, or "none". None: as the target.
-    draft_tokenizer  "same": a draft model with another tokenizer is refused. "intersection": it drafts tokens that both
-               have. "string": its text is split by the target's tokenizer (see `drafters.draft_tokenizers`).
+    draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
+               target's tokenizer (see `drafters.string_match`).
     threads    None: as many as can run at once. For torch the setting holds for the whole process.
     kv_dtype   None, "float32" or "float16": the KV cache of the native executor and of GGUF models.
     kv_tokens  tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
@@ -83,8 +83,7 @@ class LoadSettings:
     )
     draft_tokenizer: str = setting(
         SAME,
-        "What to do with a draft model of another tokenizer: refuse it (same), draft tokens that both have "
-        "(intersection), or split its text (string).",
+        "What to do with a draft model of another tokenizer: refuse it (same), or split its text (string).",
     )
     threads: int | None = setting(None, "Number of CPU threads.")
     kv_dtype: str | None = setting(None, "KV cache dtype of the native executor: float32 or float16.", shown="float32")

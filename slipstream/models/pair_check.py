@@ -171,8 +171,8 @@ def _other_tokens(problem: str) -> PairError:
         problem,
         why="draft tokens are passed as ids: nearly all would be rejected, and decoding would be slower",
         fix="use a draft model of the target's family (see `slipstream info TARGET DRAFT`), the drafter 'ngram', which "
-        "needs no second model, or draft_tokenizer='intersection' or 'string' (--draft-tokenizer), with which the "
-        "draft model keeps its tokenizer",
+        "needs no second model, or draft_tokenizer='string' (--draft-tokenizer), with which the draft model keeps its "
+        "tokenizer",
     )
 
 

@@ -13,10 +13,8 @@ So the ids depend on the tokens alone, not on how they were drafted, and ids bef
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from slipstream.models.shared_tokens import SharedTokens
-from slipstream.models.token_texts import TokenTexts
+from slipstream.models.token_texts import ROLES, TokenTexts
 
 LONGEST = 64
 """Bytes after which a word ends at the next character, so that text without spaces is not split again and again."""
@@ -24,13 +22,33 @@ LONGEST = 64
 WHITESPACE = b" \t\n\r"
 
 
-@dataclass(frozen=True)
 class Vocabularies:
-    """The target's tokens, the draft model's, and those that both have."""
+    """Tokens of a target (`ours`) and of its draft model (`theirs`), and which of them are the same: those that write
+    the same bytes, and special tokens with the same text or the same role. Each has at most one counterpart.
 
-    ours: TokenTexts
-    theirs: TokenTexts
-    shared: SharedTokens
+    width  of the logits of the target and of the draft model: ids beyond them are never predicted.
+    """
+
+    def __init__(self, ours: TokenTexts, theirs: TokenTexts, width: tuple[int, int]):
+        self.ours, self.theirs = ours, theirs
+        pairs = [
+            (id_, their_id) for data, id_ in ours.id_of.items() if (their_id := theirs.id_of.get(data)) is not None
+        ]
+        pairs += [(ours.special[name], theirs.special[name]) for name in ours.special.keys() & theirs.special.keys()]
+        for role in ROLES:
+            our_id, their_id = ours.roles[role], theirs.roles[role]
+            if our_id is not None and their_id is not None:
+                pairs = [pair for pair in pairs if our_id != pair[0] and their_id != pair[1]]
+                pairs.append((our_id, their_id))
+        self.to_theirs = {a: b for a, b in sorted(pairs) if a < width[0] and b < width[1]}
+        self.to_ours = {b: a for a, b in self.to_theirs.items()}
+
+    def __str__(self) -> str:
+        shared, ours, theirs = len(self.to_theirs), len(self.ours.written), len(self.theirs.written)
+        return (
+            f"{shared} tokens are shared, {shared / max(1, ours):.0%} of the target's {ours} and "
+            f"{shared / max(1, theirs):.0%} of the draft model's {theirs}"
+        )
 
 
 class Reading:
@@ -86,12 +104,12 @@ class Reading:
     def _add_special(self, token: int, place: int) -> None:
         """Special tokens that the draft model does not have are left out, and so is a BOS that it has already read."""
         both = self._both
-        if token in both.shared.to_theirs and not (place == 0 and token == both.ours.roles["bos"]):
-            self.ids.append(both.shared.to_theirs[token])
+        if token in both.to_theirs and not (place == 0 and token == both.ours.roles["bos"]):
+            self.ids.append(both.to_theirs[token])
 
     def _add_open(self, tokens: Seq[int]) -> None:
         """The tokens of the last word, one by one; those that write a character together, together."""
-        to_theirs, data = self._both.shared.to_theirs, b""
+        to_theirs, data = self._both.to_theirs, b""
         for token in tokens:
             if not data and token in to_theirs:
                 self.ids.append(to_theirs[token])

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
-from slipstream.settings import INTERSECTION, QUANTISATIONS, RULES, SAME, STRING
+from slipstream.settings import QUANTISATIONS, RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, ONE_BY_ONE, OWN, Kind
 
 T = TypeVar("T")
@@ -76,7 +76,6 @@ def quantisations(kind: Kind) -> dict[str, str]:
 
 DRAFT_TOKENIZERS = {
     SAME: "another tokenizer than the target's is refused",
-    INTERSECTION: "lossless, with every option of a draft model",
     STRING: "lossless, chains of the most likely tokens",
 }
 """`draft_tokenizer` -> what becomes of a draft model with another tokenizer."""

@@ -10,7 +10,7 @@ from benchmarks.foreign import SHARE, cut, renamed
 from slipstream import zoo
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.draft_tokenizers import vocabularies
+from slipstream.drafters.string_match import vocabularies
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import load_tokenizer
 from slipstream.targets.describe import as_target
@@ -23,8 +23,8 @@ def test_other_tokenizers_share_what_they_should(tmp_path: Path) -> None:
     for path, share in ((renamed(tmp_path / "renamed"), 1.0), (cut(tmp_path / "cut"), SHARE)):
         theirs, width = load_tokenizer(path), DecoderConfig.load(path).vocab_size
         assert theirs.decode(theirs.encode(TEXT)) == TEXT
-        shared = vocabularies(ours, theirs, (len(ours), width), "string").shared
-        assert len(shared.ours) == round(share * len(ours)) == width
+        shared = vocabularies(ours, theirs, (len(ours), width))
+        assert len(shared.to_theirs) == round(share * len(ours)) == width
         assert shared.to_theirs[0] == DecoderConfig.load(path).eos_ids[0] != 0
         long = zoo.prompts("code")[0]["prompt"]
         one, other = ours.encode(long), theirs.encode(long)
@@ -34,7 +34,7 @@ def test_other_tokenizers_share_what_they_should(tmp_path: Path) -> None:
 def test_a_renamed_draft_model_predicts_the_same(tmp_path: Path) -> None:
     ours, path = load_tokenizer(zoo.draft_dir()), renamed(tmp_path / "renamed")
     theirs = load_tokenizer(path)
-    shared = vocabularies(ours, theirs, (len(ours), len(theirs)), "string").shared
+    shared = vocabularies(ours, theirs, (len(ours), len(theirs)))
     a = as_target(zoo.draft_dir(), executor="torch").run([Sequence(ours.encode(TEXT))], Draft.empty(1)).logits
     b = as_target(path, executor="torch").run([Sequence(theirs.encode(TEXT))], Draft.empty(1)).logits
-    torch.testing.assert_close(a[:, shared.ours], b[:, shared.theirs])
+    torch.testing.assert_close(a[:, list(shared.to_theirs)], b[:, list(shared.to_ours)])

@@ -7,9 +7,7 @@ from typing import Any
 from slipstream.core.target import Target
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.models.rereading import Vocabularies
-from slipstream.models.shared_tokens import SharedTokens
 from slipstream.models.token_texts import TokenTexts
-from slipstream.targets.translated import TranslatedModel
 from tests.models.tokenizer_kinds import letters
 from tests.targets.toy import ToyTarget
 
@@ -22,8 +20,7 @@ MERGES = (("a", "b"), ("b", "c"), (" ", "b"))
 
 def vocabularies(ours: Any, theirs: Any, width: tuple[int, int]) -> Vocabularies:
     """Without the check that the tokenizers give text back: those of toy models know few characters."""
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
-    return Vocabularies(mine, other, SharedTokens(mine, other, width))
+    return Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
 
 
 def toy_vocabularies() -> Vocabularies:
@@ -33,10 +30,6 @@ def toy_vocabularies() -> Vocabularies:
 def toy_model(kind: type[ToyTarget] = ToyTarget) -> ToyTarget:
     """A draft model over THEIRS."""
     return kind(len(THEIRS), order=2, seed=23, sharpness=1.0)
-
-
-def intersection(model: Target | None = None) -> TranslatedModel:
-    return TranslatedModel(model or toy_model(), toy_vocabularies())
 
 
 def string_match(target: Target, model: Target | None = None) -> StringDrafter:

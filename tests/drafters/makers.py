@@ -11,7 +11,7 @@ from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from tests.drafters.conformance import LENGTH, Case
 from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy
-from tests.drafters.foreign_models import intersection, string_match, toy_model
+from tests.drafters.foreign_models import string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
 from tests.heads.tiny_heads import PARALLEL, dflash_drafter, eagle_drafter, medusa_drafter
 from tests.heads.tiny_mtp import random_drafter
@@ -75,8 +75,6 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "ngram, bounded": lambda target: NgramDrafter(NgramConfig(max_draft=6, max_entries=40, row_cost=0.1)),
     "model, parallel": lambda target: ModelDrafter(MaskedToy(V + 1, order=2, seed=22, sharpness=1.0), V),
     "model, several steps": lambda target: ModelDrafter(several_steps(), V),
-    "model, intersection": lambda target: ModelDrafter(intersection(), V),
-    "model, intersection, several steps": lambda target: ModelDrafter(intersection(toy_model(MultiStepToy)), V),
     "model, string": string_match,
     "model, string, several steps": lambda target: string_match(target, toy_model(MultiStepToy)),
     "layerskip, step by step": lambda target: make_drafter("layerskip", exits(False), exit=2),

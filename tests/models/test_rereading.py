@@ -1,4 +1,4 @@
-"""A text in the tokens of another tokenizer, kept up to date."""
+"""Which tokens two vocabularies share, and a text of one in the tokens of the other, kept up to date."""
 
 from __future__ import annotations
 
@@ -7,24 +7,63 @@ from itertools import product
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from slipstream.models.rereading import Reading, Vocabularies
-from slipstream.models.shared_tokens import SharedTokens
 from slipstream.models.token_texts import TokenTexts
 from tests.models.tokenizer_kinds import FAITHFUL, TEXTS, byte_level, sentencepiece, wordpiece
 
 PAIRS = [(a, b) for a, b in product(FAITHFUL, FAITHFUL) if a != b]
 TEXT = "The naïve café 🎈👩‍👩‍👧 décoding\n\n    return first_name + 42  # 日本語のテキスト, e\u0301\n" * 2
+WIDE = (10**6, 10**6)
 
 
-def both_of(ours: object, theirs: object) -> Vocabularies:
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
-    return Vocabularies(mine, other, SharedTokens(mine, other, (10**6, 10**6)))
+def both_of(ours: object, theirs: object, width: tuple[int, int] = WIDE) -> Vocabularies:
+    return Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids=" to ".join)
 def both(request: pytest.FixtureRequest) -> Vocabularies:
     return both_of(*(FAITHFUL[kind]() for kind in request.param))
+
+
+@pytest.mark.parametrize("ours", [byte_level, sentencepiece, wordpiece])
+@pytest.mark.parametrize("theirs", [byte_level, sentencepiece, wordpiece])
+def test_shared_tokens_write_the_same_whatever_they_are_called(ours, theirs) -> None:
+    both = both_of(ours(), theirs())
+    assert {both.ours.roles["eos"]: both.theirs.roles["eos"]}.items() <= both.to_theirs.items()
+    words = {id_: their for id_, their in both.to_theirs.items() if both.ours.written[id_] is not None}
+    assert all(both.ours.written[id_] == both.theirs.written[their] for id_, their in words.items())
+    assert any(both.ours.written[id_] == b" the" for id_ in words)
+    assert both.to_ours == {their: id_ for id_, their in both.to_theirs.items()}, "each has one counterpart at most"
+
+
+def test_a_space_and_a_byte_are_the_same_token_in_every_spelling() -> None:
+    both = both_of(byte_level(), sentencepiece())
+    for ours, theirs in (("Ġthe", "▁the"), ("ð", "<0xF0>")):
+        id_ = byte_level().convert_tokens_to_ids(ours)
+        assert both.to_theirs[id_] == sentencepiece().convert_tokens_to_ids(theirs)
+
+
+def test_ids_beyond_the_logits_are_not_shared() -> None:
+    both = both_of(byte_level(), byte_level(290, other=True), (280, 270))
+    assert max(both.to_theirs) < 280
+    assert max(both.to_ours) < 270
+
+
+def test_large_vocabularies_are_compared_in_one_pass() -> None:
+    """12,000 tokens each: to compare each with each would take minutes."""
+
+    def large(offset: int) -> PreTrainedTokenizerFast:
+        tokenizer = Tokenizer(models.BPE({f"t{n}": n - offset for n in range(offset, offset + 12_000)}, []))
+        tokenizer.decoder = decoders.ByteLevel()
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+    both = both_of(large(0), large(4_000))
+    assert len(both.to_theirs) == 8_000
+    assert both.to_theirs[6_000] == 2_000
+    assert str(both).startswith("8000 tokens are shared, 67% of the target's 12000 and 67% of the draft model's")
 
 
 def fresh(both: Vocabularies, tokens: list[int]) -> list[int]:

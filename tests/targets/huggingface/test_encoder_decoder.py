@@ -527,10 +527,9 @@ def test_a_draft_model_whose_texts_begin_otherwise_is_refused() -> None:
         LLM(target("t5"), target("mbart"))
 
 
-@pytest.mark.parametrize("way", ["string", "intersection"])
-def test_a_draft_model_with_another_tokenizer_is_refused(way: str) -> None:
-    with pytest.raises(PairError, match=f"draft_tokenizer='{way}' was asked of an encoder-decoder"):
-        LLM(target("t5"), "path/to/other", draft_tokenizer=way)
+def test_a_draft_model_with_another_tokenizer_is_refused() -> None:
+    with pytest.raises(PairError, match="draft_tokenizer='string' was asked of an encoder-decoder"):
+        LLM(target("t5"), "path/to/other", draft_tokenizer="string")
 
 
 def test_a_draft_model_that_begins_in_the_middle_of_a_text_reads_the_source_again() -> None:

@@ -14,26 +14,25 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
 from slipstream.core.target import Capabilities, Target, TargetOut
-from slipstream.drafters.draft_tokenizers import with_own_tokenizer
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.model import make
-from slipstream.drafters.registry import make_drafter
-from slipstream.drafters.string_match import complete
+from slipstream.drafters.rereader import Rereader
+from slipstream.drafters.string_match import complete, with_own_tokenizer
 from slipstream.errors import PairError, ParameterError
 from slipstream.llm import LLM
+from slipstream.models.rereading import Vocabularies
 from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
 from tests.drafters.fakes import MultiStepToy
-from tests.drafters.foreign_models import intersection, string_match
+from tests.drafters.foreign_models import string_match
 from tests.end_to_end.sampling import sample
 from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, wordpiece
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test, needed
 from tests.targets.toy import ToyTarget
 
-METHODS = ("intersection", "string")
 PAIRS = [("byte-level", "sentencepiece"), ("sentencepiece", "byte-level"), ("byte-level", "unigram"),
          ("unigram", "byte-level"), ("byte-level", "byte-level, other merges")]  # fmt: skip
 TEXT = (
@@ -84,17 +83,16 @@ class Told:
         self._checked.release(seq_id)
 
 
-def drafter_of(target: Target, ours: Any, model: Target, theirs: Any, method: str) -> Drafter:
-    return make(target, model=with_own_tokenizer(model, theirs, ours, target.vocab_size, method))
+def drafter_of(target: Target, ours: Any, model: Target, theirs: Any) -> Drafter:
+    return make(target, model=with_own_tokenizer(model, theirs, ours, target.vocab_size))
 
 
 def toy(tokenizer: Any, kind: type[ToyTarget] = ToyTarget, **own: Any) -> ToyTarget:
     return kind(len(TokenTexts(tokenizer, "a toy model").written), order=2, **{"seed": 5, "sharpness": 3.0} | own)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
-def test_greedy_text_is_the_targets(pair: tuple[str, str], method: str) -> None:
+def test_greedy_text_is_the_targets(pair: tuple[str, str]) -> None:
     """Texts of random tokens: halves of characters, stray bytes and special tokens among them. In batches, with drafts
     of every length, and from prompts of ids."""
     ours, theirs = (FAITHFUL[kind]() for kind in pair)
@@ -104,7 +102,7 @@ def test_greedy_text_is_the_targets(pair: tuple[str, str], method: str) -> None:
     truth = [Oracle(toy(ours)).greedy(prompt, 24) for prompt in prompts]
     for kind, most in ((ToyTarget, 4), (MultiStepToy, 7)):
         target = toy(ours)
-        guard = Guard(drafter_of(target, ours, toy(theirs, kind, seed=6), theirs, method), target)
+        guard = Guard(drafter_of(target, ours, toy(theirs, kind, seed=6), theirs), target)
         llm = LLM(target, guard, draft_tokens=most, max_batch=3)
         done = llm.generate(prompts, SamplingParams(max_tokens=24))
         assert [d.token_ids for d in done] == truth
@@ -112,9 +110,8 @@ def test_greedy_text_is_the_targets(pair: tuple[str, str], method: str) -> None:
         assert sum(d.stats.proposed for d in done) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
-def test_a_draft_model_that_agrees_is_accepted(pair: tuple[str, str], method: str) -> None:
+def test_a_draft_model_that_agrees_is_accepted(pair: tuple[str, str]) -> None:
     """It knows the text, in its own tokens; so nearly every draft token is the target's. Characters that take several
     tokens, and texts that the draft model splits elsewhere, cost little."""
     ours, theirs = (FAITHFUL[kind]() for kind in pair)
@@ -122,17 +119,15 @@ def test_a_draft_model_that_agrees_is_accepted(pair: tuple[str, str], method: st
     mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
     written = [*mine.begin, *mine.ids(text, first=mine.drops_space)]
     target = Told(mine, text, exactly=written)
-    guard = Guard(drafter_of(target, ours, Told(other, text), theirs, method), target)
+    guard = Guard(drafter_of(target, ours, Told(other, text), theirs), target)
     done = LLM(target, guard, draft_tokens=4).generate([written[:3]], SamplingParams(max_tokens=len(written) - 3))[0]
     assert done.token_ids == written[3:]
     assert guard.faults == 0
-    few = "unigram" in pair and method == "intersection"  # its words are other pieces
-    assert done.stats.acceptance_rate > (0.2 if few else 0.7)
-    assert done.stats.mean_acceptance_length > (1.5 if few else 2.9)
+    assert done.stats.acceptance_rate > 0.7
+    assert done.stats.mean_acceptance_length > 2.9
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_words_that_the_target_splits_elsewhere_are_drafted_from_its_own_tokens(method: str) -> None:
+def test_words_that_the_target_splits_elsewhere_are_drafted_from_its_own_tokens() -> None:
     """The text ends within a word that the draft model writes as one token, and goes on within it."""
     ours, theirs = byte_level(), byte_level(290, other=True)
     mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
@@ -140,7 +135,7 @@ def test_words_that_the_target_splits_elsewhere_are_drafted_from_its_own_tokens(
     for n in range(1, len(text)):
         head, tail = mine.ids(text[:n]), mine.ids(text[n:])
         target = Told(mine, text, exactly=[*head, *tail])
-        drafter = drafter_of(target, ours, Told(other, text), theirs, method)
+        drafter = drafter_of(target, ours, Told(other, text), theirs)
         seq = Sequence(head, SamplingParams(max_tokens=50))
         seq.kv_len = len(head) - 1
         draft = drafter.propose([seq], [4])
@@ -158,14 +153,13 @@ def test_half_a_character_is_continued(theirs: Any) -> None:
     whole = mine.ids(text)
     for n in range(1, len(whole)):
         cut = mine.bytes_of(whole[:n])
-        for method in METHODS:
-            target = Told(mine, text, exactly=whole)
-            drafter = drafter_of(target, ours, Told(other, text), theirs, method)
-            seq = Sequence(whole[:n], SamplingParams(max_tokens=50))
-            seq.kv_len = n - 1
-            ids = drafter.propose([seq], [3]).ids
-            assert text.encode().startswith(cut + mine.bytes_of(ids))
-            assert ids or (method == "intersection" and theirs is unigram() and complete(cut) != cut)
+        target = Told(mine, text, exactly=whole)
+        drafter = drafter_of(target, ours, Told(other, text), theirs)
+        seq = Sequence(whole[:n], SamplingParams(max_tokens=50))
+        seq.kv_len = n - 1
+        ids = drafter.propose([seq], [3]).ids
+        assert ids
+        assert text.encode().startswith(cut + mine.bytes_of(ids))
 
 
 def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
@@ -174,7 +168,7 @@ def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
     mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
 
     target = Told(mine, "a 🎈", exactly=mine.ids("a 🎈"))
-    drafter = drafter_of(target, ours, Told(other, "a 🎈"), theirs, "string")
+    drafter = drafter_of(target, ours, Told(other, "a 🎈"), theirs)
     for budget in range(1, 8):
         seq = Sequence(mine.ids("a"), SamplingParams(max_tokens=50))
         seq.kv_len = len(seq.tokens) - 1
@@ -184,8 +178,7 @@ def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
     assert complete(b"\xf0\x9f") == b""
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_end_of_the_text_is_drafted(method: str) -> None:
+def test_the_end_of_the_text_is_drafted() -> None:
     """Each model has a token of its own for it."""
     ours, theirs = byte_level(), sentencepiece()
     mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
@@ -199,7 +192,7 @@ def test_the_end_of_the_text_is_drafted(method: str) -> None:
 
     text = "The first name"
     target = Told(mine, text, exactly=[*mine.ids(text), mine.roles["eos"]])
-    drafter = drafter_of(target, ours, Ending(other, text), theirs, method)
+    drafter = drafter_of(target, ours, Ending(other, text), theirs)
     seq = Sequence(mine.ids("The first"), SamplingParams(max_tokens=50))
     seq.kv_len = len(seq.tokens) - 1
     draft = drafter.propose([seq], [8])
@@ -207,12 +200,9 @@ def test_the_end_of_the_text_is_drafted(method: str) -> None:
     assert draft.ids[-1] == mine.roles["eos"]
 
 
-@pytest.mark.parametrize(
-    ("method", "rule"), [("intersection", "block"), ("intersection", "rejection"), ("string", "rejection")]
-)
-def test_sampled_text_has_the_targets_distribution(method: str, rule: str) -> None:
+def test_sampled_text_has_the_targets_distribution() -> None:
     """Under penalties and filters, which name the target's tokens. G-test on the first three tokens; it would fail if
-    one of these parameters were ignored (tests/targets/test_translated.py enumerates every rule without them)."""
+    one of these parameters were ignored."""
 
     def target() -> ToyTarget:
         return ToyTarget(5, order=3, seed=21, sharpness=1.5)
@@ -220,9 +210,9 @@ def test_sampled_text_has_the_targets_distribution(method: str, rule: str) -> No
     params = SamplingParams(
         temperature=1.2, top_p=0.95, presence_penalty=0.5, logit_bias={1: 0.5}, bad_words=((2, 3),), max_tokens=4
     )
-    n, prompt, made = 4000, [0, 1, 2, 0, 3, 1, 2], target()
-    drafter = make_drafter("model", made, model=intersection()) if method == "intersection" else string_match(made)
-    seqs = sample(LLM(made, drafter, draft_tokens=2, max_batch=n, rule=rule), prompt, params, n, seed=7)
+    n, prompt, drawn = 4000, [0, 1, 2, 0, 3, 1, 2], target()
+    llm = LLM(drawn, string_match(drawn), draft_tokens=2, max_batch=n, rule="rejection")
+    seqs = sample(llm, prompt, params, n, seed=7)
     assert sum(seq.stats.accepted for seq in seqs) > 0.1 * n
     truth = joint_distribution(Oracle(target()), prompt, params)
     assert needed(truth, joint_distribution(Oracle(target()), prompt, replace(params, presence_penalty=0.0))) < n
@@ -230,13 +220,12 @@ def test_sampled_text_has_the_targets_distribution(method: str, rule: str) -> No
     assert p >= LEVEL, f"p = {p:.1e}"
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_form_is_kept_and_no_drawn_token_is_cut(method: str) -> None:
+def test_a_form_is_kept_and_no_drawn_token_is_cut() -> None:
     """Structured output over real tokenizers: greedy texts are those of plain decoding, sampled ones have the form."""
     pytest.importorskip("llguidance")
     ours, theirs = byte_level(), sentencepiece()
     target = toy(ours)
-    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs, method)
+    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs)
     form = Structured(regex="(The|first|name| |[0-9])+!")
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, max_tokens=20, structured=form, seed=3)
@@ -248,11 +237,10 @@ def test_a_form_is_kept_and_no_drawn_token_is_cut(method: str) -> None:
         assert set(done.text) <= set("Thefirstname 0123456789!")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_model_that_fails_costs_speed_only(method: str) -> None:
+def test_a_model_that_fails_costs_speed_only() -> None:
     ours, theirs = byte_level(), sentencepiece()
     target, model = toy(ours), toy(theirs, seed=6)
-    guard = Guard(drafter_of(target, ours, model, theirs, method), target)
+    guard = Guard(drafter_of(target, ours, model, theirs), target)
     run, calls = model.run, iter(range(10**6))
 
     def failing(*given: Any) -> TargetOut:
@@ -279,20 +267,19 @@ class TestFromFolders:
     """`LLM` and its option."""
 
     def test_another_tokenizer_is_refused_by_the_name_of_the_option(self, tiny: Tiny, foreign: Path) -> None:
-        with pytest.raises(PairError, match=r"do not share a vocabulary.*draft_tokenizer='intersection' or 'string'"):
+        with pytest.raises(PairError, match=r"do not share a vocabulary.*draft_tokenizer='string'"):
             LLM(tiny.target, draft=foreign, executor="torch")
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_texts_are_the_targets(self, tiny: Tiny, foreign: Path, method: str) -> None:
+    def test_texts_are_the_targets(self, tiny: Tiny, foreign: Path) -> None:
         load: dict[str, Any] = {"executor": "torch", "dtype": "float64"}
         prompts = ["def add(first", "naïve café 🎈 ☃", "SELECT"]
         plain = LLM(tiny.target, **load).generate(prompts, SamplingParams(max_tokens=16))
-        llm = LLM(tiny.target, draft=foreign, draft_tokenizer=method, draft_tokens=4, **load)
+        llm = LLM(tiny.target, draft=foreign, draft_tokenizer="string", draft_tokens=4, **load)
         done = llm.generate(prompts, SamplingParams(max_tokens=16))
         assert [d.token_ids for d in done] == [d.token_ids for d in plain]
         assert sum(d.stats.proposed for d in done) > 0
         assert sum(d.stats.drafter_faults for d in done) == 0
-        stacked = LLM(tiny.target, draft=["suffix", foreign], draft_tokenizer=method, draft_tokens=4, **load)
+        stacked = LLM(tiny.target, draft=["suffix", foreign], draft_tokenizer="string", draft_tokens=4, **load)
         assert [d.token_ids for d in stacked.generate(prompts, SamplingParams(max_tokens=16))] == [
             d.token_ids for d in plain
         ]
@@ -313,37 +300,25 @@ class TestFromFolders:
 
 def test_what_cannot_work_is_refused_by_name() -> None:
     ours, theirs = byte_level(), wordpiece(lowercase=True)
-    for method in METHODS:
-        with pytest.raises(PairError, match="the tokenizer of the draft model changes text"):
-            with_own_tokenizer(toy(theirs), theirs, ours, 330, method)
+    with pytest.raises(PairError, match="the tokenizer of the draft model changes text"):
+        with_own_tokenizer(toy(theirs), theirs, ours, 330)
     with pytest.raises(PairError, match="the tokenizer of the target changes text"):
-        with_own_tokenizer(toy(ours), ours, theirs, 160, "string")
+        with_own_tokenizer(toy(ours), ours, theirs, 160)
     with pytest.raises(PairError, match="the tokenizer of the draft model is unknown"):
-        with_own_tokenizer(toy(ours), None, ours, 330, "string")
-    with pytest.raises(ParameterError, match=r"draft_tokenizer is 'interjection'.*did you mean 'intersection'"):
-        LLM(toy(ours), draft_tokenizer="interjection")
+        with_own_tokenizer(toy(ours), None, ours, 330)
+    with pytest.raises(ParameterError, match=r"draft_tokenizer is 'strin'.*did you mean 'string'"):
+        LLM(toy(ours), draft_tokenizer="strin")
     with pytest.raises(ParameterError, match="draft_tokenizer is 'string', but the drafter 'ngram' loads no draft"):
         LLM(toy(ours), "ngram", draft_tokenizer="string")
-    with pytest.raises(PairError, match="'intersection', but the tokenizer of the target is unknown"):
-        LLM(toy(ours), toy(ours), draft_tokenizer="intersection")
-
-
-def test_a_target_that_changes_text_takes_shared_tokens() -> None:
-    """WordPiece: " the" is a token of both, and what it splits apart the draft model reads as it is written."""
-    ours, theirs = wordpiece(), byte_level()
-    target = toy(ours)
-    guard = Guard(drafter_of(target, ours, toy(theirs, seed=6), theirs, "intersection"), target)
-    prompts = [ours.encode("The first name"), [9, 4]]
-    done = LLM(target, guard, draft_tokens=4).generate(prompts, SamplingParams(max_tokens=20))
-    assert [d.token_ids for d in done] == [Oracle(toy(ours)).greedy(prompt, 20) for prompt in prompts]
-    assert guard.faults == 0
+    with pytest.raises(PairError, match="'string', but the tokenizer of the target is unknown"):
+        LLM(toy(ours), toy(ours), draft_tokenizer="string")
 
 
 def test_unknown_characters_do_not_stop_drafts() -> None:
     """The draft model has no token for a snowman: it reads the text without it."""
     ours, theirs = byte_level(), unigram()
     target = toy(ours)
-    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs, "string")
+    drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs)
     seq = Sequence(ours.encode("The ⛄ first"), SamplingParams(max_tokens=20))
     seq.kv_len = len(seq.tokens) - 1
     assert len(drafter.propose([seq], [3])) > 0
@@ -357,7 +332,7 @@ def test_a_special_token_of_both_is_drafted_and_ends_the_draft() -> None:
     written = [*other.ids(" name"), 1, *other.ids(" first")]
     start = other.ids("The first")
     target, model = toy(ours), Told(other, "", exactly=[*start, *written])
-    drafter = drafter_of(target, ours, model, theirs, "string")
+    drafter = drafter_of(target, ours, model, theirs)
     seq = Sequence(mine.ids("The first"), SamplingParams(max_tokens=50))
     seq.kv_len = len(seq.tokens) - 1
     assert drafter.propose([seq], [9]).ids == [*mine.ids(" name"), 1]
@@ -366,17 +341,35 @@ def test_a_special_token_of_both_is_drafted_and_ends_the_draft() -> None:
 def test_a_text_longer_than_the_draft_models_context_is_drafted_on() -> None:
     ours, theirs = byte_level(), sentencepiece()
     target = toy(ours)
-    guard = Guard(drafter_of(target, ours, toy(theirs, seed=6, context=32), theirs, "string"), target)
+    guard = Guard(drafter_of(target, ours, toy(theirs, seed=6, context=32), theirs), target)
     done = LLM(target, guard, draft_tokens=3).generate([[40, 41]], SamplingParams(max_tokens=80))[0]
     assert done.token_ids == Oracle(toy(ours)).greedy([40, 41], 80)
     assert guard.faults == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, tmp_path: Path, method: str) -> None:
+def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, tmp_path: Path) -> None:
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     theirs, ours = tokenizer_of(tmp_path), tokenizer_of(tiny.target)
-    model = with_own_tokenizer(Decoder.load(tmp_path, executor="torch"), theirs, ours, 320, method)
+    model = with_own_tokenizer(Decoder.load(tmp_path, executor="torch"), theirs, ours, 320)
     done = LLM(tiny.target, model, executor="torch", device="cpu").generate("def", SamplingParams(max_tokens=8))
     assert done[0].stats.drafter_faults == 0
+
+
+def test_what_was_read_for_an_earlier_text_is_not_computed_again(tiny: Tiny) -> None:
+    model = Decoder.load(tiny.draft, executor="torch", dtype="float64")
+    ours, theirs, rows = byte_level(), tokenizer_of(tiny.draft), list[int]()
+    both = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), (len(ours), 320))
+    reader, memory = Rereader(model, both), model.capabilities.memory
+    text = ours.encode("def add(first, second):\n    return first + second\n" * 3)
+    for _ in range(2):
+        seq = Sequence(text, prefix_cache=True)
+        reading = reader.follow(seq, len(text))
+        rows.append(len(reading.pending))
+        model.run([reading], Draft.empty(1))
+        model.commit([reading], [[]])
+        reading.kv_len = len(reading.tokens)
+        reader.keep(seq.id)
+        reader.release(seq.id)
+    assert memory is not None
+    assert rows[1] == rows[0] - memory.block
