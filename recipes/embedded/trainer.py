@@ -34,12 +34,11 @@ from recipes.embedded.tokenizer import ASSISTANT, END, PRE_TOKENIZERS, special_i
 from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
-from slipstream.training.display import Display
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
 from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products
 from slipstream.training.methods import LayerSkipOptions
 from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
-from slipstream.training.schedule import Progress, Schedule
+from slipstream.training.schedule import Display, Progress, Schedule
 from slipstream.training.training_settings import check_budget
 
 TARGET = ModelShape()

@@ -26,9 +26,8 @@ from slipstream.training.trainable import ModelObjective, load_trainable
 def dropout_rates(layers: int, p_max: float, progress: float = 1.0) -> list[float]:
     """Rates `p_l = S(t) D(l) p_max` with `D(l) = exp(l ln2 / (L-1)) - 1` (section 4.1.1), l = 0..L-1.
 
-    Args:
-        progress: training progress in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for
-            training from scratch. 1 gives the constant schedule of its fine-tuning runs.
+    progress: in [0, 1]; `S(t) = exp(t ln2 / (T-1)) - 1`, the paper's choice for training from scratch. 1 gives the
+    constant schedule of its fine-tuning runs.
     """
     time = math.exp(progress * math.log(2)) - 1
     if layers == 1:

@@ -23,7 +23,6 @@ from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
-from slipstream.training.display import Display
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
@@ -35,7 +34,7 @@ from slipstream.training.resume_state import (
     read_state,
     save_checkpoint,
 )
-from slipstream.training.schedule import Progress, Schedule
+from slipstream.training.schedule import Display, Progress, Schedule
 from slipstream.training.training_settings import LoopConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -35,7 +35,6 @@ from slipstream.settings import check_executor
 from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
 from slipstream.training.data import Encoder, Prepared, check_sources, open_stream, prepare_data
-from slipstream.training.display import counted
 from slipstream.training.features import HiddenCache, Teacher, device_of
 from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS
@@ -43,6 +42,7 @@ from slipstream.training.objective import Objective
 from slipstream.training.regenerate import Prompts, RegenerateConfig, prefixes, regenerate, self_prompts
 from slipstream.training.resume_state import check_same, read_state, write_json, writing
 from slipstream.training.run_report import estimate, run_card
+from slipstream.training.schedule import counted
 from slipstream.training.training_settings import COUNT, FROM_ZERO, SHARE, TWO, Checked, LoopConfig, checked
 from slipstream.zoo import checkpoint_of
 
