@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from slipstream.cli import render
-from slipstream.cli.loading import checkpoint, quieten
+from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ParameterError
 from slipstream.settings import HEAD_FORMATS, SMALL_HEAD, one_of
-from slipstream.zoo import EMBEDDED
+from slipstream.zoo import EMBEDDED, checkpoint_of
 
 
 @grouped
@@ -48,7 +48,7 @@ def convert(
         return
     from slipstream.models.gguf_convert import convert_to_gguf
 
-    made = convert_to_gguf(checkpoint(model, "target"), place, quantize or "f16")
+    made = convert_to_gguf(str(checkpoint_of(model, "target")), place, quantize or "f16")
     if as_json:
         print(json.dumps(asdict(made) | {"file": str(made.file)}))
         return
@@ -67,8 +67,8 @@ def convert(
 def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) -> None:
     from slipstream.heads.head_convert import convert_head
 
-    source = checkpoint(model, "medusa" if to == "medusa" else "eagle3")
-    made = convert_head(source, to, folder, target and checkpoint(target, "target"))
+    source = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
+    made = convert_head(source, to, folder, target and str(checkpoint_of(target, "target")))
     if as_json:
         print(json.dumps(asdict(made) | {"folder": str(made.folder)}))
         return

@@ -39,8 +39,6 @@ METHODS = {"rejection": "standard", "block": "block"}
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Which engine decodes."""
-
     PANEL: ClassVar[str] = "Engine"
     engine: str = option(OURS, "slipstream, or vllm: vLLM's server, started and ended with this command.")
     vllm_python: Path | None = option(

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StructuredOptions:
-    """See `Structured`."""
-
     PANEL: ClassVar[str] = "Structured output"
     json_schema: str | None = option(None, "JSON schema that the text meets: a file, or JSON.", metavar="FILE|JSON")
     json_object: bool = option(False, "The text is a JSON object.")

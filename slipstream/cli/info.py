@@ -156,6 +156,13 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     refused = f"; not native: {found['not_native']}" if found["not_native"] else ""
     missing = [name for name in DRAFTERS if name not in found["drafters"]]
     context, source = render.context(found["context"], "tokens"), found["source_context"]
+    distances = []
+    if accuracy := found["native"]:
+        distances = [("int8 products", accuracy["int8_products"]), ("bfloat16", accuracy["bfloat16_products"])]
+        for name, d in accuracy["distances"].items():
+            text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
+            distances.append((SETTINGS[name], text if d["refused"] is None else f"not supported: {d['refused']}"))
+        distances.append(("measured on", accuracy["measured_on"]))
     return [
         ("model", found["model"] + ("" if found["folder"] == found["model"] else f"  ({found['folder']})")),
         ("architecture", f"{found['architecture']}, {found['layers']} layers of width {found['hidden_size']}"),
@@ -179,16 +186,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("chat template", render.yes(found["chat_template"])),
         ("executor", f"{found['executor']} on {found['device']}{refused}"),
         ("drafters", f"all but {', '.join(missing)}" if missing else "all"),
-        *(native_rows(found["native"]) if found["native"] else ()),
+        *distances,
     ]
-
-
-def native_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    made = [("int8 products", found["int8_products"]), ("bfloat16", found["bfloat16_products"])]
-    for name, d in found["distances"].items():
-        text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
-        made.append((SETTINGS[name], text if d["refused"] is None else f"not supported: {d['refused']}"))
-    return [*made, ("measured on", found["measured_on"])]
 
 
 def positions(found: dict[str, Any]) -> str:

@@ -92,11 +92,6 @@ def loading(quiet: bool) -> Iterator[Any]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def checkpoint(name: str, role: str) -> str:
-    """Folder or hub id of a name given on the command line; role: "target" or "draft"."""
-    return str(checkpoint_of(name, role))
-
-
 def banner(llm: LLM, models: ModelOptions) -> str:
     """One line: drafter, draft length, rule, models, and what the target runs on."""
     models_text = f"target {models.target}"

@@ -46,8 +46,6 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the result goes."""
-
     out: Path | None = option(None, "Write the result and its provenance to this JSON file.")
     as_json: bool = option(False, "Print the result as JSON.", "--json")
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The load on servers."""
-
     PANEL: ClassVar[str] = "Servers"
     concurrency: str | None = option(
         None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
 from slipstream.cli.contenders import values_of
-from slipstream.cli.loading import checkpoint, load, quieten
+from slipstream.cli.loading import load, quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
-from slipstream.cli.simulate_tables import HARDWARE, section, show_advice, show_known_pairs
+from slipstream.cli.simulate_tables import HARDWARE, lengths, plan, show_advice, show_known_pairs
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.plan.roofline import Hardware, ModelSize
@@ -26,8 +27,6 @@ BATCHES = "1,4,16,64,256"
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Draft length and acceptance rates."""
-
     PANEL: ClassVar[str] = "Acceptance and drafts"
     alpha: float | None = option(
         None, "Acceptance rate of a draft token.", shown="the published rate of the pair, else 0.7"
@@ -51,8 +50,6 @@ class CostOptions:
 
 @dataclass(frozen=True)
 class HardwareOptions:
-    """Hardware to predict for, with a roofline model."""
-
     PANEL: ClassVar[str] = "Hardware"
     hardware: str | None = option(None, "Hardware preset: a100, h100, h200, rtx3090 or rtx4090.")
     gpus: int | None = option(None, "Number of devices.", shown="as many as memory requires")
@@ -69,8 +66,6 @@ class HardwareOptions:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Lists in place of a prediction."""
-
     PANEL: ClassVar[str] = "Lists"
     pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
     advice: bool = option(False, "What to do in which situation, with commands.")
@@ -111,7 +106,7 @@ def simulate(
     if as_json:
         print(json.dumps(result))
     else:
-        render.section(section(result))
+        render.section(plan(result) if given else lengths(result))
 
 
 def _lengths(
@@ -225,7 +220,7 @@ def _model(name: str, role: str) -> ModelSize:
     if unit and not isinstance(size, str):
         return ModelSize.like_llama(size * unit, name)
     if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
-        return ModelSize.of(facts(checkpoint(name, role)), name)
+        return ModelSize.of(facts(str(checkpoint_of(name, role))), name)
     raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
 
 

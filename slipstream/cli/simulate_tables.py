@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from slipstream.theory.forecast import Forecast
 
 
-def section(found: dict[str, Any]) -> Section:
-    return lengths(found) if "lengths" in found else plan(found)
-
-
 def lengths(found: dict[str, Any]) -> Section:
     columns = [Column("K"), Column("tokens per step", digits=2), Column("step cost", digits=2), Column("speed-up", "x"),
                Column("break-even"), words("")]  # fmt: skip

@@ -23,8 +23,6 @@ from slipstream.training.training_settings import LoopConfig
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Target, training data and output folder."""
-
     PANEL: ClassVar[str] = "Data"
     out: Path | None = option(None, "Output folder.", shown="runs/METHOD")
     target: str = option("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
@@ -85,10 +83,8 @@ class TextOptions:
 def start(kind: str, data: DataOptions, loop: LoopOptions, texts: TextOptions, options: Any) -> None:
     """Prepare, print the estimate, and train unless it is a dry run. options: of the method."""
     if not data.data and not data.self_tokens:
-        raise ParameterError(
-            "no training data was given",
-            fix="give --data, a file or a folder; or --self TOKENS for a chat model",
-        )
+        fix = "give --data, a file or a folder; or --self TOKENS for a chat model"
+        raise ParameterError("no training data was given", fix=fix)
     quieten()
     from slipstream.training.run import RunConfig, prepare
     from slipstream.training.run_report import LIMIT

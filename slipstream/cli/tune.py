@@ -78,8 +78,6 @@ class TuneModels(LabModels):
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A running server."""
-
     PANEL: ClassVar[str] = "A running server"
     base_url: str | None = option(None, "Watch the counters of this server instead of models.", metavar="URL")
     watch: float = option(10.0, "Seconds to watch; nothing is sent.", min=0)

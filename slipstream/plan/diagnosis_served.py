@@ -78,7 +78,6 @@ def diagnose_served(counters: Mapping[str, Any] | None, c: float) -> dict[str, A
 
 
 def evidence(counters: Mapping[str, Any]) -> list[str]:
-    """What the counters say, in sentences."""
     said, rates = [], counters["accepted_at"] or []
     if counters["mean_acceptance_length"]:
         said.append(f"a step with a draft gives {counters['mean_acceptance_length']:.2f} tokens")

@@ -76,16 +76,6 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
     assert "llama_" not in done.said  # nothing of its log
 
 
-def test_pairs_and_measurements_take_the_file(cli, tiny, file: Path) -> None:
-    pair = cli("info", tiny.target, file)
-    assert pair.code == 0
-    bench = cli(
-        "bench", "-m", file, "--drafter", "suffix",
-        *["--threads", "1", "--prompts", "1", "--rounds", "1", "-n", "8", "--json"],
-    )  # fmt: skip
-    assert bench.code == 0, bench.said
-
-
 def test_bad_files_are_one_message(cli, folder: Path, file: Path) -> None:
     (folder / "cut.gguf").write_bytes(file.read_bytes()[:-100])
     (folder / "bare.gguf").write_bytes(tiny_model())

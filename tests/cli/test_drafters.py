@@ -18,11 +18,6 @@ def test_lists_every_registered_drafter_with_what_it_needs(cli):
     assert rows["eagle3"]["needs"] == "a trained head"
 
 
-def test_the_table_names_every_drafter(cli):
-    said = cli("drafters").out
-    assert all(f"\n {name} " in said for name in DRAFTERS)
-
-
 def test_shows_the_draft_lengths_that_are_in_force(cli):
     """Those of the banner of `generate`, and the one that `tune`, `verify` and `trace` fix."""
     rows = json.loads(cli("drafters", "--json").out)

@@ -89,17 +89,6 @@ def test_a_mixture_of_experts_is_named_as_a_cause():
     assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
 
 
-def test_drafts_that_are_too_long_are_shortened_first():
-    long = replace(
-        GOOD, draft_tokens=16, position_rates=tuple(geometric_rates(0.5, 16)), drafted=(1.0,) * 16, draft_each=0.001
-    )
-    found = diagnose(long)
-    assert found.cause == "drafts too long"
-    assert 1 <= found.best_length < 6
-    assert found.fix == f"lower --draft-tokens to {found.best_length}"
-    assert found.best_speedup == pytest.approx(long.prediction(found.best_length).speedup)
-
-
 def test_measurements_count_more_than_predictions():
     slow = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)))
     assert (slow.speedup, slow.reason) == (0.8, "")
