@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.contenders import LabModels, contender, values_of
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, contender, finish, unfinished, values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
 from slipstream.cli.servers import LoadOptions, bench_servers, of_servers, short

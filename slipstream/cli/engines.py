@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
-from slipstream.cli.contenders import LabModels, parsed
+from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.drafters.draft_plan import DraftPlan

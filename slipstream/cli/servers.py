@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.contenders import values_of
 from slipstream.cli.engines import EngineOptions
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
+from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished, values_of
 from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli import render
-from slipstream.cli.contenders import values_of
 from slipstream.cli.loading import load, quieten
+from slipstream.cli.measuring import values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
 from slipstream.cli.simulate_tables import HARDWARE, lengths, plan, show_advice, show_known_pairs

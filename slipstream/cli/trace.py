@@ -8,9 +8,8 @@ import typer
 from rich.text import Text
 
 from slipstream.cli import render
-from slipstream.cli.contenders import LabModels
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import OutputOptions, finish, show_section, unfinished
+from slipstream.cli.measuring import LabModels, OutputOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError

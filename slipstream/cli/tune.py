@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.contenders import LabModels
 from slipstream.cli.engines import EngineOptions, compared, started
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, show_section, unfinished, writable
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished, writable
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.cli.servers import LoadOptions, arms_of, changed, of_servers

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slipstream.bench.results import FORMAT_VERSION
-from slipstream.cli.contenders import LabModels, values_of
+from slipstream.cli.measuring import LabModels, values_of
 from slipstream.errors import ParameterError
 
 

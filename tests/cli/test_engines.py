@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import typer
 
-from slipstream.cli.contenders import LabModels
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
+from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.servers import LoadOptions
 from slipstream.cli.tune import TuneModels

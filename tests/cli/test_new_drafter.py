@@ -15,7 +15,7 @@ import slipstream.drafters
 from slipstream import LLM, SamplingParams
 from slipstream.bench.configs import Choice, others
 from slipstream.bench.measure import recreated_per_pass
-from slipstream.cli.contenders import LabModels
+from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs

@@ -19,7 +19,7 @@ from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from slipstream import LLM, SamplingParams
-from slipstream.cli.contenders import LabModels
+from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter
