@@ -6,44 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models import gguf_convert
 from slipstream.models.facts import facts
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_tokenizer import WHOLE, GgufTokenizer
+from slipstream.models.gguf_tokenizer import SPLITS, WHOLE, GgufTokenizer
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
 from slipstream.targets.describe import as_target
 from tests.checkpoints import TEXTS, Tiny, clone, make_model
-from tests.models.tokenizer_kinds import sentencepiece
+from tests.models.tokenizer_kinds import byte_level, sentencepiece
 
 pytest.importorskip("gguf")
 
 TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # 12345\r\n\x00end"
 CHAT = [{"role": "user", "content": "hello"}]
-QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-
-
-def byte_level(split: str | None) -> Tokenizer:
-    """Byte-level BPE that splits texts as GPT-2 does, or by a pattern."""
-    tokenizer = Tokenizer(models.BPE())
-    own: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    if split is not None:
-        own = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), own])
-    tokenizer.pre_tokenizer, tokenizer.decoder = own, decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=318, special_tokens=["<|end|>", "<|user|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
-    tokenizer.add_tokens(["<added>"])
-    return tokenizer
 
 
 def folder(path: Path, tokenizer: Tokenizer, **special: str) -> Path:
@@ -78,10 +58,12 @@ def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) 
     assert facts(file).tokenizer.tokens == facts(tiny.target).tokenizer.tokens  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("split", [None, QWEN2], ids=["gpt2", "qwen2"])
+@pytest.mark.parametrize("split", [None, SPLITS["qwen2"][0]], ids=["gpt2", "qwen2"])
 def test_llamacpp_encodes_byte_level_texts_in_the_same_way(tmp_path: Path, split: str | None) -> None:
     """Its own tokenizer, for files that do not hold tokenizer.json."""
-    source = folder(tmp_path / "m", byte_level(split), eos_token="<|end|>")
+    tokenizer = Tokenizer.from_str(byte_level(318, split=split).backend_tokenizer.to_str())
+    tokenizer.add_tokens(["<added>"])
+    source = folder(tmp_path / "m", tokenizer, eos_token="<|end|>")
     own, theirs = llamas_own(converted(source)), load_tokenizer(source)
     for text in (TEXT, "<|user|>hi <added><|end|>", "", " ", "  two", *TEXTS):
         assert own.encode(text) == theirs.encode(text)

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 TEXTS = [
@@ -23,10 +23,13 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 @cache
-def byte_level(size: int = 330, other: bool = False) -> PreTrainedTokenizerFast:
-    """As GPT-2's and Llama 3's: BPE over bytes, without a BOS."""
+def byte_level(size: int = 330, other: bool = False, split: str | None = None) -> PreTrainedTokenizerFast:
+    """As GPT-2's and Llama 3's: BPE over bytes, without a BOS. split: what words are, if not as for GPT-2."""
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    if split is not None:
+        words = pre_tokenizers.Split(Regex(split), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([words, made.pre_tokenizer])
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=["<|end|>", "<|user|>"],
