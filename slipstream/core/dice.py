@@ -62,8 +62,8 @@ class Dice:
         places: dict[tuple[int, int], int] = {}  # nodes of equal depth share their noise: it is drawn once
         rows = [places.setdefault(place, len(places)) for place in zip(owner, depth, strict=True)]
         noise = np.stack([self._streams[b].gumbel(self._positions[b] + d, vocab) for b, d in places])
-        own = noise if len(places) == len(rows) else noise[rows]
-        return (probs.log() + torch.from_numpy(own).to(probs.device)).argmax(-1)
+        noise = noise if len(places) == len(rows) else noise[rows]
+        return (probs.log() + torch.from_numpy(noise).to(probs.device)).argmax(-1)
 
 
 def invert(probs: Tensor, u: Tensor) -> Tensor:

@@ -260,9 +260,12 @@ class Verdict:
 
     def part(self, members: Seq[int]) -> Verdict:
         """The verdict of these sequences alone, in this order."""
-        of = members
-        return Verdict([self.path[b] for b in of], [self.next[b] for b in of], [self.finish[b] for b in of],
-                       [self.cut[b] for b in of])  # fmt: skip
+        return Verdict(
+            [self.path[b] for b in members],
+            [self.next[b] for b in members],
+            [self.finish[b] for b in members],
+            [self.cut[b] for b in members],
+        )
 
     def accepted(self, b: int) -> int:
         """How many draft tokens of sequence `b` are accepted."""

@@ -53,11 +53,11 @@ def plain_steps(
     with host_threads(capabilities.torch_threads), StepClock(seqs) as clock:
         sampling = step_sampling(seqs, rule, steps, target.vocab_size)
         try:
-            decoded = clock.target(capabilities.multi_step.decode_steps, seqs, steps, sampling)
+            decoded = clock("target", capabilities.multi_step.decode_steps, seqs, steps, sampling)
         except TargetError:
             return False  # not finite somewhere, perhaps after a stop: single steps will tell, and name the sequence
         if not drafter.traits.drafts and all(seq.params.logprobs is None for seq in seqs):
-            clock.verify(_take_at_once, seqs, decoded.tokens.T.tolist())
+            clock("verify", _take_at_once, seqs, decoded.tokens.T.tolist())
         else:
             _take_one_by_one(seqs, decoded, drafter, clock)
     return True
@@ -115,9 +115,9 @@ def _take_one_by_one(seqs: Seq[Sequence], decoded: DecodedSteps, drafter: Drafte
         draft = Draft.empty(len(rows), logits.device)
         out = TargetOut(logits if len(rows) == len(seqs) else logits[rows], splits=range(len(rows) + 1))
         picked = Verdict([[]] * len(rows), [picks[b] for b in rows], [None] * len(rows), [False] * len(rows))
-        verdict = clock.verify(stop, going, draft, picked)
+        verdict = clock("verify", stop, going, draft, picked)
         record(going, draft, out, verdict)
-        clock.draft(drafter.observe, going, draft, out, verdict)
+        clock("draft", drafter.observe, going, draft, out, verdict)
         rows = [b for b in rows if not seqs[b].finish]
         if not rows:
             break

@@ -45,11 +45,11 @@ class Stream:
 
     def uniforms(self, purpose: int, position: int, n: int) -> np.ndarray:
         """`n` doubles in [0, 1) that belong to `position` (the index of the token being decided)."""
-        own = _philox
-        own.key[:] = self.seed, purpose
-        own.counter[:] = 0, position, self.nonce, 0
-        own.bits.state = own.state
-        return own.random(n)
+        philox = _philox
+        philox.key[:] = self.seed, purpose
+        philox.counter[:] = 0, position, self.nonce, 0
+        philox.bits.state = philox.state
+        return philox.random(n)
 
     def gumbel(self, position: int, n: int) -> np.ndarray:
         """`n` standard Gumbel doubles for `position`: the shared noise of the rule `coupled`.

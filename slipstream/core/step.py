@@ -39,20 +39,20 @@ def step(
                   nothing and gain no token.
     """
     with host_threads(target.capabilities.torch_threads), StepClock([*seqs, *prompts]) as clock:
-        draft = clock.draft(drafter.propose, seqs, list(map(budget, seqs, for_each(seqs, draft_tokens))))
-        draft = clock.draft(prune, seqs, draft)
+        draft = clock("draft", drafter.propose, seqs, list(map(budget, seqs, for_each(seqs, draft_tokens))))
+        draft = clock("draft", prune, seqs, draft)
         whole = draft.padded(len(prompts))
-        out = clock.target(target.run, [*seqs, *prompts], whole, drafter.traits.taps)
-        verdict = clock.verify(decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule)
-        verdict = clock.verify(stop, seqs, draft, verdict)
-        clock.target(target.commit, [*seqs, *prompts], verdict.path + [[] for _ in prompts])
+        out = clock("target", target.run, [*seqs, *prompts], whole, drafter.traits.taps)
+        verdict = clock("verify", decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule)
+        verdict = clock("verify", stop, seqs, draft, verdict)
+        clock("target", target.commit, [*seqs, *prompts], verdict.path + [[] for _ in prompts])
         record(seqs, draft, out, verdict)
         for seq in prompts:
             seq.read_chunk()
         drafted = out.part(0, len(seqs), whole) if prompts else out
-        clock.draft(drafter.observe, seqs, draft, drafted, verdict)
+        clock("draft", drafter.observe, seqs, draft, drafted, verdict)
         if prompts:
-            clock.draft(read_prompts, drafter, prompts, out.part(len(seqs), whole.batch, whole))
+            clock("draft", read_prompts, drafter, prompts, out.part(len(seqs), whole.batch, whole))
     return verdict
 
 

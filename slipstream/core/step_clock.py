@@ -18,7 +18,7 @@ class StepClock:
     """Times the calls of a step by phase (see `SpecStats.seconds`) and shares the whole among the sequences at the end:
 
         with StepClock(seqs) as clock:
-            draft = clock.draft(drafter.propose, seqs, budgets)
+            draft = clock("draft", drafter.propose, seqs, budgets)
 
     What is not timed as another phase is "host". A step that raises is not counted.
     """
@@ -29,19 +29,8 @@ class StepClock:
         self._seqs = seqs
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
-    def draft(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """call(*args), proposing or observing."""
-        return self._timed("draft", call, *args, **kwargs)
-
-    def target(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """call(*args), the forward or its commit."""
-        return self._timed("target", call, *args, **kwargs)
-
-    def verify(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """call(*args): distributions, the rule, stops."""
-        return self._timed("verify", call, *args, **kwargs)
-
-    def _timed(self, phase: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, phase: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """call(*args), timed as this phase."""
         began = perf_counter()
         try:
             return call(*args, **kwargs)

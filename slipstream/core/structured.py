@@ -74,7 +74,7 @@ class Structured(Strict):
     trigger: Trigger | None = None
 
     def __post_init__(self) -> None:
-        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False) or self._is_schema(kind)]
+        given = [kind for kind in KINDS if self._names(kind)]
         if len(given) != 1:
             raise ParameterError(
                 f"structured names {' and '.join(given) or 'no form'}, must name exactly one of {', '.join(KINDS)}",
@@ -99,13 +99,14 @@ class Structured(Strict):
             if self.tokens is not None or self.after is not None:
                 raise _wrong("trigger", self.trigger, "None with tokens or after")
 
-    def _is_schema(self, kind: str) -> bool:
-        return kind == "json_schema" and self.json_schema is not None  # False is a schema, if one that nothing meets
+    def _names(self, kind: str) -> bool:
+        value = getattr(self, kind)
+        return value is not None and (value is not False or kind == "json_schema")  # False: a schema that nothing meets
 
     @property
     def kind(self) -> str:
         """Which of `KINDS` it is."""
-        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+        return next(kind for kind in KINDS if self._names(kind))
 
 
 def _schema_text(schema: Any) -> str:
@@ -124,9 +125,7 @@ def _schema_text(schema: Any) -> str:
 
 
 def _choices(name: str, choice: Any) -> tuple[str, ...]:
-    if isinstance(choice, (str, Mapping)) or not isinstance(choice, Seq) or not choice:
-        raise _wrong(name, choice, "a list of strings")
-    for text in choice:
+    for text in _list(name, choice, "strings"):
         if not isinstance(text, str) or not text:
             raise _wrong(name, choice, "a list of strings that are not empty")
         check_text(f"structured.{name}", text)
@@ -134,12 +133,16 @@ def _choices(name: str, choice: Any) -> tuple[str, ...]:
 
 
 def _tokens(tokens: Any) -> tuple[int, ...]:
-    if isinstance(tokens, (str, Mapping)) or not isinstance(tokens, Seq) or not tokens:
-        raise _wrong("tokens", tokens, "a list of token ids")
-    for token in tokens:
+    for token in _list("tokens", tokens, "token ids"):
         if type(token) is not int or token < 0:
             raise _wrong("tokens", token, "a token id")
     return tuple(tokens)
+
+
+def _list(name: str, value: Any, what: str) -> Seq[Any]:
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Seq) or not value:
+        raise _wrong(name, value, f"a list of {what}")
+    return value
 
 
 def _wrong(name: str, value: Any, must: str) -> ParameterError:

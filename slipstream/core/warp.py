@@ -76,8 +76,7 @@ def first_maxima(logits: Tensor) -> list[int]:
         finite, tops = _finite(best.values), best.indices
     if not finite:
         raise _no_distribution(logits, logits)
-    found: list[int] = tops.tolist()
-    return found
+    return tops.tolist()  # type: ignore[no-any-return]
 
 
 def _finite(sample: Tensor) -> bool:
@@ -204,9 +203,9 @@ def distributions(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> Tensor:
         return warp(logits, first)
     rows = []
     for b, seq in enumerate(seqs):
-        own = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1]  # [1 + N_b, V]
+        rows_of_b = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1]  # [1 + N_b, V]
         outputs = histories(seq, draft, b) if seq.params.needs_history else None
-        rows.append(_warped(own, seq, seq.params, outputs))
+        rows.append(_warped(rows_of_b, seq, seq.params, outputs))
     return torch.cat(rows)
 
 

@@ -3,12 +3,11 @@
 Each draft token is sampled from the model's distribution, warped by the request's parameters. That distribution is q
 (Leviathan et al. 2211.17192, section 2.3). At temperature 0 the draft token is the argmax, a point mass.
 
-If the model can decode several steps in one call, requests whose only sampling parameter is a temperature are drafted
-that way. Some models return the float64 distributions that they sampled from. Others pick each token in their own
-precision, with the same random numbers that single steps use; the host then repeats the pick in float64 from the
-returned logits. The two differ about once in a hundred thousand tokens. The host's token is then kept and the chain
-ends with it, because the tokens after it were computed for another prefix. So q is exactly the distribution that each
-draft token was drawn from, and the length of a chain depends only on the random numbers of the tokens that are kept.
+If the model decodes several steps in one call, requests whose only sampling parameter is a temperature are drafted that
+way. Models that pick tokens in their own precision use the random numbers of single steps, and the host repeats each
+pick in float64 from the returned logits. Where the two differ (once in a hundred thousand tokens), the host's token is
+kept and the chain ends with it: the tokens after it were computed for another prefix. So q is exactly what each draft
+token was drawn from, and the length of a chain depends only on the random numbers of the tokens that are kept.
 
 A fault after a token was drawn may depend on that token: the model may fail, or no token may be possible after it. The
 chain then ends with the token. To drop the token, or the whole draft, would bias the output.
@@ -92,7 +91,8 @@ class Chains:
                 while rows:
                     rows = self._in_one_call(seqs, rows, depth, chains)
             except Exception:  # perhaps only after some tokens: token by token with the same random numbers tells
-                self._clear(chains, rows)
+                for b in rows:
+                    chains[b] = Chain()
                 other = sorted({*other, *rows})
         if other:
             self._token_by_token(seqs, other, depth, chains)
@@ -100,11 +100,7 @@ class Chains:
         q = joint(tokens, [chain.probs for chain in chains], self.vocab_size)
         return Draft.chains(tokens, q, self.source.device)
 
-    def _clear(self, chains: Seq[Chain], rows: Seq[int]) -> None:
-        for b in rows:
-            chains[b].tokens, chains[b].probs = [], None
-
-    def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: Seq[Chain]) -> list[int]:
+    def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: list[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
         steps = max(depth[b] for b in rows)
         left = [b for b in rows if self.source.room(seqs[b]) < steps]
@@ -125,8 +121,7 @@ class Chains:
                 if drawn.probs is None:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
-            chains[b].tokens = chain[:most]
-            chains[b].probs = None if probs is None else probs[:most]
+            chains[b] = Chain(chain[:most], None if probs is None else probs[:most])
         return left
 
     def _again(self, probs: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
@@ -224,7 +219,6 @@ class MaskedPass:
         return torch.stack([self._logits[seq.id][len(chains[0])] for seq in seqs])
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """See `Source`."""
         logits = torch.stack(self._run(seqs, [steps] * len(seqs)), 1)  # [K, R, V']
         return DecodedSteps(torch.stack([sampling.pick(x.double(), j) for j, x in enumerate(logits)]), logits)
 

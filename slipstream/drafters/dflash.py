@@ -67,8 +67,8 @@ class DFlashDrafter(HeadDrafter):
             self._ran = [seq.id for seq in seqs], self._blocks(seqs, self._depth)
         ids, logits = self._ran
         before = [[*seq.tokens[-1:], *chain][-1] for seq, chain in zip(seqs, chains, strict=True)]
-        mine = logits[[ids.index(seq.id) for seq in seqs], drafted]  # [R, V], a copy
-        return self.runtime.head.after(mine, torch.tensor(before, device=self.device))
+        rows = logits[[ids.index(seq.id) for seq in seqs], drafted]  # [R, V], a copy
+        return self.runtime.head.after(rows, torch.tensor(before, device=self.device))
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
         """Tokens [K, R] and logits [K, R, V]."""

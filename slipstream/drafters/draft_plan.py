@@ -77,7 +77,7 @@ def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
     Raises ParameterError if a draft model is needed and none is named.
     """
     if not names:
-        return (WITHOUT_DRAFT if draft is None else DraftPlan.of(draft).after_lookup), {}
+        return (WITHOUT_DRAFT if draft is None else replace(DraftPlan.of(draft), lookup=True)), {}
     members = [_one(name, draft) for name in names]
     if len(members) == 1:
         return members[0]
@@ -153,11 +153,6 @@ class DraftPlan:
         return DraftPlan(WITH_DRAFT, {**options, "model": draft})
 
     @property
-    def after_lookup(self) -> DraftPlan:
-        """The same after a lookup, if it turns out to be a head."""
-        return replace(self, lookup=True)
-
-    @property
     def each(self) -> Iterator[DraftPlan]:
         """This plan and those of its members."""
         yield self
@@ -185,7 +180,7 @@ class DraftPlan:
     def recognised(self, weights: bool = True) -> DraftPlan:
         """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
         the hub are downloaded; without them not every head is recognised. Raises ParameterError for a name that is
-        nearly one of ours."""
+        nearly a known one."""
         if not self.bare:
             return self
         path = self.options["model"]
@@ -208,11 +203,11 @@ class DraftPlan:
             member.check(target, draft_tokenizer)
         model = plan.options.get("model")
         if not self.bare or plan.name != WITH_DRAFT or _is_here(model):  # without weights not every head is recognised
-            plan.check_options()
+            plan._check_options()
         if model is not None and draft_tokenizer == SAME:
             check_vocabulary(target, model)
 
-    def check_options(self) -> None:
+    def _check_options(self) -> None:
         """Raise ParameterError unless the drafter of the registry has these options, and they are in range."""
         if not self.options:
             return
@@ -261,9 +256,9 @@ def check_vocabulary(target: str, draft: Any) -> None:
         return
     from slipstream.models.pair_check import require_pair
 
-    ours, theirs = _small_files(target, "target"), _small_files(draft, "draft")
-    if ours and theirs and (_is_here(draft) or _has_tokens(theirs)):
-        require_pair(ours, theirs)
+    target_files, draft_files = _small_files(target, "target"), _small_files(draft, "draft")
+    if target_files and draft_files and (_is_here(draft) or _has_tokens(draft_files)):
+        require_pair(target_files, draft_files)
 
 
 def _has_tokens(folder: Path) -> bool:
@@ -288,7 +283,7 @@ def _small_files(name: str | Path, role: str) -> Path | None:
 
 
 def refuse_misspelt(name: str | Path) -> None:
-    """Raise ParameterError for a name that is nearly one of ours, before the hub is asked for it."""
+    """Raise ParameterError for a name that is nearly a known one, before the hub is asked for it."""
     draft = str(name)
     if draft in NAMES or "/" in draft or Path(draft).expanduser().exists():
         return
@@ -356,15 +351,15 @@ class DrafterFactory:
             return self._with_own_tokenizer(path, settings)
         if isinstance(draft, Writer):
             return draft
-        ours, theirs = self.checkpoint or _source(self.target), path or _source(draft)
-        if ours is not None and theirs is not None:
-            require_pair(ours, theirs)
+        target_files, draft_files = self.checkpoint or _source(self.target), path or _source(draft)
+        if target_files is not None and draft_files is not None:
+            require_pair(target_files, draft_files)
         if isinstance(draft, Target):
             model: Target = draft  # the settings are for the models that are loaded here
         else:
             self.loaded += 1
             model = loaded(draft, settings, self.progress)
-        if ours is None or theirs is None:
+        if target_files is None or draft_files is None:
             require_widths(self.target.vocab_size, model.vocab_size)
         return model
 
@@ -388,12 +383,12 @@ class DrafterFactory:
                 why="its draft model reads the ids of the source, which are the target's",
                 fix="use a draft model with the target's tokenizer",
             )
-        theirs = None if path is None else tokenizer_of(path)
-        if self.tokenizer is None or theirs is None:  # before weights are read
-            vocabularies(self.tokenizer, theirs, (0, 0))
+        draft_tokenizer = None if path is None else tokenizer_of(path)
+        if self.tokenizer is None or draft_tokenizer is None:  # before weights are read
+            vocabularies(self.tokenizer, draft_tokenizer, (0, 0))
         self.loaded += 1
         model = loaded(path, settings, self.progress)
-        return with_own_tokenizer(model, theirs, self.tokenizer, self.target.vocab_size)
+        return with_own_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
 
 
 def _source(model: Any) -> Path | None:

@@ -82,22 +82,18 @@ class HeadDrafter:
         self.rows.read(seqs, out, self.traits.taps)
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixKeeper`."""
         return self.rows.runtime.kv_memory.match(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixKeeper`."""
         self.rows.begin(seq, length)
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`."""
         self.rows.keep(seq)
 
     def release(self, seq_id: int) -> None:
         self.rows.release(seq_id)
 
     def room(self, seq: Sequence) -> int:
-        """See `chains.Source`."""
         return self.rows.context - len(seq.tokens)
 
 
@@ -140,7 +136,8 @@ class EagleDrafter(HeadDrafter):
         drafting = [b for b in range(len(seqs)) if depth[b] > 0]
         if not drafting:
             return Draft.empty(len(seqs), self.device)
-        trees = [self._tree(seqs[b], depth[b]) for b in drafting]
+        c = self.config
+        trees = [Tree(seqs[b], depth[b], c.width, c.nodes, not seqs[b].params.greedy) for b in drafting]
         self._grow(trees)
         return forest(len(seqs), dict(zip(drafting, trees, strict=True)), self.vocab_size, self.device)
 
@@ -184,7 +181,6 @@ class EagleDrafter(HeadDrafter):
         return DecodedSteps(tokens, logits, probs)
 
     def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
-        """See `MaskedPass`."""
         batch, features = self.rows.pending(seqs, masks=[d - 1 for d in depth])
         _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
         self.rows.ran(seqs)
@@ -233,18 +229,13 @@ class EagleDrafter(HeadDrafter):
             nodes = [(id(tree), node) for tree, front in grown for node in front]
             states |= dict(zip(nodes, hidden.clone(), strict=True))
 
-    def _tree(self, seq: Sequence, depth: int) -> Tree:
-        c = self.config
-        return Tree(seq, depth, c.width, c.nodes, not seq.params.greedy)
-
     def _scores(self, logits: Tensor, trees: Seq[Tree], frontiers: Seq[Seq[int]]) -> Tensor:
         """The distributions that a level is grown from, float64 [F, V]: at the request's temperature, or 1 if that is
         0."""
         pairs = [(tree, node) for tree, front in zip(trees, frontiers, strict=True) for node in front]
         seqs = [tree.seq for tree, _ in pairs]
-        params = [
-            p for tree, front in zip(trees, frontiers, strict=True) for p in [uncut(tree.seq.params)] * len(front)
-        ]
+        uncut_params = {id(tree): uncut(tree.seq.params) for tree in trees}
+        params = [uncut_params[id(tree)] for tree, _ in pairs]
         paths = [[tree.tokens[i] for i in tree.path(node)] for tree, node in pairs]
         return possible(self._scattered(logits), seqs, paths, self.vocab_size, params)[0]
 

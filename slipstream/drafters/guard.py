@@ -56,7 +56,6 @@ class Guard:
             self.drafter.observe(seqs, draft, out, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`."""
         with self._guarded("read_prompts", seqs):
             read_prompts(self.drafter, seqs, out)
 
@@ -66,7 +65,6 @@ class Guard:
         return depth if chains else min(MAX_NODES, depth * MAX_NODES)
 
     def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixKeeper`."""
         if self.reads_all:
             return 0
         with self._guarded("cached_prefix", [seq]):
@@ -74,13 +72,11 @@ class Guard:
         return 0
 
     def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixKeeper`."""
         with self._guarded("begin", [seq]):
             for part in self._keepers:
                 part.begin(seq, length)
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`."""
         with self._guarded("keep", [seq]):
             for part in self._keepers:
                 part.keep(seq)

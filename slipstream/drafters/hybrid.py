@@ -1,10 +1,9 @@
 """Combines several drafters in order of precedence.
 
-A lookup drafter costs microseconds and is accurate if the text repeats itself. A draft model or head costs a share of
-the target's step and is accurate on more kinds of text. So the lookup drafter runs first. If its match is long, its
-draft is used and the neural drafter does not run (as TensorRT-LLM's suffix automaton before EAGLE; SAM decoding, Hu et
-al. 2411.10666, section 3.3, also chooses by the length of the match). Otherwise the neural draft is used, and the
-lookup's where there is none.
+A lookup costs microseconds and is accurate if the text repeats itself; a draft model or head costs a share of the
+target's step and is accurate on more kinds of text. So the lookup runs first. If its match is long, its draft is used
+and the neural drafter does not run (SAM decoding, Hu et al. 2411.10666, section 3.3, also chooses by the length of the
+match). Otherwise the neural draft is used, and the lookup's where there is none.
 
 After the last token of a neural chain, the lookup is asked once more, now with the chain as context: the model predicts
 the start of a repeated passage, the lookup copies the rest. This saves time only if the whole chain is accepted, so it
@@ -242,7 +241,6 @@ class PredictionDrafter:
         self._stack.observe(seqs, draft, out, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`."""
         if not any(seq.prediction for seq in seqs):
             read_prompts(self._drafter, seqs, out)
             return

@@ -112,11 +112,9 @@ class LayerSkipDrafter:
         return self.target.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """See `chains.Source`."""
         return self.target.run_first_layers(seqs, chains, self.exit)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """See `chains.Source`."""
         assert self._multi_step is not None
         return self._multi_step.decode_steps(seqs, steps, sampling, self.exit)
 

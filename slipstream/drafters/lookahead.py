@@ -168,10 +168,7 @@ class LookaheadDrafter:
         self._states: dict[int, _State] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        acceptable: list[bool] = []
-        splits = [0]
+        tokens, parents, acceptable, splits = list[int](), list[int](), list[bool](), [0]
         for seq, depth in zip(seqs, budget, strict=True):
             if depth > 0:
                 state = self._state(seq)

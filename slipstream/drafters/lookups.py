@@ -66,7 +66,6 @@ class LookupDrafter(ABC, Generic[S]):
                 self._states[seq.id].match_stats.compare(verdict.run(draft, b))
 
     def match_length(self, seq_id: int) -> int:
-        """See `core.drafter.Lookup`."""
         return self._states[seq_id].match if seq_id in self._states else 0
 
     @abstractmethod

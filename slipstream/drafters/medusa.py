@@ -87,14 +87,6 @@ def assumed(heads: int) -> Accuracies:
     return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """tree: for drafts of one depth; index: of each node's candidate among the [K * top] of a row, int64 [n]."""
-
-    tree: Tree
-    index: Tensor
-
-
 class MedusaDrafter:
     """heads: see `MedusaRuntime`, reading hidden states on `device`. vocab_size: width of the target's logits."""
 
@@ -113,7 +105,7 @@ class MedusaDrafter:
         self._fixed = self._checked(self.config.fixed_tree())
         self._accuracies = self._measured()
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
-        self._shapes: dict[int, _Shape] = {}  # by depth
+        self._shapes: dict[int, tuple[Tree, Tensor]] = {}  # see `_shape`; by depth
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
 
     # --- drafting ----------------------------------------------------------------------------------------------
@@ -133,9 +125,9 @@ class MedusaDrafter:
         splits, tokens = [0], list[Tensor]()
         for most in depth:
             if most:
-                shape = self._shape(most)
-                tokens.append(ids[len(tokens), shape.index])
-                parents += shape.tree.parents
+                tree, candidates = self._shape(most)
+                tokens.append(ids[len(tokens), candidates])
+                parents += tree.parents
             splits.append(len(parents))
         return Draft(torch.cat(tokens), parents, splits)
 
@@ -170,8 +162,9 @@ class MedusaDrafter:
 
     # --- shapes ------------------------------------------------------------------------------------------------
 
-    def _shape(self, depth: int) -> _Shape:
-        """The tree for drafts of at most this depth: the fixed one, cut, or the optimal one."""
+    def _shape(self, depth: int) -> tuple[Tree, Tensor]:
+        """The tree for drafts of at most this depth (the fixed one, cut, or the optimal one), and which of the
+        [K * top] candidates of a row each node is, int64 [n]."""
         if depth not in self._shapes:
             if self._fixed is not None:
                 tree = self._fixed.cut(depth)
@@ -180,7 +173,7 @@ class MedusaDrafter:
             else:
                 tree = best_tree(self._accuracies, CostCurve.flat(self.config.row_cost), _MOST_NODES, depth)
             places = [(d - 1) * self._top + rank for d, rank in zip(tree.depths, tree.ranks, strict=True)]
-            self._shapes[depth] = _Shape(tree, torch.tensor(places, dtype=torch.int64, device=self.device))
+            self._shapes[depth] = tree, torch.tensor(places, dtype=torch.int64, device=self.device)
         return self._shapes[depth]
 
     def _measured(self) -> Accuracies:

@@ -93,11 +93,9 @@ class ModelDrafter:
         return max(0, min(most, self.room(seq)))
 
     def room(self, seq: Sequence) -> int:
-        """See `chains.Source`."""
         return self.context - len(seq.tokens)
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """See `chains.Source`."""
         shadows = [self._follow(seq, chain) for seq, chain in zip(seqs, chains, strict=True)]
         logits = self.model.run(shadows, Draft.empty(len(shadows), self.device)).logits
         self.model.commit(shadows, [[]] * len(shadows))
@@ -106,7 +104,6 @@ class ModelDrafter:
         return logits
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """See `chains.Source`."""
         assert self._multi_step is not None
         shadows = [self._follow(seq, ()) for seq in seqs]
         for seq, shadow in zip(seqs, shadows, strict=True):
@@ -116,7 +113,6 @@ class ModelDrafter:
         return self._multi_step.decode_steps(shadows, steps, sampling)
 
     def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
-        """See `MaskedPass`."""
         mask, shadows = self.model.capabilities.mask_token, [self._follow(seq, ()) for seq in seqs]
         assert mask is not None
         for shadow in shadows:
@@ -150,7 +146,6 @@ class ModelDrafter:
                 shadow.tokens[known:] = new
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`."""
         reading: list[Sequence] = []
         for seq in seqs:
             if seq.params.draft_tokens != 0 and self._begun(seq, 1):
@@ -172,7 +167,6 @@ class ModelDrafter:
         """See `PrefixKeeper`: what is kept is looked up with the first draft."""
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`."""
         shadow = self._shadows.get(seq.id)
         if shadow is not None and self._memory is not None:
             self._memory.keep(shadow.id, shadow.tokens[: shadow.kv_len])
@@ -209,11 +203,11 @@ def make(
     return ModelDrafter(model, target.vocab_size)
 
 
-def _check_kinds(ours: Encoder | None, theirs: Encoder | None) -> None:
-    require_kind(ours is not None, theirs is not None)
-    if ours is not None and theirs is not None and ours.start != theirs.start:
+def _check_kinds(target: Encoder | None, draft: Encoder | None) -> None:
+    require_kind(target is not None, draft is not None)
+    if target is not None and draft is not None and target.start != draft.start:
         raise PairError(
-            f"texts of the target begin with the ids {ours.start}, those of the draft model with {theirs.start}",
+            f"texts of the target begin with the ids {target.start}, those of the draft model with {draft.start}",
             why="a draft model that reads another beginning than it was trained on is seldom right",
             fix="use a draft model of the target's family, or set decoder_start_token_id in its generation_config",
         )

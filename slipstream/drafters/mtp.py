@@ -34,7 +34,6 @@ class MtpDrafter(EagleDrafter):
             )
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`."""
         self.layers.settle([seq.id])
         super().keep(seq)
 

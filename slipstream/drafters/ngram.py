@@ -160,7 +160,6 @@ class NgramDrafter(LookupDrafter[_State]):
         self.config = config or NgramConfig()
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `core.drafter.Lookup`."""
         state, text = self._states[seq.id], seq.readable
         found = state.store.follower(text, drafted)
         if found is None:
@@ -176,10 +175,8 @@ class NgramDrafter(LookupDrafter[_State]):
     def _state(self, seq: Sequence) -> _State:
         state = self._states.get(seq.id)
         if state is None:
-            state = _State(
-                NgramStore(self.config), match_stats=MatchLengthStats(self.config.row_cost, self.config.max_ngram)
-            )
-            self._states[seq.id] = state
+            stats = MatchLengthStats(self.config.row_cost, self.config.max_ngram)
+            state = self._states[seq.id] = _State(NgramStore(self.config), match_stats=stats)
         state.store.index(seq.readable)
         return state
 

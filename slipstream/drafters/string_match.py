@@ -172,7 +172,6 @@ class StringDrafter:
         """The next draft reads the text again from where it differs."""
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`."""
         reading = [seq for seq in seqs if seq.params.draft_tokens != 0]
         if reading:
             self._run([self._reader.follow(seq, seq.kv_len) for seq in reading])
@@ -185,7 +184,6 @@ class StringDrafter:
         """See `PrefixKeeper`: what is kept is looked up with the first draft."""
 
     def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`."""
         self._reader.keep(seq.id)
 
     def release(self, seq_id: int) -> None:

@@ -149,7 +149,6 @@ class SuffixDrafter(LookupDrafter[_State]):
         self.past = Store(self.config.max_depth, self.config.past_tokens)
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `core.drafter.Lookup`."""
         best = self._best(self._states[seq.id], depth, drafted)
         return list(best.tokens), best.match
 

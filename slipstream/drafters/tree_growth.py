@@ -109,14 +109,6 @@ class Tree:
         """Attention mask between the rows of these nodes (parents before children), bool [n, n]."""
         return visible(renumbered(self.parents, rows))
 
-    def kept(self) -> list[int]:
-        """The nodes to propose, parents before children."""
-        return list(range(len(self.parents))) if self.drawn else rerank(self.path_probs, self.nodes)
-
-    def finish(self, nodes: Seq[int]) -> tuple[list[int], tuple[int, ...]]:
-        """Tokens and parents of the tree with only these nodes."""
-        return [self.tokens[i] for i in nodes], renumbered(self.parents, nodes)
-
 
 def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch.device) -> Draft:
     """The trees, by the sequence that each belongs to, as a draft; deterministic ones are reranked."""
@@ -125,10 +117,11 @@ def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch
     parents: list[int] = []
     splits = [0]
     for b in range(batch):
-        if b in trees:
-            tokens[b], above = trees[b].finish(trees[b].kept())
-            distributions[b] = torch.stack(trees[b].q) if trees[b].q else None
-            parents += above
+        if tree := trees.get(b):
+            kept = range(len(tree.parents)) if tree.drawn else rerank(tree.path_probs, tree.nodes)
+            tokens[b] = [tree.tokens[i] for i in kept]
+            distributions[b] = torch.stack(tree.q) if tree.q else None
+            parents += renumbered(tree.parents, kept)
         splits.append(len(parents))
     q = joint(tokens, distributions, vocab_size)
     return Draft.of([token for row in tokens for token in row], parents, splits, q, device=device)

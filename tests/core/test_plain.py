@@ -261,31 +261,6 @@ def test_the_kv_is_that_of_a_fresh_prefill(engine, calls):
         engine.target.release(fresh.id)
 
 
-def test_drafters_can_change_within_one_text(engine, one_by_one):
-    """Single decode steps, several in one call, and a lookup's draft tokens, alternating."""
-    prompt = engine.tokenizer.encode("for name in names: for name in names:")
-    wanted = one_by_one([prompt], greedy(60))[0].token_ids
-    seq = engine.sequence(prompt, greedy(60))
-    engine.use("ngram")
-    lookup, none, rule = engine.drafter, NoDrafter(), RULES["rejection"]
-    engine.use(None)
-    several = 0
-    while not seq.finish:
-        for drafter in (none, lookup, none):
-            if not seq.finish:
-                took = plain_steps([seq], engine.target, drafter, rule, 4)
-                several += took
-                if not took:
-                    step([seq], engine.target, drafter, rule, 4)
-                assert seq.kv_len == len(seq.tokens) - 1
-        if not seq.finish:
-            step([seq], engine.target, none, rule, 0)
-    engine.target.release(seq.id)
-    assert seq.output == wanted
-    assert several > 3
-    assert seq.stats.proposed > 0
-
-
 # --- streams and counters ---------------------------------------------------------------------------------------------
 
 

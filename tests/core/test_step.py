@@ -141,14 +141,6 @@ def test_r4_the_eos_of_the_draft_alone_ends_nothing() -> None:
     assert seq.finish == "length"
 
 
-def test_the_end_of_the_context_is_reached_and_never_passed() -> None:
-    target = ToyTarget(vocab=7, order=2, seed=3, context=11)
-    for script in SCRIPTS.values():
-        seq = sequence(target, PROMPT, max_tokens=50)
-        finish([seq], target, Scripted(target, script))
-        assert (len(seq.tokens), seq.finish) == (11, "length")
-
-
 # --- parameters that look at the past -------------------------------------------------------------------------------
 
 

@@ -15,8 +15,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
-from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.drafters.registry import DRAFTERS
 from tests.drafters.conformance import Case, check_distributions
 from tests.drafters.makers import V, maker, target
 from tests.oracle import Oracle
@@ -108,23 +107,6 @@ def test_handles_drafts_of_another_drafter(name: str, own: float) -> None:
     assert sum(seq.stats.accepted for seq in seqs) > 10, "paths of the other drafter were accepted"
     if own:
         assert drafter.used
-
-
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "hybrid"])
-def test_gives_the_targets_text_as_a_member_of_a_stack(name: str) -> None:
-    """Combined with a lookup that sometimes overrides it, and otherwise adds its draft tokens as siblings."""
-    for min_match in (2, 99):
-        toy = target()
-        members = [make_drafter("ngram", toy, row_cost=0.0), maker(name)(toy)]
-        stack = HybridDrafter(members, V, HybridConfig(min_match=min_match))
-        prompts = Case(target, maker(name)).prompts(4)
-        seqs = [Sequence(prompt, SamplingParams(max_tokens=LENGTH)) for prompt in prompts]
-        active = list(seqs)
-        while active:
-            step(active, toy, stack, RULES["rejection"], 5)
-            active = [seq for seq in active if not seq.finish]
-        truth = Oracle(target())
-        assert [seq.output for seq in seqs] == [truth.greedy(prompt, LENGTH) for prompt in prompts]
 
 
 @pytest.mark.parametrize(

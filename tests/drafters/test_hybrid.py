@@ -1,7 +1,6 @@
 """Stacked drafters: which members are asked, what is used, and that the text does not depend on it."""
 
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import pytest
 import torch
@@ -193,25 +192,6 @@ def test_taps_are_those_of_all_members_each_once() -> None:
 
 
 # --- end to end ---------------------------------------------------------------------------------------------------
-
-
-def test_appended_tokens_of_a_batch_are_one_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One draft per sequence would take time quadratic in the batch size."""
-    made = 0
-    chains = Draft.chains
-
-    def counted(*arguments: Any, **options: Any) -> Draft:
-        nonlocal made
-        made += 1
-        return chains(*arguments, **options)
-
-    seqs = [Sequence([0, 1, 2, 0, 1, 2, 0], SamplingParams(max_tokens=9)) for _ in range(8)]
-    config = HybridConfig(min_match=99, neural=1, append_tokens=3, append_match=1)
-    stack = HybridDrafter([make_drafter("ngram", target(), row_cost=0.0), ModelDrafter(other(), V)], V, config)
-    monkeypatch.setattr(Draft, "chains", counted)
-    draft = stack.propose(seqs, [3] * 8)
-    assert any(len(draft.nodes(b)) > 1 for b in range(8))  # tokens were appended
-    assert made <= 2  # the model's, and this one
 
 
 def test_each_members_kv_is_correct_when_others_drafted() -> None:

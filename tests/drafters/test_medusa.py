@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.backends.native.native_heads import NativeMedusa
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
@@ -178,20 +177,6 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
 # --- distributions ----------------------------------------------------------------------------------------------------
 
 
-def test_typical_acceptance_keeps_more_and_is_greedy_at_temperature_zero() -> None:
-    prompts, target = [[1], [2, 3], [4, 5, 6]], ToyTarget(V, seed=4, sharpness=1.0)
-
-    def run(rule: str, temperature: float) -> Any:
-        params = [SamplingParams(temperature=temperature, max_tokens=60, seed=s) for s in range(3)]
-        return LLM(target, medusa_drafter(V, tree="3,2,1"), rule=rule, draft_tokens=4).generate(prompts, params)
-
-    assert [d.token_ids for d in run("typical", 0.0)] == [d.token_ids for d in run("greedy", 0.0)]
-    lossy, exact = run("typical", 1.0), run("rejection", 1.0)
-    assert sum(d.stats.steps for d in lossy) < sum(d.stats.steps for d in exact)
-    assert {d.lossless for d in lossy} == {False}
-    assert {d.lossless for d in exact} == {True}
-
-
 # --- on a decoder -----------------------------------------------------------------------------------------------------
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
@@ -215,18 +200,6 @@ def test_a_head_named_by_its_folder_drafts_losslessly(tiny: Tiny, head: Path, ex
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))
     assert [d.token_ids for d in done] == wanted
     assert all(d.stats.proposed > 0 and not d.stats.drafter_faults for d in done)
-
-
-def test_both_executors_propose_the_same(tiny: Tiny, head: Path) -> None:
-    proposed = []
-    for executor, kind in (("torch", MedusaHeads), ("native", NativeMedusa)):
-        target = Decoder.load(tiny.target, executor, torch.float32, "cpu")
-        drafter = make_drafter("medusa", target, head=head, nodes=8)
-        assert isinstance(drafter.heads, kind)
-        seqs = prefilled(drafter, PROMPTS, target)
-        drafts = [drafter.propose(seqs, budget) for budget in ([3, 3, 3], [1, 0, 2])]
-        proposed.append([(d.ids, list(d.parents), list(d.splits)) for d in drafts])
-    assert proposed[0] == proposed[1]
 
 
 def test_heads_that_share_the_targets_lm_head_draft_as_with_their_own(tiny: Tiny, tmp_path: Path) -> None:

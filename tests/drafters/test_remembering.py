@@ -14,7 +14,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.llm import LLM
-from tests.drafters.makers import REMEMBERING, maker
+from tests.drafters.makers import maker
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
@@ -71,10 +71,3 @@ def test_a_seed_repeats_the_text_where_a_drafter_remembers_nothing(name: str) ->
     assert not Guard(llm.drafter, model).traits.remembers
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
     assert llm.generate([PROMPT], params)[0].token_ids == llm.generate([PROMPT], params)[0].token_ids
-
-
-@pytest.mark.parametrize("name", [name for name, spec in DRAFTERS.items() if spec.across])
-def test_a_drafter_declares_that_it_remembers(name: str) -> None:
-    made = (CARRYING | REMEMBERING)[name](target())
-    assert made.traits.remembers
-    assert Guard(made, target()).traits.remembers

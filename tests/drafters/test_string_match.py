@@ -237,23 +237,6 @@ def test_a_form_is_kept_and_no_drawn_token_is_cut() -> None:
         assert set(done.text) <= set("Thefirstname 0123456789!")
 
 
-def test_a_model_that_fails_costs_speed_only() -> None:
-    ours, theirs = byte_level(), sentencepiece()
-    target, model = toy(ours), toy(theirs, seed=6)
-    guard = Guard(drafter_of(target, ours, model, theirs), target)
-    run, calls = model.run, iter(range(10**6))
-
-    def failing(*given: Any) -> TargetOut:
-        if next(calls) % 5 == 3:
-            raise RuntimeError("out of memory")
-        return run(*given)
-
-    model.run = failing  # type: ignore[method-assign]
-    done = LLM(target, guard, draft_tokens=4).generate([[7, 8]], SamplingParams(max_tokens=40))[0]
-    assert done.token_ids == Oracle(toy(ours)).greedy([7, 8], 40)
-    assert done.stats.drafter_faults > 0
-
-
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft model with a tokenizer of its own."""

@@ -33,7 +33,7 @@ def grown(depth: int, nodes: int, width: int = 4**6, probs: tuple[float, ...] = 
 def test_the_rerank_of_a_grown_tree_is_the_optimal_tree(nodes: int, tokens: float) -> None:
     """Expected tokens by nodes, the root among them (Sequoia 2402.12374, its dynamic programme)."""
     tree = grown(6, nodes - 1)
-    kept = tree.kept()
+    kept = rerank(tree.path_probs, tree.nodes)
     assert len(kept) == nodes - 1
     assert 1 + sum(tree.path_probs[i] for i in kept) == pytest.approx(tokens, abs=1e-12)
     assert expected_tokens(optimal_tree(CHANCES, nodes - 1), CHANCES) == pytest.approx(tokens, abs=1e-12)

@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "q of the first requests",
         "core.draft",
-        "None if self.q is None else self.q[consecutive(nodes)]",
-        "None if self.q is None else self.q[: len(nodes)]",
+        "None if self.q is None or not nodes else self.q[consecutive(nodes)]",
+        "None if self.q is None or not nodes else self.q[: len(nodes)]",
         ("core/test_draft.py", *STEP),
     ),
     Mutant(
@@ -300,10 +300,10 @@ MUTANTS = (
     Mutant(
         "unlikely draft tokens are dropped",
         "drafters.chains",
-        "            chains[b].tokens = chain[:most]\n",
+        "            chains[b] = Chain(chain[:most]",
         "            rare = [n for n in range(most) if probs is not None and float(probs[n, chain[n]]) < 0.05]\n"
         "            most = min([most, *rare])\n"
-        "            chains[b].tokens = chain[:most]\n",
+        "            chains[b] = Chain(chain[:most]",
         DRAFTERS,
     ),
     Mutant(
