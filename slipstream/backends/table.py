@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
     from slipstream.heads.eagle_head import EagleHead
     from slipstream.heads.eagle_runtime import EagleRuntime
-    from slipstream.heads.medusa_heads import MedusaHeads
-    from slipstream.heads.medusa_runtime import MedusaRuntime
+    from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
     from slipstream.models.executor import Executor
     from slipstream.models.weights import Weights
 

@@ -37,8 +37,7 @@ from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.heads.eagle_fit import fit
-from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_format import fit, load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRows
 from slipstream.heads.eagle_runtime import EagleRuntime

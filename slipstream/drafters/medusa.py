@@ -27,8 +27,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
-from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, check_accuracies
-from slipstream.heads.medusa_runtime import MedusaRuntime
+from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, MedusaRuntime, check_accuracies
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import Tree, best_tree, optimal_tree
 

@@ -21,8 +21,7 @@ from slipstream.errors import CheckpointError, ConfigError, PairError, Unsupport
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_format import fill
 from slipstream.heads.eagle_save import layer_config
-from slipstream.heads.host_check import check_host
-from slipstream.heads.recognition import recognise, stored, write
+from slipstream.heads.recognition import check_host, recognise, stored, write
 from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.config import DecoderConfig
 

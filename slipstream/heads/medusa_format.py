@@ -22,9 +22,8 @@ from torch import Tensor
 
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, ParameterError
-from slipstream.heads.host_check import check_host
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
-from slipstream.heads.recognition import stored, write
+from slipstream.heads.recognition import check_host, stored, write
 from slipstream.models.checkpoint import SINGLE, few, read_json, resolve
 
 log = logging.getLogger("slipstream")

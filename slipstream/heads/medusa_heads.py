@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,21 @@ def check_accuracies(name: str, row: Seq[float]) -> None:
             why="only one candidate can be right, so the shares of the ranks sum to at most 1",
             fix="give each rank its own share, not the share of all ranks up to it",
         )
+
+
+class MedusaRuntime(Protocol):
+    """How a drafter calls the heads: `MedusaHeads` itself, or a backend's implementation."""
+
+    config: MedusaConfig
+    token_map: Tensor
+    """Target id of each draft id, int64 [draft_vocab]."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[R, d] -> [R, K, draft_vocab], valid until the next call."""
+        ...
 
 
 class MedusaHeads(nn.Module):

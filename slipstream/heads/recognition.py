@@ -1,4 +1,5 @@
-"""Recognises which kind of draft head a checkpoint holds; reads and writes its files for every format.
+"""Recognises which kind of draft head a checkpoint holds, and, as far as sizes tell, whether it belongs to a target;
+reads and writes its files for every format.
 
 A head is recognised by its config.json and the *names* of its tensors, not by the name of the checkpoint: an EAGLE-3
 head that is run as an EAGLE-1 head may raise no error, but its draft tokens are never accepted.
@@ -17,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slipstream.errors import CheckpointError, LoadError
+from slipstream.core.target import HeadHost
+from slipstream.errors import CheckpointError, LoadError, PairError
 from slipstream.models.checkpoint import SINGLE, few, read_json, resolve, unreadable, weight_files
+from slipstream.models.pair_check import differ
 from slipstream.models.weights import check_finite
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -77,6 +80,23 @@ def recognise(source: str | Path) -> str | None:
     except LoadError:  # for example only pickles: config.json may suffice, and loading refuses them
         names = frozenset()
     return next((kind for kind, sign in SIGNS if sign(config, names)), None)
+
+
+def check_host(host: HeadHost, kind: str, hidden_size: int, vocab_size: int) -> None:
+    """Raise PairError unless a head that reads states of this width, with so many ids, can belong to this target.
+    Vocabularies are padded to round numbers, so small differences pass. A head has no tokenizer to compare."""
+    if hidden_size != host.hidden_size:
+        raise PairError(
+            f"the {kind} head reads hidden states of width {hidden_size}, the target's have {host.hidden_size}",
+            why="it was trained for another target",
+            fix="take a head that was trained for this target, or train one: slipstream train",
+        )
+    if differ(host.vocab_size, vocab_size):
+        raise PairError(
+            f"the {kind} head was made for a vocabulary of {vocab_size} ids, the target has {host.vocab_size}",
+            why="the difference is too large to be padding, so equal ids would mean different tokens",
+            fix="use a head that was trained for this target",
+        )
 
 
 def tensor_names(folder: Path) -> list[str]:

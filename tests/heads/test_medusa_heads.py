@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
 from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
-from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
-from slipstream.heads.medusa_runtime import MedusaRuntime
+from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads, MedusaRuntime
 from slipstream.heads.recognition import recognise
 from slipstream.models.load_settings import LoadSettings
 from tests.heads.tiny_heads import head_host, tiny_heads

@@ -10,8 +10,7 @@ from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_runtime import EagleRuntime
-from slipstream.heads.medusa_heads import MedusaHeads
-from slipstream.heads.medusa_runtime import MedusaRuntime
+from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
 from slipstream.models.load_settings import LoadSettings
