@@ -129,10 +129,6 @@ class Prepared:
     heldout: list[Stream]
     about: dict[str, Any]
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(s.tokens) for s in self.train)
-
 
 def prepare_data(
     folder: Path,

@@ -122,7 +122,6 @@ class HiddenCache:
         self.count = len(stream.windows(length))
         key = json.dumps([identity, length, list(taps), int(stream.starts[-1]), len(stream.starts), stream.whole])
         self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:12]
-        self._open: tuple[int, dict[int, Tensor]] | None = None
 
     def _path(self, shard: int) -> Path:
         return self.folder / f"{shard:05d}.safetensors"

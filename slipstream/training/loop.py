@@ -269,23 +269,23 @@ def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
     """AdamW for everything, or Muon (Jordan 2024; scaled as in 2502.16982, section 2.2) for the inner matrices.
     Token tables use AdamW, because a step only updates a few of their rows."""
     named = [(n, p) for n, p in objective.module.named_parameters() if p.requires_grad]
-    inner = {n for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n}
-    if config.optimiser == "adamw":
-        inner = set()
+    muon = config.optimiser == "muon"
+    inner = {n: p for n, p in named if muon and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
+    rest = [p for n, p in named if n not in inner]
+    decayed = [p for p in rest if p.ndim > 1 and not inner]
+    plain = [p for p in rest if p.ndim <= 1 or inner]
     made: Optimisers = {}
     if inner:
         made["muon"] = torch.optim.Muon(
-            [p for n, p in named if n in inner], lr=config.lr, weight_decay=config.weight_decay, momentum=0.95,
+            inner.values(),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=0.95,
             adjust_lr_fn="match_rms_adamw",
-        )  # fmt: skip
-    rest = [(n, p) for n, p in named if n not in inner]
-    if rest:
-        decayed = [p for n, p in rest if p.ndim > 1 and not inner]
-        groups = [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": [p for n, p in rest if not (p.ndim > 1 and not inner)], "weight_decay": 0.0},
-        ]
-        made["adamw"] = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(0.9, 0.95))
+        )
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    if used := [group for group in groups if group["params"]]:
+        made["adamw"] = torch.optim.AdamW(used, lr=config.lr, betas=(0.9, 0.95))
     return made
 
 
