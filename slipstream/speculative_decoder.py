@@ -96,7 +96,7 @@ class GeneratingTarget:
     ) -> Tensor:
         """As `SpeculativeDecoder.decode`, with the names of transformers. assistant_model: the draft model; None: plain
         decoding. do_sample: False is greedy; else temperature is 1 and nothing is filtered, unless it is given."""
-        decoder = next((made for draft, made in self._decoders if draft is assistant_model), None)
+        decoder = next((kept for draft, kept in self._decoders if draft is assistant_model), None)
         if decoder is None:
             decoder = SpeculativeDecoder(self, assistant_model)
             self._decoders.append((assistant_model, decoder))

@@ -53,8 +53,8 @@ class Backend(Protocol):
 
 def backend(name: str) -> Backend:
     """The backend with this name. Its module is imported on the first call."""
-    made: Backend = import_module(f"slipstream.backends.{name}.{name}_backend").BACKEND
-    return made
+    backend: Backend = import_module(f"slipstream.backends.{name}.{name}_backend").BACKEND
+    return backend
 
 
 def resolve(settings: LoadSettings) -> LoadSettings:

@@ -37,11 +37,11 @@ class BenchModels(LabModels):
         lengths = (
             (None,) if self.draft_tokens is None else values_of("--draft-tokens", self.draft_tokens, checked_length)
         )
-        made: dict[Any, Contender] = {}
+        contenders: dict[Any, Contender] = {}
         for spec, length in product(self.specs(), lengths):
             one = contender(self, spec, adaptive, draft_tokens=None if length is None else str(length))
-            made[one.label, one.length] = one
-        return list(made.values())
+            contenders[one.label, one.length] = one
+        return list(contenders.values())
 
 
 @dataclass(frozen=True)

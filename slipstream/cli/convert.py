@@ -48,15 +48,15 @@ def convert(
         return
     from slipstream.models.gguf_convert import convert_to_gguf
 
-    made = convert_to_gguf(str(checkpoint_of(model, "target")), place, quantize or "f16")
+    written = convert_to_gguf(str(checkpoint_of(model, "target")), place, quantize or "f16")
     if as_json:
-        print(json.dumps(asdict(made) | {"file": str(made.file)}))
+        print(json.dumps(asdict(written) | {"file": str(written.file)}))
         return
-    sizes = " + ".join(f"{render.size(n)} in {kind}" for kind, n in made.stored.items())
-    render.line(f"{made.file}: {sizes}")
-    if made.tokens:
-        render.line(f"{render.counted(made.tokens, 'token')} compared one by one: the same")
-    if made.differing:
+    sizes = " + ".join(f"{render.size(n)} in {kind}" for kind, n in written.stored.items())
+    render.line(f"{written.file}: {sizes}")
+    if written.tokens:
+        render.line(f"{render.counted(written.tokens, 'token')} compared one by one: the same")
+    if written.differing:
         render.message(
             "note",
             "programs of llama.cpp split texts into words in another way: their prompts may have other tokens",
@@ -68,13 +68,13 @@ def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) 
     from slipstream.heads.head_convert import convert_head
 
     source = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
-    made = convert_head(source, to, folder, target and str(checkpoint_of(target, "target")))
+    written = convert_head(source, to, folder, target and str(checkpoint_of(target, "target")))
     if as_json:
-        print(json.dumps(asdict(made) | {"folder": str(made.folder)}))
+        print(json.dumps(asdict(written) | {"folder": str(written.folder)}))
         return
-    render.line(f"{made.folder}: {render.size(made.stored_bytes)} in {made.dtype}")
+    render.line(f"{written.folder}: {render.size(written.stored_bytes)} in {written.dtype}")
     if to == SMALL_HEAD:
         return
-    options = {"method": made.method, "model": str(made.folder), "num_speculative_tokens": made.draft_tokens}
-    options |= {"parallel_drafting": True} if made.parallel else {}
+    options = {"method": written.method, "model": str(written.folder), "num_speculative_tokens": written.draft_tokens}
+    options |= {"parallel_drafting": True} if written.parallel else {}
     render.line(f"vllm serve TARGET --speculative-config '{json.dumps(options)}'")

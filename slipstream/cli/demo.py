@@ -68,12 +68,12 @@ def demo(
     from slipstream.bench.provenance import OtherProcesses
 
     neighbours = OtherProcesses()
-    found = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
-    with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in found.values())) as advance:
-        for runs in found.values():
+    runs_of = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
+    with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in runs_of.values())) as advance:
+        for runs in runs_of.values():
             race(runs, rounds, advance, BUDGET_SECONDS / len(jobs))
-    report(found, neighbours.share())
-    raise typer.Exit(0 if all(run.exact for runs in found.values() for run in runs) else 1)
+    report(runs_of, neighbours.share())
+    raise typer.Exit(0 if all(run.exact for runs in runs_of.values() for run in runs) else 1)
 
 
 def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
@@ -145,25 +145,25 @@ def show(llm: LLM, job: Job, interrupt: Interrupt) -> bool:
     return True
 
 
-def report(found: dict[str, list[Run]], neighbours: float | None) -> None:
+def report(runs_of: dict[str, list[Run]], neighbours: float | None) -> None:
     """Print the table, its notes, and the warnings that `bench` would give. neighbours: see `benchmark.warnings`."""
     from slipstream.bench.benchmark import warnings
 
     console = render.out()
     console.print()
-    console.print(render.runs_table(found))
+    console.print(render.runs_table(runs_of))
     differing = [
         f"{run.arm.name}, {kind} prompt {i + 1}, {d}."
-        for kind, runs in found.items()
+        for kind, runs in runs_of.items()
         for run in runs
         for i, d in run.divergences
     ]
-    rounds = min(run.rounds for runs in found.values() for run in runs)
+    rounds = min(run.rounds for runs in runs_of.values() for run in runs)
     for note in (
         *(differing or ["Every speculative text is token-identical to plain decoding."]),
         "accept rate: share of draft tokens accepted; mean length: tokens per step, including the target's own.",
         f"{rounds} interleaved passes; prefill is included.",
     ):
         console.print(note)
-    for said in dict.fromkeys(said for runs in found.values() for said in warnings(runs, neighbours)):
+    for said in dict.fromkeys(said for runs in runs_of.values() for said in warnings(runs, neighbours)):
         render.message("warning", said)

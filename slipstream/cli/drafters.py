@@ -81,15 +81,15 @@ def summary(name: str) -> str:
 
 def meanings(config: Any) -> dict[str, str]:
     """Option -> what the docstring of the configuration says of it, in paragraphs that begin with one name or more."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     names = [""]
     for line in inspect.cleandoc(config.__doc__ or "").splitlines():
         if begun := re.match(r"(\w+(?:, \w+)*)  +", line):
             names = begun[1].split(", ")
-            found |= dict.fromkeys(names, f"see {names[0]}") | {names[0]: ""}
+            texts |= dict.fromkeys(names, f"see {names[0]}") | {names[0]: ""}
             line = line[begun.end() :]
-        found[names[0]] = f"{found.get(names[0], '')} {line.strip()}".strip()
-    return found
+        texts[names[0]] = f"{texts.get(names[0], '')} {line.strip()}".strip()
+    return texts
 
 
 def defaults(config: Any) -> dict[str, Any]:
@@ -98,6 +98,6 @@ def defaults(config: Any) -> dict[str, Any]:
         return {}
     values = {}
     for field in fields(config):
-        made = field.default_factory() if field.default_factory is not MISSING else field.default
-        values[field.name] = made if isinstance(made, (str, int, float, bool, type(None))) else str(made)
+        value = field.default_factory() if field.default_factory is not MISSING else field.default
+        values[field.name] = value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
     return values

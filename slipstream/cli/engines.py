@@ -63,15 +63,15 @@ class EngineOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of `vllm serve` by name. Raises ParameterError."""
-        found = parse_options(self.vllm_option or ())
-        for name, value in found.items():
+        options = parse_options(self.vllm_option or ())
+        for name, value in options.items():
             if isinstance(value, str) and value[:1] in ("{", "["):
                 try:
-                    found[name] = json.loads(value)
+                    options[name] = json.loads(value)
                 except ValueError as fault:
                     raise ParameterError(f"{name} is {value!r}, which is not JSON: {fault}",
                                          fix='write it as in \'{"method": "mtp"}\'') from fault  # fmt: skip
-        return found
+        return options
 
 
 def vllm_server(
@@ -89,8 +89,8 @@ def vllm_server(
     if plain:
         given.pop("speculative_config", None)
         models = replace(models, drafter="none", draft=None, drafter_option=None, draft_tokens=None)
-    own = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
-    name = "none" if own else "+".join(models.names)
+    method = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
+    name = "none" if method else "+".join(models.names)
     draft = models.draft_model if name != "none" else None
     choice = Choice(
         name,
@@ -124,12 +124,12 @@ def _length(models: ModelOptions) -> int:
 
 def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
     """A server for plain decoding and for each drafter that is to be measured, by name."""
-    found = {"plain": vllm_server(models.one("none"), engine, plain=True)}
+    servers = {"plain": vllm_server(models.one("none"), engine, plain=True)}
     for spec in models.specs():
         one, options = parsed(models, spec)
         pairs = [f"{name}={value}" for name, value in options.items()]
-        found[spec] = vllm_server(replace(one, drafter_option=pairs), engine)
-    return found
+        servers[spec] = vllm_server(replace(one, drafter_option=pairs), engine)
+    return servers
 
 
 @contextmanager
@@ -159,8 +159,8 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}
     if server.max_batch != type(server).max_batch:
         more["max_num_seqs"] = server.max_batch
-    made = vllm_server(models, engine, more)
-    speculates = "speculative_config" in made.values
+    launched = vllm_server(models, engine, more)
+    speculates = "speculative_config" in launched.values
     python = interpreter(engine.vllm_python)
     check_memory(models)
     with bound(server.host, server.port) as probe:
@@ -170,12 +170,12 @@ def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOption
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with made.process(python, "vLLM", server.host, port, lambda line: print(line, file=sys.stderr),
+    with launched.process(python, "vLLM", server.host, port, lambda line: print(line, file=sys.stderr),
                       "".join(server.keys)) as process:  # fmt: skip
         process.at_end(ended.set)
         place = process.ready(LOADING, ended)
         if place:
-            how = json.dumps(made.values["speculative_config"]) if speculates else "plain decoding"
+            how = json.dumps(launched.values["speculative_config"]) if speculates else "plain decoding"
             render.line(f"vLLM serves {more['served_model_name']} at {place}: {how}")
             ended.wait()
         if process.process.poll() is not None:

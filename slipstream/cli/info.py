@@ -62,11 +62,11 @@ def info(
 
         print(page().rstrip("\n"))
         return
-    found = describe(model)
+    described = describe(model)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(described))
     else:
-        render.out().print(render.facts_table(rows(found)), soft_wrap=False)
+        render.out().print(render.facts_table(rows(described)), soft_wrap=False)
 
 
 def describe(model: str) -> dict[str, Any]:
@@ -147,66 +147,75 @@ def native(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+def rows(described: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as rows of names and texts."""
-    experts, stored, window = found["experts"], found["stored_bytes"], found["sliding_window"]
-    active = f", {render.count(found['active_parameters'])} active per token" if experts else ""
-    special = ", ".join(f"{role} {i}" for role, i in (found["special_tokens"] or {}).items() if i is not None)
+    experts, stored, window = described["experts"], described["stored_bytes"], described["sliding_window"]
+    active = f", {render.count(described['active_parameters'])} active per token" if experts else ""
+    special = ", ".join(f"{role} {i}" for role, i in (described["special_tokens"] or {}).items() if i is not None)
     sizes = [f"{render.size(n)} in {dtype}" for dtype, n in (stored or {}).items()]
-    refused = f"; not native: {found['not_native']}" if found["not_native"] else ""
-    missing = [name for name in DRAFTERS if name not in found["drafters"]]
-    context, source = render.context(found["context"], "tokens"), found["source_context"]
+    refused = f"; not native: {described['not_native']}" if described["not_native"] else ""
+    missing = [name for name in DRAFTERS if name not in described["drafters"]]
+    context, source = render.context(described["context"], "tokens"), described["source_context"]
     distances = []
-    if accuracy := found["native"]:
+    if accuracy := described["native"]:
         distances = [("int8 products", accuracy["int8_products"]), ("bfloat16", accuracy["bfloat16_products"])]
         for name, d in accuracy["distances"].items():
             text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
             distances.append((SETTINGS[name], text if d["refused"] is None else f"not supported: {d['refused']}"))
         distances.append(("measured on", accuracy["measured_on"]))
     return [
-        ("model", found["model"] + ("" if found["folder"] == found["model"] else f"  ({found['folder']})")),
-        ("architecture", f"{found['architecture']}, {found['layers']} layers of width {found['hidden_size']}"),
-        ("parameters", render.count(found["parameters"]) + active),
+        (
+            "model",
+            described["model"] + ("" if described["folder"] == described["model"] else f"  ({described['folder']})"),
+        ),
+        (
+            "architecture",
+            f"{described['architecture']}, {described['layers']} layers of width {described['hidden_size']}",
+        ),
+        ("parameters", render.count(described["parameters"]) + active),
         ("stored", " + ".join(sizes) or "unknown"),
-        ("loaded", f"{render.size(found['loaded_bytes'])}, computed in {found['loaded_dtype']}"),
-        ("attention", f"{found['heads']} heads, {found['kv_heads']} KV heads, head size {found['head_dim']}"),
+        ("loaded", f"{render.size(described['loaded_bytes'])}, computed in {described['loaded_dtype']}"),
+        (
+            "attention",
+            f"{described['heads']} heads, {described['kv_heads']} KV heads, head size {described['head_dim']}",
+        ),
         (
             "window",
-            f"{', '.join(map(str, window))} tokens in {found['sliding_layers']} layers"
+            f"{', '.join(map(str, window))} tokens in {described['sliding_layers']} layers"
             if window
             else "none: full attention",
         ),
         ("experts", f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense"),
-        ("positions", positions(found)),
-        ("context", f"{context}, {render.size(found['kv_bytes_per_token'])} of KV each"),
+        ("positions", positions(described)),
+        ("context", f"{context}, {render.size(described['kv_bytes_per_token'])} of KV each"),
         *([] if source is None else [("source", f"{render.context(source, 'tokens')}, read once")]),
-        ("vocabulary", vocabulary(found)),
+        ("vocabulary", vocabulary(described)),
         ("special", special or "unknown"),
-        ("lm_head", "tied to the embedding" if found["tied_head"] else "not tied"),
-        ("chat template", render.yes(found["chat_template"])),
-        ("executor", f"{found['executor']} on {found['device']}{refused}"),
+        ("lm_head", "tied to the embedding" if described["tied_head"] else "not tied"),
+        ("chat template", render.yes(described["chat_template"])),
+        ("executor", f"{described['executor']} on {described['device']}{refused}"),
         ("drafters", f"all but {', '.join(missing)}" if missing else "all"),
         *distances,
     ]
 
 
-def positions(found: dict[str, Any]) -> str:
-    rope = found["rope"]
-    if found["position"] != "rope":
-        return found["position"]
+def positions(described: dict[str, Any]) -> str:
+    rope = described["rope"]
+    if described["position"] != "rope":
+        return described["position"]
     by_layer = {name: each for name, each in rope.items() if isinstance(each, dict)}  # Gemma 3 and 4
     if by_layer:
-        return "; ".join(f"{positions(found | {'rope': each})} ({name})" for name, each in by_layer.items())
+        return "; ".join(f"{positions(described | {'rope': each})} ({name})" for name, each in by_layer.items())
     kind = rope.get("rope_type", rope.get("type", "default"))
     factor = f", scaled {kind} by {rope['factor']:g}" if "factor" in rope else ""
     return f"rotary, theta {rope['rope_theta']:g}{factor}"
 
 
-def vocabulary(found: dict[str, Any]) -> str:
-    if found["tokens"] is None:
-        return f"{found['vocab_size']} ids; no tokenizer files, so prompts must be token ids"
-    padding = found["vocab_size"] - found["tokens"]
-    return f"{found['tokens']} tokens" + (f", padded to {found['vocab_size']} ids" if padding > 0 else "")
+def vocabulary(described: dict[str, Any]) -> str:
+    if described["tokens"] is None:
+        return f"{described['vocab_size']} ids; no tokenizer files, so prompts must be token ids"
+    padding = described["vocab_size"] - described["tokens"]
+    return f"{described['tokens']} tokens" + (f", padded to {described['vocab_size']} ids" if padding > 0 else "")
 
 
 SHOWN_RATES = (0.6, 0.8)
@@ -253,7 +262,7 @@ def measured(pairs: Mapping[str, ModelOptions]) -> dict[str, list[Run]]:
         plain = Arm("plain", llm, params=params)
         drafted = Arm("draft model", llm, llm.drafter, llm.most_draft_tokens, params=params, against=plain)
         runs[name] = line_up([plain, drafted], built_in(llm, "code", 3))
-    together = [run for own in runs.values() for run in own]
+    together = [run for group in runs.values() for run in group]
     with render.progress("measuring (interleaved)", passes(together, PASSES)) as advance:
         race(together, PASSES, advance)
     return runs
@@ -299,10 +308,10 @@ def with_own_tokenizer(report: PairReport) -> str:
 
     width = report.target.config.vocab_size, report.draft.config.vocab_size
     try:
-        both = vocabularies(tokenizer_of(report.target.folder), tokenizer_of(report.draft.folder), width)
+        shared = vocabularies(tokenizer_of(report.target.folder), tokenizer_of(report.draft.folder), width)
     except PairError as refused:
         return f"--draft-tokenizer does not help: {refused.what}"
-    return f"with --draft-tokenizer {STRING} the draft model keeps its tokenizer: {both}"
+    return f"with --draft-tokenizer {STRING} the draft model keeps its tokenizer: {shared}"
 
 
 def sides(report: PairReport) -> Table:

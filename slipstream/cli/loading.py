@@ -43,11 +43,11 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
 def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, dict[str, Any]]:
     """(drafter, other arguments) of `LLM`, after the checks that need no weights; they can be pickled."""
     options = parse_options(models.drafter_option or ())
-    drafter, own = models.speculation
+    drafter, drafter_options = models.speculation
     if not (silent or models.draft_is_read):
         render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
-    check_drafters(models, [(drafter, options | own)])
-    more = {"draft_tokens": models.length, "rule": models.rule, "draft_options": options | own}
+    check_drafters(models, [(drafter, options | drafter_options)])
+    more = {"draft_tokens": models.length, "rule": models.rule, "draft_options": options | drafter_options}
     return drafter, models.keywords | more
 
 

@@ -160,8 +160,8 @@ def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: A
 
     one, options = parsed(models, spec, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]
-    drafter, own = one.speculation
-    label, options = " ".join(shown), options | own
+    drafter, drafter_options = one.speculation
+    label, options = " ".join(shown), options | drafter_options
     if adaptive and one.length == AUTO:
         return Contender(label, drafter, most_chosen(one.method), options, adaptive=True)
     return Contender(label, drafter, one.fixed_length, options)

@@ -56,11 +56,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
 
     def run(**values: Any) -> None:
-        made: Mapping[str, Any] = {
+        objects: Mapping[str, Any] = {
             name: group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
             for name, group in groups.items()
         }
-        command(**values, **made)
+        command(**values, **objects)
 
     run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -101,12 +101,12 @@ def _annotated(name: str, hint: Any, declared: Any, default: Any, panel: str | N
         hint = str if default is not None else str | None
     if hint == Seq[int] | None:  # the option is repeated, and typer collects a list
         hint = list[int] | None
-    made = copy(declared)
-    if isinstance(made, typer.models.OptionInfo):
-        if made.metavar is None:
+    copied = copy(declared)
+    if isinstance(copied, typer.models.OptionInfo):
+        if copied.metavar is None:
             kinds = {hint, *get_args(hint), *(inner for part in get_args(hint) for inner in get_args(part))}
-            made.metavar = next((text for known, text in METAVARS if known in kinds), None)
-        if hint is bool and default is False and made.default is ...:  # no --no-... that says nothing
-            made.param_decls = (f"--{name.replace('_', '-')}",)
-        made.rich_help_panel = made.rich_help_panel or panel
-    return Annotated[hint, made]
+            copied.metavar = next((text for known, text in METAVARS if known in kinds), None)
+        if hint is bool and default is False and copied.default is ...:  # no --no-... that says nothing
+            copied.param_decls = (f"--{name.replace('_', '-')}",)
+        copied.rich_help_panel = copied.rich_help_panel or panel
+    return Annotated[hint, copied]

@@ -37,22 +37,22 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
         raise ParameterError(f"--config {path} cannot be read: {fault.strerror}", fix="check the file name") from fault
     except ValueError as fault:
         raise ParameterError(f"--config {path} is not JSON: {fault}") from fault
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ParameterError(f"--config {path} is not a JSON object", fix='write it as in {"drafter": "ngram"}')
-    own = {parameter.name: parameter for parameter in ctx.command.params}
+    parameters = {parameter.name: parameter for parameter in ctx.command.params}
     known = {f.name for options in (ModelOptions, SamplingOptions) for f in fields(options)} - {"config", "role"}
     known |= {"engine", "vllm_python", "vllm_option"}  # of `cli.engines`
-    for name in found:
+    for name in document:
         if name not in known:
             raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))
-    values = {name: value for name, value in found.items() if name in own and value is not None}
+    values = {name: value for name, value in document.items() if name in parameters and value is not None}
     for name, value in values.items():
-        if getattr(own[name], "multiple", False) and not isinstance(value, list):
+        if getattr(parameters[name], "multiple", False) and not isinstance(value, list):
             values[name] = [value]
         elif isinstance(value, dict):  # an option of text, which is read as JSON
             values[name] = json.dumps(value)

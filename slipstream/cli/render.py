@@ -207,21 +207,21 @@ def summary(stats: SpecStats, rule: str, lossless: bool, finish: str = "") -> st
     return ", ".join(parts)
 
 
-def rendered(made: Table) -> RichTable:
+def rendered(table: Table) -> RichTable:
     """A table for a terminal: headings are wrapped to the width of their cells, and wide text is folded. One without a
     title stands between blank lines."""
-    texts = made.texts()
-    widths = [NARROWEST if i else LABEL for i in range(len(made.columns))]
-    heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(made.columns)]
+    texts = table.texts()
+    widths = [NARROWEST if i else LABEL for i in range(len(table.columns))]
+    heads = [fitted(c.heading, [row[i] for row in texts], widths[i]) for i, c in enumerate(table.columns)]
     out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    out.show_edge = not made.title
-    for i, (head, column) in enumerate(zip(heads, made.columns, strict=True)):
+    out.show_edge = not table.title
+    for i, (head, column) in enumerate(zip(heads, table.columns, strict=True)):
         if column.words:
             widest = max((len(line) for row in texts for line in row[i].splitlines()), default=0)
             out.add_column(head, overflow="fold", min_width=None if i else min(LABEL, widest))
         else:
             out.add_column(head, justify="right", no_wrap=True)
-    for row, cells in zip(texts, made.rows, strict=True):
+    for row, cells in zip(texts, table.rows, strict=True):
         out.add_row(*(Text(t, BAD if isinstance(c, Alarm) else "") for t, c in zip(row, cells, strict=True)))
     return out
 
@@ -232,11 +232,11 @@ def fitted(heading: str, cells: Seq[str], narrowest: int) -> str:
     return "\n".join(textwrap.wrap(heading, max([narrowest, *widths]), break_on_hyphens=False))
 
 
-def titled(made: Table) -> None:
+def titled(table: Table) -> None:
     """Print a table with its title and its note. One that is wider than the terminal becomes several: one for each
     setting, and the columns that do not fit below the others."""
     console = out()
-    for part in [made] if fits(made, console) else made.divided("setting"):
+    for part in [table] if fits(table, console) else table.divided("setting"):
         console.print(f"\n{part.title}\n", style="bold")
         for i, rows in enumerate(stacked(part, console)):
             if i:
@@ -246,42 +246,42 @@ def titled(made: Table) -> None:
             console.print(f"\n{part.note}", style="dim")
 
 
-def fits(made: Table, console: Console) -> bool:
-    return console.measure(rendered(made), options=console.options.update(width=1000)).maximum <= console.width
+def fits(table: Table, console: Console) -> bool:
+    return console.measure(rendered(table), options=console.options.update(width=1000)).maximum <= console.width
 
 
-def stacked(made: Table, console: Console) -> list[Table]:
+def stacked(table: Table, console: Console) -> list[Table]:
     """The table in parts that fit the terminal, each with the first columns of text, or the first column. A part that
     is only one column wider than these is folded instead."""
-    count = len(made.columns)
-    first = max(1, next((i for i, column in enumerate(made.columns) if not column.words), count))
+    count = len(table.columns)
+    first = max(1, next((i for i, column in enumerate(table.columns) if not column.words), count))
     parts, at = list[Table](), first
     while at < count:
         end = next(
-            (n for n in range(count, at + 1, -1) if fits(made.of([*range(first), *range(at, n)]), console)), at + 1
+            (n for n in range(count, at + 1, -1) if fits(table.of([*range(first), *range(at, n)]), console)), at + 1
         )
-        parts.append(made.of([*range(first), *range(at, end)]))
+        parts.append(table.of([*range(first), *range(at, end)]))
         at = end
-    return parts or [made]
+    return parts or [table]
 
 
-def section(made: Section) -> None:
+def section(part: Section) -> None:
     """Print a result: its tables, then its main finding, then notes."""
     console = out()
-    for each in made.tables:
+    for each in part.tables:
         titled(each)
-    console.print(Text(f"\n{made.lead}", BAD if isinstance(made.lead, Alarm) else "bold"))
-    for note in made.notes:
+    console.print(Text(f"\n{part.lead}", BAD if isinstance(part.lead, Alarm) else "bold"))
+    for note in part.notes:
         console.print(f"- {note}")
 
 
 def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
-    made = RichTable.grid(padding=(0, 2))
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in rows:
-        made.add_row(name, value)
-    return made
+        grid.add_row(name, value)
+    return grid
 
 
 def logprobs(completion: Completion, show: Any) -> None:

@@ -28,8 +28,8 @@ def report(
     out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
 ) -> None:
     """Turn result files into one self-contained HTML page (offline, light and dark, printable)."""
-    found = [result for path in results for result in read_all(path)]
-    write_page(found, out)
+    all_results = [result for path in results for result in read_all(path)]
+    write_page(all_results, out)
     render.line(f"wrote {out}")
 
 
@@ -52,14 +52,14 @@ def section(result: Result) -> Section:
             f"there is no report for a result of kind {result.kind!r}", fix=did_you_mean(result.kind, SECTIONS)
         )
     try:
-        made: Section = import_module(SECTIONS[result.kind]).section(result)
+        shown: Section = import_module(SECTIONS[result.kind]).section(result)
     except (KeyError, TypeError, IndexError) as fault:
         raise ResultError(
             f"the result of kind {result.kind!r} lacks data that its report needs: {fault!r}",
             why="the file is damaged, or was edited",
             fix="measure again",
         ) from fault
-    return made
+    return shown
 
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -99,8 +99,8 @@ def page(results: Seq[Result]) -> str:
 """
 
 
-def block(number: int, made: Section, result: Result) -> str:
-    level = f'<h1 id="h{number}">{escape(made.title)}</h1>'
+def block(number: int, section: Section, result: Result) -> str:
+    level = f'<h1 id="h{number}">{escape(section.title)}</h1>'
     warned = list(result.warnings)
     if not result.complete:
         warned.insert(0, INTERRUPTED)
@@ -108,17 +108,17 @@ def block(number: int, made: Section, result: Result) -> str:
     parts = [
         f'<section id="s{number}" aria-labelledby="h{number}">',
         level,
-        f'<p class="lead{bad(made.lead)}">{escape(made.lead)}</p>',
+        f'<p class="lead{bad(section.lead)}">{escape(section.lead)}</p>',
         f'<p class="origin">{origin(result)}</p>',
         f'<aside class="warnings" aria-label="Warnings"><ul>{warnings}</ul></aside>' if warnings else "",
-        made.html,
+        section.html,
     ]
-    tables = [table(each) for each in made.tables]
-    figures = [figure(plot, f"s{number}p{i}", result) for i, plot in enumerate(made.plots)]
+    tables = [table(each) for each in section.tables]
+    figures = [figure(plot, f"s{number}p{i}", result) for i, plot in enumerate(section.plots)]
     # The first table answers the question; the others are details and follow the plots.
     parts += [*tables[:1], *figures, *tables[1:]]
-    if made.notes:
-        parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in made.notes)}</ul>')
+    if section.notes:
+        parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in section.notes)}</ul>')
     parts += [details(result), "</section>"]
     return "\n".join(part for part in parts if part)
 
@@ -133,13 +133,13 @@ def figure(plot: Plot, key: str, result: Result) -> str:
     )
 
 
-def table(made: Table) -> str:
-    heads = "".join(f'<th scope="col" class="{css(c)}">{escape(c.heading)}</th>' for c in made.columns)
-    rows = "".join(f"<tr>{row(made.columns, cells)}</tr>" for cells in made.rows)
-    note = f'<p class="note">{escape(made.note)}</p>' if made.note else ""
+def table(shown: Table) -> str:
+    heads = "".join(f'<th scope="col" class="{css(c)}">{escape(c.heading)}</th>' for c in shown.columns)
+    rows = "".join(f"<tr>{row(shown.columns, cells)}</tr>" for cells in shown.rows)
+    note = f'<p class="note">{escape(shown.note)}</p>' if shown.note else ""
     return (
-        f'<h2>{escape(made.title)}</h2><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(made.title)}"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
+        f'<h2>{escape(shown.title)}</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(shown.title)}"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
         f"</table></div>{note}"
     )
 

@@ -117,15 +117,15 @@ def _lengths(
     if len(batches) > 1:
         raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
     rates, costs = _rates(draft, target, model), _costs(options, target, model, batches[0])
-    found, longest = forecast(rates, costs), len(rates.by_position)
-    best = found.draft_tokens
+    forecasts, longest = forecast(rates, costs), len(rates.by_position)
+    best = forecasts.draft_tokens
     shown = {*range(1, min(longest, max(best + 2, 5)) + 1)} if draft.draft_tokens is None else {draft.draft_tokens}
     shown = {k for k in shown if k <= 6 or abs(k - best) <= 2 or k == draft.draft_tokens}
     curve = costs.target and {"rows": costs.target.rows, "seconds": costs.target.seconds}
     return {
         "acceptance": _acceptance(rates),
         "costs": {"c": costs.c, "batch": costs.batch, "host": costs.host, "curve": curve},
-        "assumptions": found.assumptions,
+        "assumptions": forecasts.assumptions,
         "lengths": [forecast(rates, costs, k).as_dict() for k in sorted(shown)],
         "best": best,
     }

@@ -17,71 +17,71 @@ if TYPE_CHECKING:
     from slipstream.theory.forecast import Forecast
 
 
-def lengths(found: dict[str, Any]) -> Section:
+def lengths(data: dict[str, Any]) -> Section:
     columns = [Column("K"), Column("tokens per step", digits=2), Column("step cost", digits=2), Column("speed-up", "x"),
                Column("break-even"), words("")]  # fmt: skip
     rows = [
         [row["draft_tokens"], row["tau"], row["step_cost"], row["speedup"], break_even(row["break_even"]),
-         "best" if row["draft_tokens"] == found["best"] else ""]
-        for row in found["lengths"]
+         "best" if row["draft_tokens"] == data["best"] else ""]
+        for row in data["lengths"]
     ]  # fmt: skip
     note = (
         "K: draft length. step cost: in decode steps of the target. break-even: the acceptance rate above which this "
         "length is faster than plain decoding."
     )
-    shown = next((row for row in found["lengths"] if row["draft_tokens"] == found["best"]), None)
-    lead = f"Best: K={found['best']}" + (f", {times(shown['speedup'])} plain decoding." if shown else ".")
-    made = Section("Speed-up", lead if found["best"] else "No draft length is faster than plain decoding.")
-    made.tables.append(Table("Speed-up by draft length", columns, rows, note))
-    if found["costs"]["curve"] and len(found["costs"]["curve"]["rows"]) > 2:  # measured
+    shown = next((row for row in data["lengths"] if row["draft_tokens"] == data["best"]), None)
+    lead = f"Best: K={data['best']}" + (f", {times(shown['speedup'])} plain decoding." if shown else ".")
+    section = Section("Speed-up", lead if data["best"] else "No draft length is faster than plain decoding.")
+    section.tables.append(Table("Speed-up by draft length", columns, rows, note))
+    if data["costs"]["curve"] and len(data["costs"]["curve"]["rows"]) > 2:  # measured
         from slipstream.plan.report_tune import costs
 
-        made.tables.append(costs(found["costs"]["curve"]))
-    made.notes = [f"Assumptions: {found['assumptions']}."]
-    return made
+        section.tables.append(costs(data["costs"]["curve"]))
+    section.notes = [f"Assumptions: {data['assumptions']}."]
+    return section
 
 
 def break_even(rate: float | None) -> str:
     return "never" if rate is None else percent(rate)
 
 
-def plan(found: dict[str, Any]) -> Section:
-    hardware, (target, draft) = found["hardware"], found["models"]
+def plan(data: dict[str, Any]) -> Section:
+    hardware, (target, draft) = data["hardware"], data["models"]
     title = hardware["name"] if hardware["devices"] == 1 else f"{hardware['devices']} x {hardware['name']}"
     columns = [Column("batch"), Column("K"), Column("speed-up", "x"), Column("per user, plain"),
                Column("per user, spec."), Column("total, plain"), Column("total, spec."), Column("memory", "B"),
                words("")]  # fmt: skip
     rows = []
-    for load in found["loads"]:
+    for load in data["loads"]:
         speeds = [load[f"{kind}tokens_per_second{of}"] for of in ("_per_user", "") for kind in ("plain_", "")]
         fits = "" if load["fits"] else "too large"
         rows.append([load["batch"], load["draft_tokens"] or "off", load["speedup"], *speeds, load["memory"], fits])
     note = "Columns 4 to 7: tokens/s."
-    if not all(load["fits"] for load in found["loads"]):
+    if not all(load["fits"] for load in data["loads"]):
         note += f" too large: more than 90% of the memory ({size(hardware['memory'] * hardware['devices'])})."
-    made = Section("Plan", users(found, title))
-    made.tables.append(Table(f"{target['name']} + {draft['name']} on {title}", columns, rows, note))
-    made.notes = [f"{line}." for line in assumptions(found)]
-    return made
+    section = Section("Plan", users(data, title))
+    section.tables.append(Table(f"{target['name']} + {draft['name']} on {title}", columns, rows, note))
+    section.notes = [f"{line}." for line in assumptions(data)]
+    return section
 
 
-def users(found: dict[str, Any], title: str) -> str:
-    each, bound = found["users_a_group"], found["latency_ms"]
+def users(data: dict[str, Any], title: str) -> str:
+    each, bound = data["users_a_group"], data["latency_ms"]
     limit = "that fit into memory" if bound is None else f"with at most {bound:g} ms per token"
     text = f"Concurrent users {limit}: {each['plain']} plain, {each['speculative']} with speculation, on {title}."
-    if found["users"]:
-        devices = found["hardware"]["devices"]
+    if data["users"]:
+        devices = data["hardware"]["devices"]
         needed = [
             f"{kind} "
             + ("impossible with any number of devices" if n is None else f"{n * devices} devices ({n} groups)")
-            for kind, n in found["groups"].items()
+            for kind, n in data["groups"].items()
         ]
-        text += f" For {found['users']} users: {', '.join(needed)}."
+        text += f" For {data['users']} users: {', '.join(needed)}."
     return text
 
 
-def assumptions(found: dict[str, Any]) -> list[str]:
-    hardware, (target, draft), load = found["hardware"], found["models"], found["loads"][0]
+def assumptions(data: dict[str, Any]) -> list[str]:
+    hardware, (target, draft), load = data["hardware"], data["models"], data["loads"][0]
     lines = [
         f"Assumptions at batch {load['batch']}: {load['assumptions']}",
         f"{target['name']}: {size(target['weight_bytes'])} of weights at {target['bits']:g} bits, "
@@ -127,9 +127,9 @@ def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> Non
     columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
                Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
     cells = []
-    for pair, hardware, found in rows:
+    for pair, hardware, forecast in rows:
         sizes = [count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)]
-        gain = f"{times(found.speedup)}, K={found.draft_tokens}" if found.draft_tokens else "no speed-up"
+        gain = f"{times(forecast.speedup)}, K={forecast.draft_tokens}" if forecast.draft_tokens else "no speed-up"
         cells.append(
             [
                 f"{pair.target}\n+ {pair.draft}",
@@ -137,9 +137,9 @@ def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> Non
                 published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
                 published(pair.speedup, "x", numbers.get(pair.speedup_source)),
                 hardware.devices,
-                f"{found.costs.c:.2f}\n{found.costs.verify(found.draft_tokens or 1):.2f}",
-                break_even(found.break_even),
-                f"{gain}\n{rate(found)}",
+                f"{forecast.costs.c:.2f}\n{forecast.costs.verify(forecast.draft_tokens or 1):.2f}",
+                break_even(forecast.break_even),
+                f"{gain}\n{rate(forecast)}",
             ]
         )
     note = (
@@ -160,12 +160,12 @@ def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> Non
 def record(pair: KnownPair, hardware: Hardware, predicted: Forecast) -> dict[str, Any]:
     from slipstream.plan.known_pairs import MODELS
 
-    made = asdict(pair)
+    row = asdict(pair)
     for role, name in (("target_model", pair.target), ("draft_model", pair.draft)):
         model = MODELS[name]
-        made[role] = {"hub": model.hub, "parameters": model.facts.parameters, "tokenizer": model.tokenizer}
+        row[role] = {"hub": model.hub, "parameters": model.facts.parameters, "tokenizer": model.tokenizer}
     assumed = predicted.rates.source != "published"
-    return made | {"predicted": predicted.as_dict() | {"assumed": assumed, "hardware": asdict(hardware)}}
+    return row | {"predicted": predicted.as_dict() | {"assumed": assumed, "hardware": asdict(hardware)}}
 
 
 def assumed(place: Hardware) -> str:
@@ -176,10 +176,10 @@ def assumed(place: Hardware) -> str:
     return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
 
 
-def rate(found: Forecast) -> str:
+def rate(forecast: Forecast) -> str:
     """The acceptance rate of a prediction and its source: "at 78%", "assumed 70%"."""
-    shown = percent(found.rates.alpha)
-    return f"at {shown}" if found.rates.source == "published" else f"{found.rates.source} {shown}"
+    shown = percent(forecast.rates.alpha)
+    return f"at {shown}" if forecast.rates.source == "published" else f"{forecast.rates.source} {shown}"
 
 
 def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:

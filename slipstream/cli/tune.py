@@ -159,11 +159,11 @@ def show(result: Result) -> None:
     show_section(result)
     console = render.out()
     console.print()
-    for name, made in (result.data["configs"] or {}).items():
-        text = json.dumps(made) if name == "slipstream" else made["text"] or made["note"]
+    for name, config in (result.data["configs"] or {}).items():
+        text = json.dumps(config) if name == "slipstream" else config["text"] or config["note"]
         console.print(f"{name}: {text}", soft_wrap=True)
-        if name != "slipstream" and made["text"] and made["note"]:
-            console.print(f"  ({made['note']})", style="dim")
+        if name != "slipstream" and config["text"] and config["note"]:
+            console.print(f"  ({config['note']})", style="dim")
 
 
 LENGTHS = (2, 4, 8)
@@ -269,12 +269,12 @@ def joined(results: list[Result]) -> Result:
 def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
     """What `--config` reads to start this server again."""
     used = server.choice
-    made: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter.replace("+", ",")}
+    config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter.replace("+", ",")}
     if used.draft is not None and "additional_config" not in server.values:
-        made["draft"] = models.draft_model
-    made["draft_tokens"] = used.draft_tokens
+        config["draft"] = models.draft_model
+    config["draft_tokens"] = used.draft_tokens
     if used.options:
-        made["drafter_option"] = [f"{key}={value}" for key, value in used.options.items()]
+        config["drafter_option"] = [f"{key}={value}" for key, value in used.options.items()]
     if engine.vllm_option:
-        made["vllm_option"] = list(engine.vllm_option)
-    return made
+        config["vllm_option"] = list(engine.vllm_option)
+    return config

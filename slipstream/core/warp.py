@@ -220,8 +220,8 @@ def allowed_after(seq: Sequence, outputs: Seq[Seq[int]]) -> NDArray[np.bool_] | 
     constraint."""
     if seq.constraint is None:
         return None
-    own = seq.output
-    return seq.constraint.allowed(own, [output[len(own) :] for output in outputs])
+    written = seq.output
+    return seq.constraint.allowed(written, [output[len(written) :] for output in outputs])
 
 
 def distributions_and_dead_ends(logits: Tensor, seqs: Seq[Sequence], draft: Draft) -> tuple[Tensor, set[int]]:

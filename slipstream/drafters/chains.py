@@ -105,10 +105,10 @@ class Chains:
         steps = max(depth[b] for b in rows)
         left = [b for b in rows if self.source.room(seqs[b]) < steps]
         rows = [b for b in rows if b not in left]
-        own = [seqs[b] for b in rows]
-        each = [seq.params for seq in own]
-        draws = self._draws(own, each, steps)
-        drawn = self.source.decode_steps(own, steps, draws)
+        members = [seqs[b] for b in rows]
+        each = [seq.params for seq in members]
+        draws = self._draws(members, each, steps)
+        drawn = self.source.decode_steps(members, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, probs = depth[b], tokens[r], None
@@ -163,22 +163,26 @@ class Chains:
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
         first = rows
         while rows:
-            own, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
+            members, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
             try:
-                logits = self.source.extend(own, so_far)  # [R, V']
+                logits = self.source.extend(members, so_far)  # [R, V']
             except Exception as fault:
                 if not so_far[0]:
                     raise  # nothing was drawn yet: the step may go on without a draft
-                ended_early(own, len(so_far[0]), fault)
+                ended_early(members, len(so_far[0]), fault)
                 break
-            probs, dead = possible(logits, own, so_far, self.vocab_size)  # [R, V]
+            probs, dead = possible(logits, members, so_far, self.vocab_size)  # [R, V]
             if dead:
                 alive = [r for r in range(len(rows)) if r not in dead]
-                rows, own, so_far = [rows[r] for r in alive], [own[r] for r in alive], [so_far[r] for r in alive]
+                rows, members, so_far = (
+                    [rows[r] for r in alive],
+                    [members[r] for r in alive],
+                    [so_far[r] for r in alive],
+                )
                 probs = probs[alive]
                 if not rows:
                     break
-            tokens = sample_draft_tokens(probs, own, len(so_far[0])).tolist()
+            tokens = sample_draft_tokens(probs, members, len(so_far[0])).tolist()
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
                 distributions[b].append(probs[r])

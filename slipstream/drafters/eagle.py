@@ -198,10 +198,10 @@ class EagleDrafter(HeadDrafter):
     def _grow(self, trees: Seq[Tree]) -> None:
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
-        own = [tree.seq for tree in trees]
-        batch, features = self.rows.pending(own)
+        seqs = [tree.seq for tree in trees]
+        batch, features = self.rows.pending(seqs)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
-        self.rows.ran(own)
+        self.rows.ran(seqs)
         live, frontiers = list(trees), [[ROOT]] * len(trees)
         states = {(id(tree), ROOT): row for tree, row in zip(trees, hidden.clone(), strict=True)}  # outputs of nodes
         while live:

@@ -263,19 +263,19 @@ def members_of(target: Target, members: Seq[Member] | str | None, model: Target 
     if model is not None:
         raise ParameterError("members and model are both given", fix='leave model out, or name it in members: ("model",'
                              ' {"model": model})')  # fmt: skip
-    made: list[Drafter] = []
+    drafters: list[Drafter] = []
     for member in members.split(",") if isinstance(members, str) else members:
         if isinstance(member, str):
-            made.append(make_drafter(member, target))
+            drafters.append(make_drafter(member, target))
         elif isinstance(member, tuple) and len(member) == 2:
-            made.append(make_drafter(member[0], target, **member[1]))
+            drafters.append(make_drafter(member[0], target, **member[1]))
         elif isinstance(member, Drafter):
-            made.append(member)
+            drafters.append(member)
         else:
             raise ParameterError(
                 f"{member!r} is not a drafter", fix="give a name, a pair (name, options), or a Drafter object"
             )
-    return made
+    return drafters
 
 
 def _usual(target: Target, model: Target | None) -> list[Drafter]:

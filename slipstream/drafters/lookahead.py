@@ -173,14 +173,14 @@ class LookaheadDrafter:
             if depth > 0:
                 state = self._state(seq)
                 if not state.back_off.pausing():
-                    own: tuple[list[int], list[int]] = ([], [])
-                    self._add_ngrams(state, seq.tokens[-1], depth, *own)
-                    acceptable += [True] * len(own[0])
-                    self._add_window(state, depth, *own)
-                    acceptable += [False] * (len(own[0]) + len(tokens) - len(acceptable))
-                    state.drafted = own[0]
-                    tokens += own[0]
-                    parents += own[1]
+                    pending: tuple[list[int], list[int]] = ([], [])
+                    self._add_ngrams(state, seq.tokens[-1], depth, *pending)
+                    acceptable += [True] * len(pending[0])
+                    self._add_window(state, depth, *pending)
+                    acceptable += [False] * (len(pending[0]) + len(tokens) - len(acceptable))
+                    state.drafted = pending[0]
+                    tokens += pending[0]
+                    parents += pending[1]
             splits.append(len(tokens))
         return Draft.of(tokens, parents, splits, acceptable=None if all(acceptable) else acceptable, device=self.device)
 

@@ -214,7 +214,7 @@ def make(
         from slipstream import zoo
 
         head = zoo.head_dir("medusa", host.runtime.source)
-    made = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
+    fitted = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     backend, settings = backend_for_head(None, host, quantize)
-    heads: MedusaRuntime = backend.medusa(made, settings)
+    heads: MedusaRuntime = backend.medusa(fitted, settings)
     return MedusaDrafter(heads, target.vocab_size, config, target.device)

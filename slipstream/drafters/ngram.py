@@ -161,10 +161,10 @@ class NgramDrafter(LookupDrafter[_State]):
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         state, text = self._states[seq.id], seq.readable
-        found = state.store.follower(text, drafted)
-        if found is None:
+        follower = state.store.follower(text, drafted)
+        if follower is None:
             return [], 0
-        token, position, match = found
+        token, position, match = follower
         depth = min(depth, self.config.max_draft, state.match_stats.depth(match))
         if not depth:
             return [], match

@@ -118,5 +118,5 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafter:
     if name not in DRAFTERS:
         raise ParameterError(f"no drafter is named {name!r}", fix=did_you_mean(name, DRAFTERS))
     spec = DRAFTERS[name]
-    made: Drafter = getattr(import_module(spec.path), spec.maker)(target, **options)
-    return made
+    drafter: Drafter = getattr(import_module(spec.path), spec.maker)(target, **options)
+    return drafter

@@ -70,11 +70,11 @@ def vocabularies(ours: Any, theirs: Any, width: tuple[int, int]) -> Vocabularies
                 why="draft tokens are split from what tokens write",
                 fix="name folders that have one, or use slipstream.drafters.string_match.with_own_tokenizer",
             )
-    both = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
-    both.theirs.require_faithful()
-    both.ours.require_faithful()
-    log.info("draft_tokenizer='string': %s", both)
-    return both
+    vocabularies = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
+    vocabularies.theirs.require_faithful()
+    vocabularies.ours.require_faithful()
+    log.info("draft_tokenizer='string': %s", vocabularies)
+    return vocabularies
 
 
 class StringDrafter:
@@ -89,15 +89,15 @@ class StringDrafter:
         self._reader = Rereader(self.model, self.both)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        own, steps, members = list[Sequence](), list[int](), list[int]()
+        copies, steps, members = list[Sequence](), list[int](), list[int]()
         for b, (seq, most) in enumerate(zip(seqs, budget, strict=True)):
             if most > 0:
-                own.append(self._reader.follow(seq, len(seq.tokens)))
-                steps.append(self._wanted(len(own[-1].tokens), len(seq.tokens), most))
+                copies.append(self._reader.follow(seq, len(seq.tokens)))
+                steps.append(self._wanted(len(copies[-1].tokens), len(seq.tokens), most))
                 members.append(b)
         chains: list[list[int]] = [[] for _ in seqs]
         if members:
-            written = self._write(own, max(steps))
+            written = self._write(copies, max(steps))
             for b, ids, most in zip(members, written, steps, strict=True):
                 chains[b] = self._split(seqs[b], ids[:most])[: budget[b]]
         return Draft.chains(chains, device=self.device)
@@ -107,66 +107,66 @@ class StringDrafter:
         ratio = min(max(theirs / ours, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 
-    def _write(self, own: Seq[Sequence], steps: int) -> list[list[int]]:
+    def _write(self, copies: Seq[Sequence], steps: int) -> list[list[int]]:
         """The draft model's next tokens for each of its sequences; each is followed by what is most likely."""
         if self._steps is not None:
-            for seq in own:
+            for seq in copies:
                 if len(seq.pending) > self._steps.max_pending:
                     self._run([seq])
                     seq.kv_len -= 1
-            written = self._steps.decode_steps(own, steps, StepSampling()).tokens.T.tolist()  # [R][K]
-            for seq, ids in zip(own, written, strict=True):
+            written = self._steps.decode_steps(copies, steps, StepSampling()).tokens.T.tolist()  # [R][K]
+            for seq, ids in zip(copies, written, strict=True):
                 seq.tokens += ids
                 seq.kv_len = len(seq.tokens) - 1
             return written  # type: ignore[no-any-return]
-        written = [[] for _ in own]
+        written = [[] for _ in copies]
         for _ in range(steps):
-            for seq, ids, id_ in zip(own, written, self._run(own), strict=True):
+            for seq, ids, id_ in zip(copies, written, self._run(copies), strict=True):
                 ids.append(id_)
                 seq.tokens.append(id_)
         return written
 
-    def _run(self, own: Seq[Sequence]) -> list[int]:
+    def _run(self, copies: Seq[Sequence]) -> list[int]:
         """The most likely token after each of the draft model's sequences, whose KV is then complete."""
-        logits = self.model.run(own, Draft.empty(len(own), self.model.device)).logits  # [R, V']
-        self.model.commit(own, [[]] * len(own))
-        for seq in own:
+        logits = self.model.run(copies, Draft.empty(len(copies), self.model.device)).logits  # [R, V']
+        self.model.commit(copies, [[]] * len(copies))
+        for seq in copies:
             seq.kv_len = len(seq.tokens)
         return first_maxima(logits)
 
     def _split(self, seq: Sequence, written: Seq[int]) -> list[int]:
         """The target's tokens for what the draft model wrote after a text, up to a special token, which is drafted if
         the target has it."""
-        ours = self.both.ours
+        target_texts = self.both.ours
         texts = [self.both.theirs.text_of(id_) for id_ in written]
         ends = next((n for n, text in enumerate(texts) if text is None), len(texts))
-        word = ours.bytes_of(seq.tokens[self._reader.open_word(seq.id) :])
+        word = target_texts.bytes_of(seq.tokens[self._reader.open_word(seq.id) :])
         data = b"".join(text for text in texts[:ends] if text is not None)
         begun = word[len(word) - cut_at_end(word) :]  # bytes of a character that goes on
         if begun and data.startswith(begun):  # the draft model has no tokens for them, and writes it from the beginning
             data = data[len(begun) :]
         text = complete(begun + data)[len(begun) :]
         missing = next((n for n in range(len(text)) if not cut_at_end(begun + text[:n])), len(text))
-        found = list(ours.pieces(text[:missing]))
-        found += self._tokens(b"" if missing else last_text(word), text[missing:])
+        pieces = list(target_texts.pieces(text[:missing]))
+        pieces += self._tokens(b"" if missing else last_text(word), text[missing:])
         special = self.both.to_ours.get(written[ends]) if ends < len(written) else None
-        return found if special is None or ours.bytes_of(found) != data else [*found, special]
+        return pieces if special is None or target_texts.bytes_of(pieces) != data else [*pieces, special]
 
     def _tokens(self, word: bytes, text: bytes) -> list[int]:
         """The target's tokens for `text` after its last word, of which `word` is there already; those up to the first
         that its tokenizer changes."""
-        ours = self.both.ours
-        ids = _after(ours.ids((word + text).decode()), ours, len(word))
+        texts = self.both.ours
+        ids = _after(texts.ids((word + text).decode()), texts, len(word))
         if ids is None:  # its tokenizer would not end a token where the text does
-            ids = ours.ids(text.decode())
-        found, at = list[int](), 0
+            ids = texts.ids(text.decode())
+        tokens, at = list[int](), 0
         for id_ in ids:
-            own = ours.text_of(id_)
-            if not own or not text.startswith(own, at):
+            written = texts.text_of(id_)
+            if not written or not text.startswith(written, at):
                 break
-            found.append(id_)
-            at += len(own)
-        return found
+            tokens.append(id_)
+            at += len(written)
+        return tokens
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """The next draft reads the text again from where it differs."""

@@ -95,21 +95,23 @@ class Continuation:
     tokens: Seq[int] = ()
 
 
-def follow(tree: SuffixTree, match: int, found: Node | int, depth: int, min_prob: float, own: bool) -> Continuation:
+def follow(
+    tree: SuffixTree, match: int, found: Node | int, depth: int, min_prob: float, of_request: bool
+) -> Continuation:
     """Up to `depth` draft tokens that follow the string of `match` tokens at `found`: each time the most frequent one,
     as long as the product of the frequencies is at least `min_prob`.
 
-    own: the string is the text's own end. Its last occurrence has no follower yet, and does not count.
+    of_request: the string is the text's own end. Its last occurrence has no follower yet, and does not count.
     """
     text, tokens, score = tree.text, list[int](), 0.0
     probability, where, at = 1.0, found, match
     while len(tokens) < depth:
         if isinstance(where, Node) and at == where.end and where.children:
-            share, token, where = _likeliest(where, where.count - (own and at == match))
+            share, token, where = _likeliest(where, where.count - (of_request and at == match))
             probability *= share
         else:  # it always went on alike
             i = at + (where.base if isinstance(where, Node) else where)
-            if i >= len(text) and not own:
+            if i >= len(text) and not of_request:
                 break
             token = text[i] if i < len(text) else tokens[i - len(text)]  # a loop in the text goes on in the draft
         if token == END or probability < min_prob:
@@ -180,14 +182,14 @@ class SuffixDrafter(LookupDrafter[_State]):
         config, best = self.config, Continuation()
         tail = [*state.seq.readable[-config.max_depth :], *ahead][-config.max_depth :]
         for store in (state.store, self.past) if config.across else (state.store,):
-            own = store is state.store and not ahead
-            tree, match, where = store.longest(tail, own)
+            of_request = store is state.store and not ahead
+            tree, match, where = store.longest(tail, of_request)
             if match >= config.min_match:
                 most = min(depth, config.max_draft)
                 deepest = min(max(1, min(most, int(config.spec_factor * match))), state.match_stats.depth(match))
-                made = follow(tree, match, where, deepest, config.min_prob, own and tree is store.young)
-                if made.score > best.score:
-                    best = made
+                continuation = follow(tree, match, where, deepest, config.min_prob, of_request and tree is store.young)
+                if continuation.score > best.score:
+                    best = continuation
         return best
 
 

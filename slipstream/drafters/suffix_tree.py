@@ -119,12 +119,12 @@ class SuffixTree:
         where: Node | int = self.root
         while low < high:
             length = min(low + step, high) if high == most else (low + high + 1) // 2
-            found = self.locate(tail[-length:])
+            place = self.locate(tail[-length:])
             step *= 2
-            if found is None:
+            if place is None:
                 high = length - 1
             else:
-                low, where = length, found
+                low, where = length, place
         return low, where
 
     def before(self) -> tuple[int, Node | int]:

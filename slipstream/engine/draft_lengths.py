@@ -219,10 +219,10 @@ class DraftLengths:
         without them. If few do, there would be a step without the prompts, and they owe what they add to it."""
         if not prompt_rows:
             return 0.0, self._plainly(count)
-        prompts, tokens, both = self._forward.estimate(np.array([prompt_rows, count, count + prompt_rows])).tolist()
-        added = both - tokens
+        prompts, tokens, together = self._forward.estimate(np.array([prompt_rows, count, count + prompt_rows])).tolist()
+        added = together - tokens
         owed = added + self._with_prompts.value * (prompts - added)
-        return owed, both - owed
+        return owed, together - owed
 
     # --- learning ------------------------------------------------------------------------------------------------
 

@@ -283,8 +283,8 @@ class Engine:
                     raise fault
                 gains = [] if prompts else [seq]
                 self._run(gains, prompts, [length] * len(gains), self._drafter_of(gains, prompts), several=False)
-            except Exception as own:
-                seq.finish, seq.error = "error", own
+            except Exception as error_alone:
+                seq.finish, seq.error = "error", error_alone
                 self.stats.errors += 1
 
     def _request(self, seq: Sequence) -> Request:

@@ -224,8 +224,8 @@ class EngineThread:
         self._deliver(Report([Update(key, error=fault) for key in left], self.load(), fault))
 
     def _kv_usage(self) -> float:
-        memory, found = self.engine.target.capabilities.memory, kv_blocks(self.engine.target, self.engine.max_batch)
-        return 0.0 if memory is None or found is None else min(1.0, memory.usage.used / found[1])
+        memory, blocks = self.engine.target.capabilities.memory, kv_blocks(self.engine.target, self.engine.max_batch)
+        return 0.0 if memory is None or blocks is None else min(1.0, memory.usage.used / blocks[1])
 
 
 def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:

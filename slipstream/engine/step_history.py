@@ -42,8 +42,8 @@ class Times:
         self._line = None
         self._last[n] = self._count
         self._samples[n].append(seconds)
-        own = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
-        self._medians[n] = statistics.median(own) if len(own) > 2 else min(own)
+        times = self._samples[n]  # of two, the greater may be that of a moment in which others had the processor
+        self._medians[n] = statistics.median(times) if len(times) > 2 else min(times)
 
     def age(self, count: int) -> None:
         """So many steps were not timed: samples are as old as if they had been."""
@@ -135,8 +135,8 @@ class Survival:
         compared, accepted = self._everyone
         rate = (accepted.sum() + WEIGHT * self._prior) / (compared.sum() + WEIGHT)
         usual = (accepted + WEIGHT * rate) / (compared + WEIGHT)  # [most]
-        own = (self._accepted[rows] + WEIGHT * usual) / (self._compared[rows] + WEIGHT)
-        return own.cumprod(1)
+        rates = (self._accepted[rows] + WEIGHT * usual) / (self._compared[rows] + WEIGHT)
+        return rates.cumprod(1)
 
     def width(self, ids: Seq[int]) -> float:
         """Verified draft tokens per token of the length, on average: more than 1 for trees, less for lookups."""

@@ -96,22 +96,22 @@ def compiled(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
         check_multiples(schema)
         if (strict := _strict(schema)) != json.dumps(schema):
             grammar = grammar[: place.start] + strict + grammar[place.stop :]
-    made = matcher(grammar + NOT_FORCED)
-    if found := fault_of(made):
+    state = matcher(grammar + NOT_FORCED)
+    if reason := fault_of(state):
         faults = (fault for _, schema in schemas if (fault := _schema_fault(schema, matcher)))
-        raise _refused(structured, next(faults, found))
-    probe = made.deep_copy()
+        raise _refused(structured, next(faults, reason))
+    probe = state.deep_copy()
     for n in range(PROBED):
         mask = probe.compute_bitmask()
-        if found := fault_of(probe):
-            raise _refused(structured, f"{found}, after {n} tokens")
+        if reason := fault_of(probe):
+            raise _refused(structured, f"{reason}, after {n} tokens")
         allowed = np.flatnonzero(vocabulary.row(mask))
         if not len(allowed):
             break
         probe.consume_token(int(allowed[0]))
     if not n:
         raise _refused(structured, "no text has this form except the empty one")
-    return made
+    return state
 
 
 def _grammar(structured: Structured) -> str:
@@ -137,11 +137,11 @@ def _grammar(structured: Structured) -> str:
 def _schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
     """Place and value of each JSON schema in a grammar. What is no JSON llguidance refuses."""
     end = 0
-    for found in _INLINE.finditer(grammar):
-        if found.start() >= end:
+    for match in _INLINE.finditer(grammar):
+        if match.start() >= end:
             with suppress(ValueError, RecursionError):
-                schema, end = _DECODER.raw_decode(grammar, found.end())
-                yield slice(found.end(), end), schema
+                schema, end = _DECODER.raw_decode(grammar, match.end())
+                yield slice(match.end(), end), schema
 
 
 _INLINE, _DECODER = re.compile(r"%json\s*"), json.JSONDecoder()
@@ -162,17 +162,17 @@ def _schema_fault(schema: Any, matcher: Callable[[str], LLMatcher]) -> str:
         return fault_of(matcher(LLMatcher.grammar_from_json_schema(_strict(part))))
 
     try:
-        found = fault(schema)
+        message = fault(schema)
     except ValueError as deep:  # nested too deeply
         return str(deep)
-    return found and f"{found}, at {place_of(schema, found, fault)}"
+    return message and f"{message}, at {place_of(schema, message, fault)}"
 
 
 def check_multiples(schema: Any) -> None:
     """Raise ParameterError if all `multipleOf` together have more remainders than `LARGEST_MULTIPLE`. Several that
     apply to one number become one of their least common multiple, and `$ref` can join any two."""
-    found = [(place, value) for place, value in _keywords(schema, "multipleOf", "#") if _is_positive(value)]
-    values = [Decimal(repr(value)) for _, value in found]
+    multiples = [(place, value) for place, value in _keywords(schema, "multipleOf", "#") if _is_positive(value)]
+    values = [Decimal(repr(value)) for _, value in multiples]
     digits = max((-int(value.as_tuple().exponent) for value in values), default=0)
     if max((value.adjusted() for value in values), default=0) + max(digits, 0) > 20:
         multiple: float = math.inf
@@ -181,7 +181,7 @@ def check_multiples(schema: Any) -> None:
     if multiple > LARGEST_MULTIPLE:
         raise ParameterError(
             f"structured.json_schema has multipleOf with a least common multiple of {multiple:g} units of the last "
-            f"digit, at {', '.join(place for place, _ in found)}; at most {LARGEST_MULTIPLE} are compiled",
+            f"digit, at {', '.join(place for place, _ in multiples)}; at most {LARGEST_MULTIPLE} are compiled",
             why="each remainder is a state of the automaton",
             fix="choose a smaller multipleOf, or leave it out",
         )
@@ -209,7 +209,7 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:
             yield str(index), child
 
 
-def place_of(schema: Any, found: str, fault: Callable[[Any], str]) -> str:
+def place_of(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
     """JSON pointer of the innermost part of `schema` that has the fault `found` by itself; "#" if none has, or if it is
     not among the first `MOST_PARTS`.
 
@@ -224,7 +224,7 @@ def place_of(schema: Any, found: str, fault: Callable[[Any], str]) -> str:
         for name, child in children:
             here, left = f"{place}/{name}", left - 1
             if left > 0 and isinstance(child, (dict, list)):
-                if isinstance(child, dict) and fault({**shared, **child}) == found:
+                if isinstance(child, dict) and fault({**shared, **child}) == message:
                     return inside(child, here)
                 deeper = inside(child, here)
                 if deeper != here:
@@ -245,11 +245,11 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _refused(structured: Structured, found: str) -> ParameterError:
+def _refused(structured: Structured, message: str) -> ParameterError:
     if structured.kind != "grammar":
-        found = PLACE.sub("", found)  # in a grammar that was made of it
+        message = PLACE.sub("", message)  # in a grammar that was made of it
     return ParameterError(
-        f"structured.{structured.kind} cannot be compiled: {found}",
+        f"structured.{structured.kind} cannot be compiled: {message}",
         why="a part that is left out would change what texts are allowed",
         fix="correct it there, or write it in a simpler way",
     )

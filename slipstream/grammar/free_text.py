@@ -70,8 +70,8 @@ class FreeText:
         """The place after one more token, which is at this index of the output."""
         if place.begin is not None:
             return place
-        stage, held, found = self._read(place.stage, place.held + self._written[token])
-        return Place(None, (), stage, held) if found is None else Place(index + 1, self._tokens(found))
+        stage, waiting, possible = self._read(place.stage, place.held + self._written[token])
+        return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokens(possible))
 
     def allowed(self, place: Place) -> NDArray[np.bool_]:
         """Which tokens may follow in a free part: [V]."""
@@ -79,10 +79,10 @@ class FreeText:
         if key not in self._rows:
             row, begins = np.ones(self._vocabulary.size, np.bool_), {b"": True}
             for token in self._may_end:
-                found = self._read(place.stage, place.held + self._written[token])[2]
-                if found is not None and found not in begins:
-                    begins[found] = self._begins(found)
-                row[token] = found is None or begins[found]
+                possible = self._read(place.stage, place.held + self._written[token])[2]
+                if possible is not None and possible not in begins:
+                    begins[possible] = self._begins(possible)
+                row[token] = possible is None or begins[possible]
             self._rows[key] = row
         return self._rows[key]
 
@@ -114,13 +114,13 @@ class FreeText:
             return SEARCHING, _held(text, self._marks), None
         return UNBOUND, b"", None
 
-    def _tokens(self, found: bytes) -> tuple[int, ...]:
-        return tuple(self._vocabulary.tokens.greedy_tokenize(found.decode("utf-8"))) if found else ()
+    def _tokens(self, beginning: bytes) -> tuple[int, ...]:
+        return tuple(self._vocabulary.tokens.greedy_tokenize(beginning.decode("utf-8"))) if beginning else ()
 
-    def _begins(self, found: bytes) -> bool:
+    def _begins(self, beginning: bytes) -> bool:
         """Whether the form may begin with these bytes."""
         try:
-            tokens = self._tokens(found)
+            tokens = self._tokens(beginning)
         except UnicodeDecodeError:  # the beginning of a character, which no tokens of whole text write
             return False
         return self._form.deep_copy().validate_tokens(list(tokens)) == len(tokens)

@@ -43,12 +43,12 @@ class Vocabulary:
                 raise _refused(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
         from tokenizers import AddedToken, Tokenizer
 
-        own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        own.no_padding()
-        own.no_truncation()
-        own.add_special_tokens([AddedToken(END, special=True)])
+        copied = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        copied.no_padding()
+        copied.no_truncation()
+        copied.add_special_tokens([AddedToken(END, special=True)])
         try:
-            return Vocabulary(_tokens(own.to_str(), eos_token=own.token_to_id(END)), size)
+            return Vocabulary(_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
         except ValueError as fault:  # what bytes its tokens write is unknown
             raise _refused(f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes") from fault
 

@@ -48,18 +48,18 @@ def load_dflash(source: str | Path) -> DFlashHead:
             f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
             fix=f"use the drafter {kind!r}" if kind else "give the folder of a DFlash head",
         )
-    made = _config(config, tensors, folder)
-    head = DFlashHead(made).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    head_config = _config(config, tensors, folder)
+    head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     fill(head, tensors, folder, "DFlash")
     return head.eval().requires_grad_(False)
 
 
 def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
-    own, markov = config.get("dflash_config") or {}, tensors.get("markov_head.markov_w1.weight")
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"dflash_config is {own!r}, expected an object", fix="correct config.json")
-    _refuse_variants(config, own, tensors, folder)
-    said: Any = {**config, **own}
+    nested, markov = config.get("dflash_config") or {}, tensors.get("markov_head.markov_w1.weight")
+    if not isinstance(nested, Mapping):
+        raise ConfigError(f"dflash_config is {nested!r}, expected an object", fix="correct config.json")
+    _refuse_variants(config, nested, tensors, folder)
+    said: Any = {**config, **nested}
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
     from_anchor = bool(said.get("sample_from_anchor", markov is not None))  # of DSpark the default, as in vLLM
     listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
@@ -87,7 +87,7 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
         block=block,
         mask_token=mask,
         target_layers=config.get("num_target_layers"),
-        causal=bool(config.get("is_causal", own.get("causal", False))),
+        causal=bool(config.get("is_causal", nested.get("causal", False))),
         from_anchor=from_anchor,
         markov_rank=0 if markov is None else markov.shape[-1],
         own_embedding="embed_tokens.weight" in tensors,
@@ -96,10 +96,10 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
 
 
 def _refuse_variants(
-    config: Mapping[str, Any], own: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
+    config: Mapping[str, Any], nested: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
 ) -> None:
     """Refuse what would be computed in another way: the head would draft wrong tokens without any error."""
-    found = [f"dflash_config.{n} {v!r}" for n, v in own.items() if n not in _READ and _PLAIN.get(n, ...) != v]
+    unread = [f"dflash_config.{n} {v!r}" for n, v in nested.items() if n not in _READ and _PLAIN.get(n, ...) != v]
     variants = {
         "a sliding window": "sliding_attention" in (config.get("layer_types") or ()),
         "another activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
@@ -109,10 +109,10 @@ def _refuse_variants(
         "a reduced draft vocabulary (d2t)": "d2t" in tensors,
         "a mask embedding of its own (mask_embedding.pt)": (folder / "mask_embedding.pt").exists(),
     }
-    found += [what for what, is_so in variants.items() if is_so]
-    if found:
+    unread += [what for what, is_so in variants.items() if is_so]
+    if unread:
         raise UnsupportedModelError(
-            f"the DFlash head in {folder} has {', '.join(found)}",
+            f"the DFlash head in {folder} has {', '.join(unread)}",
             why="run as an ordinary DFlash head it would draft wrong tokens",
             fix="use a head without it",
         )
@@ -123,14 +123,14 @@ def save_dflash(
 ) -> None:
     """Write `head` in the layout above. dtype: of the stored floats; target: name of the target model."""
     c = head.config
-    own = {"mask_token_id": c.mask_token, "target_layer_ids": [tap - 1 for tap in c.taps], "causal": c.causal}
+    nested = {"mask_token_id": c.mask_token, "target_layer_ids": [tap - 1 for tap in c.taps], "causal": c.causal}
     config = {
         "architectures": ["Qwen3DSparkModel" if c.markov_rank else "DFlashDraftModel"],
         **layer_config(c.decoder),
         "model_type": "qwen3",
         "target_hidden_size": c.target_hidden,
         "block_size": c.block,
-        "dflash_config": own,
+        "dflash_config": nested,
         "sample_from_anchor": c.from_anchor,
     }
     more = {"target_model": target, "num_target_layers": c.target_layers, "markov_rank": c.markov_rank or None}

@@ -56,9 +56,9 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
         tensors = {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items()}
         if "mask_hidden" in tensors:
             tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
-    made = _config(kind, config, tensors, layers, folder)
-    head = EagleHead(made).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
-    if made.version == 3:
+    head_config = _config(kind, config, tensors, layers, folder)
+    head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    if head_config.version == 3:
         _vocabulary(head, tensors, folder)
     fill(head, tensors, folder, "EAGLE")
     return head.eval().requires_grad_(False)
@@ -68,12 +68,12 @@ def _config(
     kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: int | None, folder: Path
 ) -> EagleConfig:
     """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
-    own = _mapping(config, "eagle_config") or {}
+    nested = _mapping(config, "eagle_config") or {}
     flat = dict(_mapping(config, "transformer_layer_config") or config)
     flat["model_type"] = (
         "llama"  # layers of every family are Llama's but for biases and norms, detected by their tensors
     )
-    _refuse_variants(own, flat, folder)
+    _refuse_variants(nested, flat, folder)
     decoder = DecoderConfig.from_dict(flat)
     layer = "midlayer." if kind == "eagle3" else "layers.0."
     decoder = replace(
@@ -102,7 +102,7 @@ def _config(
             fc_bias="fc.bias" in tensors,
             own_embedding="embed_tokens.weight" in tensors,
         )
-    taps, width = _taps(config, own, fc[1], d, layers, folder)
+    taps, width = _taps(config, nested, fc[1], d, layers, folder)
     mask_token, depths = _parallel(config, tensors, folder)
     return EagleConfig(
         version=3,
@@ -111,11 +111,11 @@ def _config(
         target_hidden=width,
         draft_vocab=_integer(config, "draft_vocab_size", flat.get("draft_vocab_size") or decoder.vocab_size),
         own_embedding="embed_tokens.weight" in tensors,
-        norm_before_residual=bool(config.get("norm_before_residual", own.get("norm_before_residual", False))),
+        norm_before_residual=bool(config.get("norm_before_residual", nested.get("norm_before_residual", False))),
         fc_norm="fc_norm.0.weight" in tensors or bool(config.get("fc_norm")),
-        norm_output=bool(config.get("norm_output", own.get("norm_output", False))),
+        norm_output=bool(config.get("norm_output", nested.get("norm_output", False))),
         norm_before_fc="input_norm.weight" in tensors
-        or bool(own.get("norm_before_fc", config.get("norm_before_fc", False))),
+        or bool(nested.get("norm_before_fc", config.get("norm_before_fc", False))),
         mask_token=mask_token,
         depths=depths,
     )
@@ -143,11 +143,11 @@ def _parallel(
 
 
 def _taps(
-    config: Mapping[str, Any], own: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
+    config: Mapping[str, Any], nested: Mapping[str, Any], joined: int, d: int, layers: int | None, folder: Path
 ) -> tuple[tuple[int, ...], int]:
     """(tapped layers, width of each) of a head whose fc reads `joined` values."""
     counted = config.get(TAPS) or config.get("aux_hidden_state_layer_ids")
-    named = counted or own.get(TAPS)
+    named = counted or nested.get(TAPS)
     if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
         raise ConfigError(f"{TAPS} is {named!r}, expected a list of layers", fix="correct config.json")
     count = len(named) if named else _integer(config, "num_aux_hidden_states", 3)
@@ -174,18 +174,18 @@ def _taps(
     return default_taps(layers), width
 
 
-def _refuse_variants(own: Mapping[str, Any], flat: Mapping[str, Any], folder: Path) -> None:
+def _refuse_variants(nested: Mapping[str, Any], flat: Mapping[str, Any], folder: Path) -> None:
     """Refuse unsupported variants: run as an ordinary head, they would draft wrong tokens without any error."""
-    found = None
-    if own.get("use_aux_hidden_state") is False:
-        found = "reads no tapped layers (use_aux_hidden_state is false)"
+    variant = None
+    if nested.get("use_aux_hidden_state") is False:
+        variant = "reads no tapped layers (use_aux_hidden_state is false)"
     elif "sliding_attention" in (flat.get("layer_types") or ()):
-        found = "has a sliding window"
+        variant = "has a sliding window"
     elif flat.get("hidden_act", "silu") not in ("silu", "swish"):
-        found = f"has the activation {flat['hidden_act']!r}"
-    if found:
+        variant = f"has the activation {flat['hidden_act']!r}"
+    if variant:
         raise UnsupportedModelError(
-            f"the EAGLE head in {folder} {found}",
+            f"the EAGLE head in {folder} {variant}",
             why="run as an ordinary EAGLE head it would draft wrong tokens",
             fix="use an ordinary EAGLE-1, -2, -3 or -3.1 head, or one of P-EAGLE",
         )

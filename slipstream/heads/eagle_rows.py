@@ -108,8 +108,8 @@ class EagleRows:
         tokens: list[int] = []
         positions: list[int] = []
         splits, features, select = [0], list[Tensor](), list[int]()
-        held = [self._rows[seq.id] for seq in seqs]
-        for seq, rows, masked in zip(seqs, held, masks or [0] * len(seqs), strict=True):
+        states = [self._rows[seq.id] for seq in seqs]
+        for seq, rows, masked in zip(seqs, states, masks or [0] * len(seqs), strict=True):
             first, count = rows.begin + rows.done, rows.pending
             joined = rows.joined()
             if most is not None and most < count:
@@ -128,7 +128,7 @@ class EagleRows:
             tokens=torch.tensor(tokens, dtype=torch.int64, device=self.runtime.device),  # [M]
             positions=positions,
             splits=splits,
-            past=[rows.done for rows in held],
+            past=[rows.done for rows in states],
             trees=[None] * len(seqs),
             select=select,
         )
@@ -145,15 +145,15 @@ class EagleRows:
     ) -> Batch:
         """Own rows: draft tokens of each sequence at these depths (1: the first position after the text), to be run
         after its true rows and the `cached` own rows that are in the cache."""
-        held = [self._rows[seq.id] for seq in seqs]
+        states = [self._rows[seq.id] for seq in seqs]
         splits = [0]
         for row in tokens:
             splits.append(splits[-1] + len(row))
-        past = [rows.done for rows in held]
+        past = [rows.done for rows in states]
         return Batch(
             seq_ids=[seq.id for seq in seqs],
             tokens=torch.tensor([t for row in tokens for t in row], dtype=torch.int64, device=self.runtime.device),
-            positions=[rows.end - 1 + d for rows, row in zip(held, depths, strict=True) for d in row],
+            positions=[rows.end - 1 + d for rows, row in zip(states, depths, strict=True) for d in row],
             splits=splits,
             past=past if cached is None else [p + n for p, n in zip(past, cached, strict=True)],
             trees=[None] * len(seqs) if trees is None else trees,

@@ -120,8 +120,8 @@ def _check(c: EagleConfig, to: str, place: Path) -> None:
         (pure and c.norm_before_residual, "adds attention to the normed feature", "SpecForge's adds it to the raw one"),
         (pure and c.norm_before_fc, "norms the joined states", "SpecForge's head has no such norm"),
     )  # fmt: skip
-    for found, what, why in variants:
-        if found:
+    for present, what, why in variants:
+        if present:
             raise UnsupportedModelError(
                 f"the EAGLE-3 head in {place} {what}, which the format {to!r} cannot say", why=why,
                 fix=f"choose another format of {_FORMATS['eagle3']}, or train a head without it",
@@ -153,7 +153,7 @@ def _self_contained(heads: MedusaHeads, place: Path, target: str | None) -> Medu
                 fix="give their own as --target",
             )
         heads.borrow(lm_head)
-    made = MedusaHeads(replace(c, own_lm_head=True, bias=True)).to(heads.dtype)
-    state = made.state_dict() | heads.state_dict() | {"lm_heads": heads.lm_head.expand(c.heads, -1, -1)}
-    made.load_state_dict(state)
-    return made
+    complete = MedusaHeads(replace(c, own_lm_head=True, bias=True)).to(heads.dtype)
+    state = complete.state_dict() | heads.state_dict() | {"lm_heads": heads.lm_head.expand(c.heads, -1, -1)}
+    complete.load_state_dict(state)
+    return complete

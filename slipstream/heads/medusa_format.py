@@ -56,22 +56,22 @@ def load_medusa(source: str | Path) -> MedusaHeads:
         )
     if config.get("original_lm_head") and len(heads) == 1:  # vLLM also accepts the shared head under this name
         shared = heads.popitem()[1]
-    made = MedusaHeads(_config(folder, config, blocks, heads, shared, token_map))
+    loaded = MedusaHeads(_config(folder, config, blocks, heads, shared, token_map))
     with torch.no_grad():
         if token_map is not None:
-            made.select_vocabulary(_checked(folder, token_map, made.config))
+            loaded.select_vocabulary(_checked(folder, token_map, loaded.config))
         for (kind, h, layer), tensor in blocks.items():
-            ours = made.blocks if kind == "weight" else made.biases
+            ours = loaded.blocks if kind == "weight" else loaded.biases
             assert ours is not None
             ours[layer, h].copy_(_shaped(folder, f"{kind} of block {layer} of head {h}", tensor, ours[layer, h]))
         for h, tensor in heads.items():
-            assert made.lm_heads is not None
-            tensor = tensor if len(tensor) == made.config.width else tensor[made.token_map]
-            made.lm_heads[h].copy_(_shaped(folder, f"lm_head of head {h}", tensor, made.lm_heads[h]))
+            assert loaded.lm_heads is not None
+            tensor = tensor if len(tensor) == loaded.config.width else tensor[loaded.token_map]
+            loaded.lm_heads[h].copy_(_shaped(folder, f"lm_head of head {h}", tensor, loaded.lm_heads[h]))
         if shared is not None:
-            like = torch.empty(len(shared), made.config.hidden_size, device="meta")
-            made.borrow(_shaped(folder, "lm_head", shared, like))
-    return made.requires_grad_(False).eval()
+            like = torch.empty(len(shared), loaded.config.hidden_size, device="meta")
+            loaded.borrow(_shaped(folder, "lm_head", shared, like))
+    return loaded.requires_grad_(False).eval()
 
 
 def save_medusa(
@@ -132,15 +132,15 @@ def fit(heads: MedusaHeads, host: HeadHost) -> MedusaHeads:
 
 def _only(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
     """The same heads with only these of their draft ids."""
-    made = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
+    cut = MedusaHeads(replace(heads.config, draft_vocab=len(rows))).to(heads.dtype)
     state = heads.state_dict()
     state["token_map"] = state["token_map"][rows]
     if "lm_heads" in state:
         state["lm_heads"] = state["lm_heads"][:, rows]
-    made.load_state_dict(state)
+    cut.load_state_dict(state)
     if heads.lm_heads is None and heads.has_lm_head:
-        made.borrow(heads.lm_head[rows])
-    return made.requires_grad_(False).eval()
+        cut.borrow(heads.lm_head[rows])
+    return cut.requires_grad_(False).eval()
 
 
 def _unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -153,11 +153,11 @@ def _sorted(tensors: dict[str, Tensor]) -> tuple[dict[Block, Tensor], dict[int, 
     heads: dict[int, Tensor] = {}
     rest: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if found := _BLOCK.fullmatch(name):
-            h, layer = (int(n) for n in found.groups()[:4] if n is not None)
-            blocks[found[5], h, layer] = tensor
-        elif found := _HEAD.fullmatch(name):
-            heads[int(found[1] or found[2])] = tensor
+        if match := _BLOCK.fullmatch(name):
+            h, layer = (int(n) for n in match.groups()[:4] if n is not None)
+            blocks[match[5], h, layer] = tensor
+        elif match := _HEAD.fullmatch(name):
+            heads[int(match[1] or match[2])] = tensor
         else:
             rest[name] = tensor
     return blocks, heads, rest
@@ -239,11 +239,11 @@ def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
     return None
 
 
-def _agree(folder: Path, config: Mapping[str, Any], key: str, found: int) -> None:
+def _agree(folder: Path, config: Mapping[str, Any], key: str, value: int) -> None:
     said = _said(folder, config, key)
-    if said is not None and said != found:
+    if said is not None and said != value:
         raise ConfigError(
-            f"{folder / 'config.json'} says {key} {said}, the tensors say {found}",
+            f"{folder / 'config.json'} says {key} {said}, the tensors say {value}",
             why="one of the two belongs to another checkpoint",
             fix="download or export the heads again",
         )

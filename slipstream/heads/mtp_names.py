@@ -44,8 +44,8 @@ class MtpFamily:
 
     def stored(self, names: Iterable[str], layers: int) -> int:
         """How many MTP layers there are among the tensors of a target with this many layers."""
-        found = {int(match[1]) for name in names if (match := re.search(self.index, name))}
-        return sum(n >= layers for n in found) if self.numbered else len(found)
+        numbers = {int(match[1]) for name in names if (match := re.search(self.index, name))}
+        return sum(n >= layers for n in numbers) if self.numbered else len(numbers)
 
 
 _NUMBERED = MtpFamily(r"^model\.layers\.(\d+)\.eh_proj\.weight$", numbered=True)
@@ -80,8 +80,8 @@ FAMILIES: dict[str, MtpFamily] = {
 
 def are_built() -> bool:
     """Whether the installed transformers builds MTP layers."""
-    found, first = version("transformers").split("."), TRANSFORMERS.split(".")
-    return [int(n) for n in found[:2]] >= [int(n) for n in first]
+    installed, first = version("transformers").split("."), TRANSFORMERS.split(".")
+    return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
 def has_mtp_layers(target: str) -> bool:
@@ -92,11 +92,11 @@ def has_mtp_layers(target: str) -> bool:
     try:
         folder = resolve(checkpoint_of(target, "target"), weights=False)
         config = read_json(folder / "config.json")
-        own = config.get("text_config") or config
-        family = FAMILIES.get(own.get("model_type", ""))
+        text_config = config.get("text_config") or config
+        family = FAMILIES.get(text_config.get("model_type", ""))
         if family is None or config.get("quantization_config"):
             return False
-        return family.stored(tensors(folder), int(own["num_hidden_layers"])) > 0
+        return family.stored(tensors(folder), int(text_config["num_hidden_layers"])) > 0
     except (LoadError, KeyError, TypeError, ValueError):
         return False
 

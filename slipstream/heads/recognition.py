@@ -134,8 +134,8 @@ def write(
     path = Path(folder)
     if dtype == torch.int8:
         tensors, dtype = _in_8_bits(tensors), torch.float16
-    made = {n: t.detach().cpu().to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
-    broken = [name for name, t in made.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    stored = {n: t.detach().cpu().to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
+    broken = [name for name, t in stored.items() if t.is_floating_point() and not bool(t.isfinite().all())]
     if broken:
         raise CheckpointError(
             f"{few(broken)} cannot be written as {dtype}: not finite",
@@ -143,21 +143,21 @@ def write(
             fix="save in a wider dtype, or check whether the training run diverged",
         )
     path.mkdir(parents=True, exist_ok=True)
-    made = {n: t.clone(memory_format=torch.contiguous_format) for n, t in made.items()}  # no two share memory
-    save_file(made, path / file, metadata={"format": "pt"})
+    stored = {n: t.clone(memory_format=torch.contiguous_format) for n, t in stored.items()}  # no two share memory
+    save_file(stored, path / file, metadata={"format": "pt"})
     (path / file).chmod(0o644)  # safetensors writes it readable by its owner only
     values = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    made = dict(tensors)
+    stored = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.ndim == 2:
             scale = (tensor.abs().amax(1).clamp(min=1e-4) / 127).to(torch.float16)
-            made[name] = (tensor / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-            made[name + SCALE] = scale
-    return made
+            stored[name] = (tensor / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+            stored[name + SCALE] = scale
+    return stored
 
 
 def _open(path: Path) -> Any:

@@ -29,13 +29,13 @@ def available_cores() -> int:
 
 def _cores(cpus: set[int]) -> set[str]:
     """The physical cores of logical processors. A processor whose core is unknown counts as a core."""
-    found = set()
+    cores = set()
     for cpu in cpus:
         try:
-            found.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
         except OSError:
-            found.add(str(cpu))
-    return found
+            cores.add(str(cpu))
+    return cores
 
 
 def container_quota(root: Path = GROUPS, own: Path = OWN) -> float | None:
@@ -60,8 +60,8 @@ def container_memory(root: Path = GROUPS, own: Path = OWN) -> int | None:
     for folder, limit, used in [*names, (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]:
         with contextlib.suppress(OSError, ValueError):
             most, now = (int((folder / name).read_text()) for name in (limit, used))
-            held = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            files = (held.get(f"total_{kind}", held.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+            figures = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            files = (figures.get(f"total_{kind}", figures.get(kind, 0)) for kind in ("inactive_file", "active_file"))
             left.append(max(0, most - now + sum(map(int, files))))
     return min(left, default=None)
 
@@ -72,8 +72,8 @@ def _folders(root: Path, own: Path) -> set[Path]:
         groups = [line.split(":", 2)[2] for line in own.read_text().splitlines() if line.startswith("0::")]
     except (OSError, IndexError):
         groups = []
-    found = [root, *(root / group.strip("/") for group in groups)]
-    return {folder for at in found for folder in (at, *at.parents) if folder == root or root in folder.parents}
+    folders = [root, *(root / group.strip("/") for group in groups)]
+    return {folder for at in folders for folder in (at, *at.parents) if folder == root or root in folder.parents}
 
 
 def give_back_freed() -> None:

@@ -155,21 +155,21 @@ class custom_generate:
         every text: without end tokens, transformers goes on with all of them."""
         engine = Engine(llm.target, llm.drafter, llm.rule, llm.lengths, len(seqs), prompt_rows=MOST_ROWS)
         shown = [0] * len(seqs)
-        held: dict[int, int] = {}  # which text -> its tokens when a criterion held first
+        lengths: dict[int, int] = {}  # which text -> its tokens when a criterion held first
         cut: dict[int, int] = {}  # which text -> its tokens that count
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
         with closing(engine.decode(seqs)) as steps:  # a streamer may raise
             for _ in steps:
                 for b, seq in enumerate(seqs):
-                    while shown[b] < len(seq.output) and b not in held:
+                    while shown[b] < len(seq.output) and b not in lengths:
                         shown[b] += 1
                         if self.streamer is not None:
                             self.streamer.put(torch.tensor(seq.output[shown[b] - 1 : shown[b]]))
                         if _ended(criteria, input_ids[b], seq.output[: shown[b]]):
-                            held[b] = shown[b]
-                if not together or len(held) == len(seqs):
-                    cut = {b: max(held.values()) if together else end for b, end in held.items()}
+                            lengths[b] = shown[b]
+                if not together or len(lengths) == len(seqs):
+                    cut = {b: max(lengths.values()) if together else end for b, end in lengths.items()}
                 for b, end in cut.items():
                     if len(seqs[b].output) >= end:
                         engine.abort(seqs[b])
@@ -268,21 +268,21 @@ def sampling_of(processors: Seq[Any], sampled: bool, read: int, vocab_size: int)
     of the prompt, padding included. The repetition penalty counts the tokens of the text, without padding.
 
     Raises ParameterError, which names it, for a processor that does what no parameter does."""
-    found: dict[str, Any] = {"temperature": float(sampled), "repetition_penalty": 1.0}
+    fields: dict[str, Any] = {"temperature": float(sampled), "repetition_penalty": 1.0}
     biases: dict[int, float] = {}
     for one in processors:
         name = type(one).__name__ if type(one).__module__.startswith("transformers.") else ""
         if name in _FILTERS:
             if sampled:
-                found[_FILTERS[name]] = getattr(one, _FILTERS[name])
+                fields[_FILTERS[name]] = getattr(one, _FILTERS[name])
         elif name == "RepetitionPenaltyLogitsProcessor" and not one.prompt_ignore_length:
-            found["repetition_penalty"] = one.penalty
+            fields["repetition_penalty"] = one.penalty
         elif name == "MinNewTokensLengthLogitsProcessor":
-            found["min_tokens"] = max(found.get("min_tokens", 0), one.min_new_tokens)
+            fields["min_tokens"] = max(fields.get("min_tokens", 0), one.min_new_tokens)
         elif name == "MinLengthLogitsProcessor":
-            found["min_tokens"] = max(found.get("min_tokens", 0), one.min_length - read)
+            fields["min_tokens"] = max(fields.get("min_tokens", 0), one.min_length - read)
         elif name == "NoBadWordsLogitsProcessor":
-            found["bad_words"] = list(one.sequence_bias)
+            fields["bad_words"] = list(one.sequence_bias)
         elif name == "SuppressTokensLogitsProcessor":
             biases |= {token: -100.0 for token in one.suppress_tokens.tolist() if 0 <= token < vocab_size}
         elif name == "SequenceBiasLogitsProcessor" and all(len(ids) == 1 for ids in one.sequence_bias):
@@ -293,7 +293,7 @@ def sampling_of(processors: Seq[Any], sampled: bool, read: int, vocab_size: int)
                 why="none of our sampling parameters does the same",
                 fix="leave it out, or generate without custom_generate",
             )
-    return found | {"logit_bias": biases or None}
+    return fields | {"logit_bias": biases or None}
 
 
 def _ended(criteria: Seq[Any], prompt: Tensor, output: Seq[int]) -> bool:
@@ -311,10 +311,10 @@ def _result(input_ids: Tensor, outputs: Seq[Seq[int]], config: Any) -> Any:
         raise ParameterError("texts end at different lengths, and there is no pad_token_id", fix="give pad_token_id")
     fill = 0 if pad is None else int(pad)
     rows = [[*output, *[fill] * (longest - len(output))] for output in outputs]
-    made = torch.cat((input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)), 1)
+    ids = torch.cat((input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)), 1)
     if not config.return_dict_in_generate:
-        return made
+        return ids
     from transformers.generation import GenerateDecoderOnlyOutput
 
     result: Any = GenerateDecoderOnlyOutput
-    return result(sequences=made)
+    return result(sequences=ids)

@@ -110,17 +110,17 @@ class RowDrafts:
         for gone in [key for key in self._seqs if key not in alive]:
             self._free(gone)
         decoding = [i for i, row in enumerate(rows) if row.gained]
-        own = [seqs[i] for i in decoding]
-        limits = [max(0, min(self.most, seq.room - 1)) for seq in own]
+        decoded = [seqs[i] for i in decoding]
+        limits = [max(0, min(self.most, seq.room - 1)) for seq in decoded]
         drafts: list[list[int]] = [[] for _ in rows]
         self._proposed = {}
         if any(limits):
-            draft, cost = self.drafter.propose(own, limits), self._row_cost(len(own))
+            draft, cost = self.drafter.propose(decoded, limits), self._row_cost(len(decoded))
             for b, i in enumerate(decoding):
-                found = draft.ids[draft.splits[b] : draft.splits[b + 1]]
-                if found:
-                    self._proposed[rows[i].id] = found
-                    drafts[i] = found[: self._worth(rows[i].id, len(found), cost)]
+                ids = draft.ids[draft.splits[b] : draft.splits[b + 1]]
+                if ids:
+                    self._proposed[rows[i].id] = ids
+                    drafts[i] = ids[: self._worth(rows[i].id, len(ids), cost)]
         self._last = {row.id for row in rows}
         self._ended = self.clock()
         return drafts
@@ -150,11 +150,11 @@ class RowDrafts:
             self._free(row.id)
             seq = None
         if seq is None:
-            found = row.request()
-            before = row.tokens(0, min(found.prompt, row.length))
+            request = row.request()
+            before = row.tokens(0, min(request.prompt, row.length))
             seq = Sequence(
-                before, SamplingParams(max_tokens=max(1, found.limit - found.prompt)), context=self.context,
-                prediction=found.prediction,
+                before, SamplingParams(max_tokens=max(1, request.limit - request.prompt)), context=self.context,
+                prediction=request.prediction,
             )  # fmt: skip
             self._seqs[row.id] = seq
             self._stats[row.id] = self._new_stats(fade=31 / 32)

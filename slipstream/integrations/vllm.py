@@ -62,8 +62,8 @@ def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, A
             )  # fmt: skip
     target = cast("Target", SimpleNamespace(device="cpu", vocab_size=vocab_size))
     if len(pairs) == 1:
-        name, own = pairs[0]
-        return make_drafter(name, target, **own, **(options or {}))
+        name, drafter_options = pairs[0]
+        return make_drafter(name, target, **drafter_options, **(options or {}))
     return make_drafter("hybrid", target, members=pairs, **(options or {}))
 
 
@@ -169,8 +169,8 @@ class Proposer:
 
 
 def _tokens(row: Any, begin: int, end: int) -> list[int]:
-    found: list[int] = row[begin:end].tolist()
-    return found
+    tokens: list[int] = row[begin:end].tolist()
+    return tokens
 
 
 def _watch_runners() -> None:

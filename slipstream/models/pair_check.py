@@ -107,10 +107,10 @@ def check_pair(target: str | Path, draft: str | Path) -> PairReport:
     compared, common = False, 0
     differences, plain = list[Difference](), list[Difference]()
     if a.tokenizer is not None and b.tokenizer is not None:
-        tokens, others, compared = a.tokenizer.tokens, b.tokenizer.tokens, True
-        ids = sorted(tokens.keys() & others.keys())
+        tokens, draft_tokens, compared = a.tokenizer.tokens, b.tokenizer.tokens, True
+        ids = sorted(tokens.keys() & draft_tokens.keys())
         common, special = len(ids), a.tokenizer.special & b.tokenizer.special
-        differences = [Difference(i, tokens[i], others[i]) for i in ids if tokens[i] != others[i]]
+        differences = [Difference(i, tokens[i], draft_tokens[i]) for i in ids if tokens[i] != draft_tokens[i]]
         plain = [difference for difference in differences if difference.id not in special]
     shown = tuple((plain or differences)[:SHOWN])
     return PairReport(

@@ -103,9 +103,9 @@ class Reading:
 
     def _add_special(self, token: int, place: int) -> None:
         """Special tokens that the draft model does not have are left out, and so is a BOS that it has already read."""
-        both = self._both
-        if token in both.to_theirs and not (place == 0 and token == both.ours.roles["bos"]):
-            self.ids.append(both.to_theirs[token])
+        vocabularies = self._both
+        if token in vocabularies.to_theirs and not (place == 0 and token == vocabularies.ours.roles["bos"]):
+            self.ids.append(vocabularies.to_theirs[token])
 
     def _add_open(self, tokens: Seq[int]) -> None:
         """The tokens of the last word, one by one; those that write a character together, together."""

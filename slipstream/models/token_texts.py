@@ -64,8 +64,8 @@ def is_byte_name(token: str) -> bool:
 def _bytes_of_characters() -> dict[str, int]:
     """The alphabet of byte-level BPE: printable bytes are themselves, the others are characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
 
 
 BYTE_OF = _bytes_of_characters()
@@ -124,7 +124,7 @@ class TokenTexts:
         text, ids = data.decode("utf-8", "surrogateescape"), list[int]()
         for stray, run in groupby(text, lambda char: 0xDC80 <= ord(char) <= 0xDCFF):
             if stray:
-                ids += [found for char in run if (found := self.id_of.get(bytes([ord(char) - 0xDC00]))) is not None]
+                ids += [id_ for char in run if (id_ := self.id_of.get(bytes([ord(char) - 0xDC00]))) is not None]
             else:
                 ids += self.ids("".join(run), first and not ids)
         return tuple(ids)
@@ -151,9 +151,9 @@ class TokenTexts:
         """Raise PairError if text does not come back from its ids: capitals, spaces or lines are lost."""
         for probe in PROBES:
             ids = self.ids(probe)
-            if self.unknown not in ids and (found := self.bytes_of(ids).decode("utf-8", "replace")) != probe:
+            if self.unknown not in ids and (text := self.bytes_of(ids).decode("utf-8", "replace")) != probe:
                 raise PairError(
-                    f"the tokenizer of {self.of} changes text: {probe!r} becomes {found!r}",
+                    f"the tokenizer of {self.of} changes text: {probe!r} becomes {text!r}",
                     why="the draft model would read and write another text than the target's",
                     fix="use a draft model with a tokenizer that keeps text, or a drafter without a model, as 'suffix'",
                 )

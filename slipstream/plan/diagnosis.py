@@ -119,8 +119,8 @@ def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:
     if gain.low is None or gain.high is None:
         return REASONS[gain.note], more
     if gain.low <= 1 <= gain.high:
-        found = f"the 95% interval of the speed-up, {gain.low:.2f} to {gain.high:.2f}, includes 1"
-        return f"{found}, so it may be a gain or a loss", more
+        uncertain = f"the 95% interval of the speed-up, {gain.low:.2f} to {gain.high:.2f}, includes 1"
+        return f"{uncertain}, so it may be a gain or a loss", more
     return "", ""
 
 
@@ -140,8 +140,8 @@ def without(m: Measured, cause: str) -> Measured:
         return replace(m, draft_fixed=0.0, draft_each=0.0, draft_prefill=0.0)
     if cause == ACCEPTANCE:
         good = geometric_rates(HEALTHY, m.draft_tokens)
-        own = [*m.position_rates, *[0.0] * (m.draft_tokens - len(m.position_rates))]
-        rates = tuple(max(a, b) for a, b in zip(good, own, strict=True))
+        position_rates = [*m.position_rates, *[0.0] * (m.draft_tokens - len(m.position_rates))]
+        rates = tuple(max(a, b) for a, b in zip(good, position_rates, strict=True))
         return replace(m, position_rates=rates, drafted=(1.0,) * m.draft_tokens)
     if cause == HOST:
         return replace(m, step_host=min(m.step_host, m.plain_host))

@@ -39,24 +39,24 @@ def diagnose_served(counters: Mapping[str, Any] | None, c: float) -> dict[str, A
     forecast    the "longest" draft, the predicted speed-up "now", and the "best_length" up to the longest with its
                 speed-up "best"; None without acceptance by position.
     """
-    made: dict[str, Any] = {"cause": UNKNOWN, "fix": "", "reason": "", "evidence": [], "forecast": None}
+    diagnosis: dict[str, Any] = {"cause": UNKNOWN, "fix": "", "reason": "", "evidence": [], "forecast": None}
     if counters is None:
         fix = "start llama-server with --metrics, SGLang with --enable-metrics, vLLM without --disable-log-stats"
-        return made | {"reason": "the server reports no counters at /metrics", "fix": fix}
-    made["evidence"] = evidence(counters)
+        return diagnosis | {"reason": "the server reports no counters at /metrics", "fix": fix}
+    diagnosis["evidence"] = evidence(counters)
     if not counters["output_tokens"]:
-        return made | {
+        return diagnosis | {
             "reason": "no request ran",
             "fix": "watch while requests run; slipstream bench --serve sends some",
         }
     if counters["drafts"] is None and counters["server"] == "llamacpp":
-        return made | {"reason": "this llama-server does not report drafts", "fix": "use a newer one"}
+        return diagnosis | {"reason": "this llama-server does not report drafts", "fix": "use a newer one"}
     if not counters["drafts"]:
         fix = "switch speculation on; slipstream tune without --base-url writes the settings of each server"
-        return made | {"cause": OFF, "fix": fix}
+        return diagnosis | {"cause": OFF, "fix": fix}
     if not counters["accepted_at"]:
         why = f"{SERVERS[counters['server']]} does not report acceptance by position"
-        return made | {"reason": why, "fix": "slipstream bench --serve A --serve B, B without speculation"}
+        return diagnosis | {"reason": why, "fix": "slipstream bench --serve A --serve B, B without speculation"}
     longest, drafted = len(counters["accepted_at"]), counters["draft_tokens"] / counters["drafts"]
     usual = max(1, round(drafted))
     costs = StepCosts(c, batch=max(1, round(counters["running"] or 0)), basis="rows taken to cost nothing")
@@ -66,15 +66,15 @@ def diagnose_served(counters: Mapping[str, Any] | None, c: float) -> dict[str, A
         best = forecast(Rates(counters["accepted_at"]), costs)
         k, gain = best.draft_tokens, best.speedup
     else:
-        made["evidence"].append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
-    made["evidence"].append(f"costs: {costs.assumptions(usual)}")
-    made["forecast"] = {"longest": longest, "now": now, "best_length": k, "best": gain}
+        diagnosis["evidence"].append(f"drafts have {drafted:.1f} tokens on average, so no other length is judged")
+    diagnosis["evidence"].append(f"costs: {costs.assumptions(usual)}")
+    diagnosis["forecast"] = {"longest": longest, "now": now, "best_length": k, "best": gain}
     if max(now, gain) < FINE:
-        return made | {"cause": ACCEPTANCE, "fix": FIXES[ACCEPTANCE]}
+        return diagnosis | {"cause": ACCEPTANCE, "fix": FIXES[ACCEPTANCE]}
     if gain / now >= FINE and 0 < k < longest:
         setting = STARTED_WITH[counters["server"]].format(k=k, k1=k + 1)
-        return made | {"cause": LENGTH, "fix": f"draft {counted(k, 'token')}: {setting}"}
-    return made | {"cause": NOTHING}
+        return diagnosis | {"cause": LENGTH, "fix": f"draft {counted(k, 'token')}: {setting}"}
+    return diagnosis | {"cause": NOTHING}
 
 
 def evidence(counters: Mapping[str, Any]) -> list[str]:
@@ -103,32 +103,32 @@ def watch(place: Endpoint, seconds: float, c: float, out: str | Path | None = No
             raise ServedError(f"{place.base_url} reports no counters any more", fix="look into the server's log")
         return after.since(before) if before and after else None
 
-    found: dict[str, Any] = {}
-    with recording(result, out, lambda: found):
+    fields: dict[str, Any] = {}
+    with recording(result, out, lambda: fields):
         counters = asyncio.run(gained())
         reported = None if counters is None else counters.as_dict()
-        found |= {"counters": reported, "diagnosis": diagnose_served(reported, c)}
+        fields |= {"counters": reported, "diagnosis": diagnose_served(reported, c)}
     return result
 
 
 def section(result: Result) -> Section:
-    made = Section("Does speculation pay on this server?", "Nothing was seen before the run ended.")
+    report = Section("Does speculation pay on this server?", "Nothing was seen before the run ended.")
     if result.data:
-        counters, found = result.data["counters"], result.data["diagnosis"]
-        made.lead = lead(found)
-        made.tables += [reported(counters, result.settings["watch"])] if counters else []
-        made.notes += [remark(line) for line in found["evidence"]]
-    return made
+        counters, diagnosis = result.data["counters"], result.data["diagnosis"]
+        report.lead = lead(diagnosis)
+        report.tables += [reported(counters, result.settings["watch"])] if counters else []
+        report.notes += [remark(line) for line in diagnosis["evidence"]]
+    return report
 
 
-def lead(found: dict[str, Any]) -> str:
-    if found["cause"] == UNKNOWN:
-        return f"Not diagnosed: {found['reason']}. Fix: {found['fix']}."
-    f = found["forecast"]
+def lead(diagnosis: dict[str, Any]) -> str:
+    if diagnosis["cause"] == UNKNOWN:
+        return f"Not diagnosed: {diagnosis['reason']}. Fix: {diagnosis['fix']}."
+    f = diagnosis["forecast"]
     gain = f and f"predicted {times(f['now'])}"
-    if found["cause"] == NOTHING:
+    if diagnosis["cause"] == NOTHING:
         return f"Nothing is wrong: {gain}."
-    return f"Cause: {found['cause']}{f', {gain}' if gain else ''}. Fix: {found['fix']}."
+    return f"Cause: {diagnosis['cause']}{f', {gain}' if gain else ''}. Fix: {diagnosis['fix']}."
 
 
 def reported(counters: dict[str, Any], seconds: float) -> Table:

@@ -17,23 +17,23 @@ SHOWN_POSITIONS = 4
 
 def section(result: Result) -> Section:
     data = result.data
-    made = Section("Which drafter and draft length?", lead(data))
+    report = Section("Which drafter and draft length?", lead(data))
     if data["raced"]:
-        made.tables.append(raced(data["raced"], data["choice"]))
+        report.tables.append(raced(data["raced"], data["choice"]))
         best = max(data["raced"], key=lambda row: row["speedup"]["value"])
         shown = next((row for row in data["raced"] if is_chosen(row, data["choice"])), best)
-        made.tables += [without(data["raced"]), numbers(shown), costs(shown["measured"]["costs"])]
-        made.notes += [*map(reason, data["raced"]), *map(remark, shown["diagnosis"]["evidence"])]
+        report.tables += [without(data["raced"]), numbers(shown), costs(shown["measured"]["costs"])]
+        report.notes += [*map(reason, data["raced"]), *map(remark, shown["diagnosis"]["evidence"])]
     if data["drafters"]:
-        made.plots.append(predictions(data["drafters"], data["raced"]))
-        made.tables.append(recorded(data["drafters"]))
+        report.plots.append(predictions(data["drafters"], data["raced"]))
+        report.tables.append(recorded(data["drafters"]))
     if data["configs"]:
-        made.html = configs(data["configs"])
+        report.html = configs(data["configs"])
     if data["choice"] and data["choice"]["break_even"] is not None:
-        made.notes.append(
+        report.notes.append(
             f"Disable speculation if the acceptance rate falls below {percent(data['choice']['break_even'])}."
         )
-    return made
+    return report
 
 
 def lead(data: dict[str, Any]) -> str:
@@ -118,10 +118,10 @@ def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> 
     )  # fmt: skip
 
 
-def configs(made: dict[str, Any]) -> str:
+def configs(choices: dict[str, Any]) -> str:
     """The choice as a configuration for every program, to copy."""
     parts = []
-    for name, entry in made.items():
+    for name, entry in choices.items():
         text = json.dumps(entry, indent=1) if name == "slipstream" else entry["text"]
         note = "" if name == "slipstream" else entry["note"]
         code = f'<div class="scroll" tabindex="0"><pre><code>{escape(text)}</code></pre></div>' if text else ""

@@ -68,10 +68,10 @@ def quantisations(kind: Kind) -> dict[str, str]:
     if kind is GGUF:
         return dict.fromkeys(QUANTISATIONS, "refused: `slipstream convert` quantises") | in_files
     refused = "refused: transformers loads quantised models, LLM(loaded_model)"
-    found = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
+    formats = dict.fromkeys(QUANTISATIONS, refused) | EXTERNAL
     if kind is ONE_BY_ONE:
-        found["bitsandbytes nf4"] = FAILS
-    return found
+        formats["bitsandbytes nf4"] = FAILS
+    return formats
 
 
 DRAFT_TOKENIZERS = {
@@ -99,7 +99,7 @@ def page() -> str:
     ]
     for cells, kinds in rows.items():
         lines.append("| " + "; ".join(f"**{kind.name}**" for kind in kinds) + " | " + " | ".join(cells) + " |")
-    refusals = {made.why for kind in KINDS for spec in DRAFTERS.values() if not (made := cell(kind, spec)).works}
+    refusals = {entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works}
     lines += ["", f"*chains*: of a tree, the first branch is verified. *no*: {'; '.join(sorted(refusals))}.", ""]
     lines += [
         "| kind of target | architectures (`model_type`) | what runs it | a batch of requests |",

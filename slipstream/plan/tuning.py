@@ -76,21 +76,21 @@ class Candidate(Strict):
 def candidates(labels: Seq[str], facts: Seq[Measured]) -> list[Candidate]:
     """Every drafter at every length up to the recorded one, best first. A shorter tree is assumed to have as many draft
     tokens per level as the recorded one."""
-    found = [
+    choices = [
         Candidate(i, label, k, m.expected(k))
         for i, (label, m) in enumerate(zip(labels, facts, strict=True))
         for k in range(1, m.draft_tokens + 1)
     ]
-    return sorted(found, key=lambda c: (-c.predicted, c.draft_tokens))
+    return sorted(choices, key=lambda c: (-c.predicted, c.draft_tokens))
 
 
-def shortlist(found: Seq[Candidate], most: int) -> list[Candidate]:
+def shortlist(choices: Seq[Candidate], most: int) -> list[Candidate]:
     """The best length of each drafter, then further lengths of the best drafter, `most` in all. Lengths are at least
     two apart, because adjacent ones differ by less than the noise. Predicted slow-downs are left out unless all are."""
-    best = list({c.contender: c for c in reversed(found)}.values())
+    best = list({c.contender: c for c in reversed(choices)}.values())
     best.sort(key=lambda c: -c.predicted)
     out = [c for c in best if c.predicted > 1][:most] or best[:1]
-    for c in found:
+    for c in choices:
         taken = [o.draft_tokens for o in out if o.contender == c.contender]
         if len(out) < most and c.contender == out[0].contender and min(abs(c.draft_tokens - k) for k in taken) > 1:
             out.append(c)
@@ -202,30 +202,30 @@ class _Tuning:
                     | {"diagnosis": asdict(diagnose(m, neighbours))}
                 )
         best = choose(raced)
-        found: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
+        values: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}
         if raced:
             picked = replace(self.origin, drafter="none", draft_tokens=0)
             if best is not None:
                 m, i = self.facts[best["contender"]], best["contender"]
-                found["choice"] = {k: best[k] for k in ("label", "contender", "draft_tokens", "predicted", "speedup")}
+                values["choice"] = {k: best[k] for k in ("label", "contender", "draft_tokens", "predicted", "speedup")}
                 even = replace(m, draft_tokens=best["draft_tokens"]).break_even()
-                found["choice"] |= {"drafter": self._names[i], "break_even": even}
+                values["choice"] |= {"drafter": self._names[i], "break_even": even}
                 options = self.contenders[i].options
                 picked = replace(
                     self.origin, drafter=self._names[i], draft_tokens=best["draft_tokens"],
                     options={k: v for k, v in options.items() if k not in ("head", "model")},
                 )  # fmt: skip
-            found["configs"] = configurations(picked)
-        return found
+            values["configs"] = configurations(picked)
+        return values
 
     def doubts(self) -> list[str]:
-        found = [
+        reasons = [
             f"{c.label}: its costs are noisy (timings of the same work differ by {m.noise:.0%}), so its predictions "
             "are rough: measure again on a quiet machine"
             for c, m in zip(self.contenders, self.facts, strict=False)
             if m.noise > NOISY
         ]
-        return found + [
+        return reasons + [
             f"{run.arm.name}: predicted {c.predicted:.2f}x, measured {run.speedup().value:.2f}x: the prediction is "
             "off, so other predictions may be off too"
             for c, run in zip(self.shortlisted, self.raced[1:], strict=False)
@@ -250,7 +250,7 @@ def configurations(picked: Choice) -> dict[str, Any]:
     """The choice for Slipstream and for other programs; for those, "embedded" is replaced by the folder."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
     elsewhere = others(replace(picked, draft=folder))
-    return {"slipstream": slipstream(picked)} | {name: made.as_dict() for name, made in elsewhere.items()}
+    return {"slipstream": slipstream(picked)} | {name: settings.as_dict() for name, settings in elsewhere.items()}
 
 
 def _name(drafter: Any) -> str:

@@ -143,16 +143,16 @@ class CompletionScript(ChoiceScript):
     def _before(self, choice: Choice) -> str:
         return self.echo[choice.prompt] if self.echo else ""
 
-    def _logprobs(self, found: list[TokenLogprob], pieces: Seq[str], offset: int) -> Object | None:
+    def _logprobs(self, scores: list[TokenLogprob], pieces: Seq[str], offset: int) -> Object | None:
         """pieces: the text that each token added; of a character that several write, the last one adds all of it.
         offset: where the first one begins."""
         if self.generation.params.logprobs is None:
             return None
         text = self.generation.service.token_text
         return {
-            "tokens": [text(each.id) for each in found],
-            "token_logprobs": [each.logprob for each in found],
-            "top_logprobs": [{text(token): logprob for token, logprob in each.top} for each in found],
+            "tokens": [text(each.id) for each in scores],
+            "token_logprobs": [each.logprob for each in scores],
+            "top_logprobs": [{text(token): logprob for token, logprob in each.top} for each in scores],
             "text_offset": [offset + length for length in accumulate(map(len, pieces), initial=0)][:-1],
         }
 
@@ -163,11 +163,11 @@ class CompletionScript(ChoiceScript):
         service, prompt = generation.service, generation.prompts[choice.prompt]
         added = service.text_stream(()).add(prompt, [False] * len(prompt), last=True)
         pieces = [piece.text for piece in added]
-        found = self._logprobs(generation.scores[choice.prompt], pieces[1:], len(pieces[0]))
-        assert found is not None
+        logprobs = self._logprobs(generation.scores[choice.prompt], pieces[1:], len(pieces[0]))
+        assert logprobs is not None
         first = service.token_text(prompt[0])
         before = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
-        return {name: before[name] + each for name, each in found.items()}
+        return {name: before[name] + each for name, each in logprobs.items()}
 
 
 async def _completion(service: Service, given: Object) -> CompletionScript:
@@ -249,7 +249,7 @@ class ChatScript(ChoiceScript):
         written = self.common(choice, self._logprobs(logprobs), finish)
         return written | ({"finish_reason": "tool_calls"} if finish == "stop" and choice.reply.calls else {})
 
-    def _logprobs(self, found: list[TokenLogprob]) -> Object | None:
+    def _logprobs(self, scores: list[TokenLogprob]) -> Object | None:
         if self.generation.params.logprobs is None:
             return None
 
@@ -258,7 +258,9 @@ class ChatScript(ChoiceScript):
             written = None if "\ufffd" in text else list(text.encode())  # of a part of a character they are unknown
             return {"token": text, "logprob": logprob, "bytes": written}
 
-        content = [token(each.id, each.logprob) | {"top_logprobs": [token(*top) for top in each.top]} for each in found]
+        content = [
+            token(each.id, each.logprob) | {"top_logprobs": [token(*top) for top in each.top]} for each in scores
+        ]
         return {"content": content, "refusal": None}
 
 

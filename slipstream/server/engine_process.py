@@ -61,16 +61,16 @@ class RemoteEngine:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
-        self._pipe, theirs = context.Pipe()
+        self._pipe, child_end = context.Pipe()
         self.process = context.Process(
-            target=run_engine, args=(theirs, self._model), name="slipstream-engine", daemon=True
+            target=run_engine, args=(child_end, self._model), name="slipstream-engine", daemon=True
         )
         self.process.start()
-        theirs.close()  # so that the pipe ends with the process
+        child_end.close()  # so that the pipe ends with the process
 
     def _loaded(self) -> ModelFacts:
         try:
-            found = self._pipe.recv()
+            message = self._pipe.recv()
         except EOFError:
             self.process.join()
             raise LoadError(
@@ -81,11 +81,11 @@ class RemoteEngine:
         except BaseException:
             self.process.kill()
             raise
-        if isinstance(found, Exception):
+        if isinstance(message, Exception):
             self.process.join()
-            raise found
-        assert isinstance(found, ModelFacts)
-        return found
+            raise message
+        assert isinstance(message, ModelFacts)
+        return message
 
     def stop(self) -> None:
         """End the process."""

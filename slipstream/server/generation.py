@@ -206,11 +206,11 @@ class Generation:
             max_tokens=len(prompt) - 1, ignore_eos=True, logprobs=self.params.logprobs,
             structured=Structured(tokens=prompt[1:]),
         )  # fmt: skip
-        found: list[TokenLogprob] = []
+        scores: list[TokenLogprob] = []
         async with aclosing(self.service.streams.follow(Ask(prompt[:1], given, prediction=prompt))) as updates:
             async for update in updates:
-                found += update.logprobs or ()
-        return found
+                scores += update.logprobs or ()
+        return scores
 
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
         metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop), self._markers)

@@ -61,33 +61,33 @@ def messages(service: Service) -> APIRouter:
 
 def chat_of(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    found = passed_on(given, MESSAGES)
+    body = passed_on(given, MESSAGES)
     system = [{"role": "system", "content": plain_text(given["system"], "system")}] if "system" in given else []
-    found["messages"] = system + _messages(given.get("messages"))
+    body["messages"] = system + _messages(given.get("messages"))
     if "max_tokens" in given:
-        found["max_tokens"] = given["max_tokens"]
+        body["max_tokens"] = given["max_tokens"]
     if "stop_sequences" in given:
-        found["stop"] = given["stop_sequences"]
+        body["stop"] = given["stop_sequences"]
     output = members(given, "output_config", ("format", "effort"))
     if "effort" in output:
-        found["reasoning_effort"] = output["effort"]
+        body["reasoning_effort"] = output["effort"]
     if "format" in output:
         form = members(output, "format", ("type", "schema"))
         schema = {"json_schema": {"schema": form["schema"]}} if "schema" in form else {}
-        found["response_format"] = {"type": form.get("type"), **schema}
+        body["response_format"] = {"type": form.get("type"), **schema}
     if "tools" in given:
-        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
+        body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
     choice = members(given, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
     if flag(choice, "disable_parallel_tool_use"):
-        found["parallel_tool_calls"] = False
+        body["parallel_tool_calls"] = False
     if choice.get("type") == "tool":
-        found["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     elif choice:
         kind = choice.get("type")
         if kind not in ("auto", "any", "none"):
             raise ApiError(400, f"tool_choice.type is {kind!r}, must be auto, any, tool or none", "tool_choice.type")
-        found["tool_choice"] = "required" if kind == "any" else kind
-    return found
+        body["tool_choice"] = "required" if kind == "any" else kind
+    return body
 
 
 def _tool(tool: Any, where: str) -> Object:
@@ -103,10 +103,10 @@ def _tool(tool: Any, where: str) -> Object:
 def _messages(given: Any) -> list[Object]:
     if not isinstance(given, list) or not given:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
-    found = [each for i, message in enumerate(given) for each in _message(message, f"messages[{i}]")]
-    if found[-1]["role"] == "assistant":
+    messages = [each for i, message in enumerate(given) for each in _message(message, f"messages[{i}]")]
+    if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message is the assistant's: beginnings of answers are not supported", "messages")
-    return found
+    return messages
 
 
 def _message(message: Any, where: str) -> list[Object]:
@@ -118,25 +118,25 @@ def _message(message: Any, where: str) -> list[Object]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list):
         raise ApiError(400, f"{where}.content is {content!r}, must be text or a list of blocks", f"{where}.content")
-    found: Object = {"role": role, "content": ""}
+    converted: Object = {"role": role, "content": ""}
     results: list[Object] = []
     for i, block in enumerate(blocks):
         here = f"{where}.content[{i}]"
         part = object_of(block, here)
         kind = part.get("type")
         if kind == "text":
-            found["content"] += plain_text([part], here)
+            converted["content"] += plain_text([part], here)
         elif kind == "thinking" and role == "assistant":
-            found["reasoning_content"] = found.get("reasoning_content", "") + str(part.get("thinking", ""))
+            converted["reasoning_content"] = converted.get("reasoning_content", "") + str(part.get("thinking", ""))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": part.get("name"), "arguments": json.dumps(part.get("input", {}), ensure_ascii=False)}
-            found.setdefault("tool_calls", []).append({"id": part.get("id"), "function": function})
+            converted.setdefault("tool_calls", []).append({"id": part.get("id"), "function": function})
         elif kind == "tool_result" and role == "user":
             text = plain_text(part.get("content", ""), f"{here}.content")
             results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text})
         else:
             raise ApiError(400, f"{here}.type is {kind!r}, which a message of the {role} cannot have here", here)
-    return results if results and not found["content"] else [*results, found]
+    return results if results and not converted["content"] else [*results, converted]
 
 
 class MessageScript(BlockScript):
@@ -163,9 +163,9 @@ class MessageScript(BlockScript):
         yield "content_block_stop", {"index": block.index}
 
     def ended(self) -> Iterator[Event]:
-        found = self.whole()
-        delta = {name: found[name] for name in ("stop_reason", "stop_sequence")}
-        yield "message_delta", {"delta": delta, "usage": found["usage"]}
+        message = self.whole()
+        delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        yield "message_delta", {"delta": delta, "usage": message["usage"]}
         yield "message_stop", {}
 
     def failed(self, fault: ApiError) -> Iterator[Event]:

@@ -57,21 +57,21 @@ class ReplyFormat:
             raise ParameterError(
                 f"the format of tool calls is {calls!r}", fix=did_you_mean(calls, (AUTO, NONE, *known))
             )
-        found = known.get(calls)
+        reader = known.get(calls)
         if calls == AUTO:
-            found = next((form for form in FORMATS if all(sign in texts for sign in form.signs)), None)
+            reader = next((form for form in FORMATS if all(sign in texts for sign in form.signs)), None)
         if reasoning == AUTO:
             if declared is not None:
-                return ReplyFormat(found, _declared_markers(declared), False, declared)
-            return ReplyFormat(found, THINK if THINK[1] in texts else None)
+                return ReplyFormat(reader, _declared_markers(declared), False, declared)
+            return ReplyFormat(reader, THINK if THINK[1] in texts else None)
         markers = tuple(reasoning.split())
         if reasoning == NONE:
-            return ReplyFormat(found, template=declared)
+            return ReplyFormat(reader, template=declared)
         if len(markers) != 2:
             raise ParameterError(
                 f"the markers of reasoning are {reasoning!r}", fix="write two with a space between, or none, or auto"
             )
-        return ReplyFormat(found, (markers[0], markers[1]), True, declared)
+        return ReplyFormat(reader, (markers[0], markers[1]), True, declared)
 
     @property
     def markers(self) -> tuple[str, ...] | None:
@@ -110,10 +110,10 @@ class ReplyFormat:
     def reply(self, prompt: str, use: ToolUse) -> Reply:
         """A reply to this prompt, of which nothing was said yet."""
         length = 0 if self.calls is None else self.calls.id_length
-        made = Reply(self._reader(prompt, use), None if use.parallel else 1)
+        reply = Reply(self._reader(prompt, use), None if use.parallel else 1)
         if length:
-            made.call_id = lambda: uuid4().hex[:length]
-        return made
+            reply.call_id = lambda: uuid4().hex[:length]
+        return reply
 
     def _reader(self, prompt: str, use: ToolUse) -> Reader:
         forced = FORCED.get(use.choice)

@@ -59,8 +59,8 @@ class ReplyReader:
         raise AssertionError("the end of a text is the last that is read")
 
     def _taken(self) -> list[Delta]:
-        found, self._deltas = self._deltas, []
-        return found
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _all(self, read: Callable[[ReplyReader], Reading], reasoning: tuple[str, str] | None, inside: bool) -> Reading:
         if reasoning is not None:
@@ -72,12 +72,12 @@ class ReplyReader:
     def next(self) -> Reading:
         """The next character, "" at the end."""
         if self._back:
-            found = self._back.popleft()
+            char = self._back.popleft()
         else:
-            found = "" if self._ended else (yield)
-        if found:
-            self._raw.append(found)
-        return found
+            char = "" if self._ended else (yield)
+        if char:
+            self._raw.append(char)
+        return char
 
     def unread(self, text: str | Seq[str]) -> None:
         """Characters that were read last are to be read again."""
@@ -87,16 +87,16 @@ class ReplyReader:
 
     def skip_space(self) -> Reading:
         """The next character that is no white space."""
-        found = yield from self.next()
-        while found.isspace():
-            found = yield from self.next()
-        return found
+        char = yield from self.next()
+        while char.isspace():
+            char = yield from self.next()
+        return char
 
     def peek(self) -> Reading:
         """The next character that is no white space; it is read again, the white space before it is not."""
-        found = yield from self.skip_space()
-        self.unread(found)
-        return found
+        char = yield from self.skip_space()
+        self.unread(char)
+        return char
 
     def begin(self, text: str = "") -> None:
         """What is read from here on may have to be read again, or shown; `text` was read before and belongs to it."""
@@ -112,38 +112,38 @@ class ReplyReader:
     def until(self, marker: str, kind: str) -> Reading:
         """Report text up to the marker. That is returned with the white space before it, neither of them reported; at
         the end of the text "" is. White space at its end is not reported after a call."""
-        held = ""
+        waiting = ""
         while True:
             self.begin()
-            found = yield from self.next()
-            if not found:
-                if held.strip() or not self._calls:
-                    self.emit(kind, held)
+            char = yield from self.next()
+            if not char:
+                if waiting.strip() or not self._calls:
+                    self.emit(kind, waiting)
                 return ""
-            held += found
-            while not marker.startswith(held.lstrip()):
-                self.emit(kind, held[0])
-                held = held[1:]
-            if held.lstrip() == marker:
-                return held
+            waiting += char
+            while not marker.startswith(waiting.lstrip()):
+                self.emit(kind, waiting[0])
+                waiting = waiting[1:]
+            if waiting.lstrip() == marker:
+                return waiting
 
     def ahead(self) -> Reading:
         """The next character that is no white space; all of it is read again."""
         self.begin()
-        found = yield from self.skip_space()
+        char = yield from self.skip_space()
         self.unread(self._raw)
-        return found
+        return char
 
     def pass_over(self, text: str) -> Reading:
         """Read `text` and the white space before it, if it is next; nothing otherwise."""
         self.begin()
-        found = yield from self.skip_space()
+        char = yield from self.skip_space()
         for wanted in text:
-            if found != wanted:
+            if char != wanted:
                 self.unread(self._raw)
                 return ""
-            found = yield from self.next()
-        self.unread(found)
+            char = yield from self.next()
+        self.unread(char)
         return text
 
     # --- reasoning ---------------------------------------------------------------------------------------------
@@ -187,33 +187,33 @@ class ReplyReader:
 
     def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
         """One JSON value, as it is written. heard: called with each of its characters. Raises _NoCall."""
-        found = yield from self.skip_space()
-        if not found:
+        char = yield from self.skip_space()
+        if not char:
             raise _NoCall
-        text, open_, quoted, escaped = [found], "", False, False
-        heard(found)
+        text, open_, quoted, escaped = [char], "", False, False
+        heard(char)
         while True:
             if quoted:
-                quoted, escaped = escaped or found != '"', not escaped and found == "\\"
-            elif found == '"':
+                quoted, escaped = escaped or char != '"', not escaped and char == "\\"
+            elif char == '"':
                 quoted = True
-            elif found in _CLOSED_BY:
-                open_ += _CLOSED_BY[found]
-            elif found in _CLOSED_BY.values():
-                if not open_.endswith(found):
+            elif char in _CLOSED_BY:
+                open_ += _CLOSED_BY[char]
+            elif char in _CLOSED_BY.values():
+                if not open_.endswith(char):
                     raise _NoCall
                 open_ = open_[:-1]
             done = not quoted and not open_
             if done and text[0] in '{["':
                 return "".join(text)
-            found = yield from self.next()
-            if done and (not found or found in ",:}] \t\r\n"):  # the end of a number or a word
-                self.unread(found)
+            char = yield from self.next()
+            if done and (not char or char in ",:}] \t\r\n"):  # the end of a number or a word
+                self.unread(char)
                 return "".join(text)
-            if not found:
+            if not char:
                 raise _NoCall
-            text.append(found)
-            heard(found)
+            text.append(char)
+            heard(char)
 
     def expect(self, wanted: str) -> Reading:
         """Read a character, and the white space before it. Raises _NoCall."""
@@ -235,9 +235,9 @@ class ReplyReader:
         """{"name": ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
         yield from self.expect("{")
         name, before, started = None, "{}", False
-        found = yield from self.skip_space()
-        while found != "}":
-            self.unread(found)
+        char = yield from self.skip_space()
+        while char != "}":
+            self.unread(char)
             key = _loaded((yield from self.value()))
             yield from self.expect(":")
             if key == "name" and name is None:
@@ -249,10 +249,10 @@ class ReplyReader:
             else:
                 yield from self.arguments(name)
                 started = True
-            found = yield from self.skip_space()
-            if found == ",":
-                found = yield from self.skip_space()
-            elif found != "}":
+            char = yield from self.skip_space()
+            if char == ",":
+                char = yield from self.skip_space()
+            elif char != "}":
                 raise _NoCall
         if not started:
             self.start(name)
@@ -263,10 +263,10 @@ class ReplyReader:
         """NAME{...}, or NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between. Raises _NoCall."""
         text = ""
         while not text.endswith("{"):
-            found = yield from self.next()
-            if not found or len(text) > MOST_NAME:
+            char = yield from self.next()
+            if not char or len(text) > MOST_NAME:
                 raise _NoCall
-            text += found
+            text += char
         self.unread("{")
         return (yield from self.arguments(text[:-1].split("[")[0].strip()))
 
@@ -309,7 +309,7 @@ def plain(reader: ReplyReader) -> Reading:
     """No further calls."""
     if reader.called:
         yield from reader.peek()
-    while found := (yield from reader.next()):
+    while char := (yield from reader.next()):
         reader.begin()
-        reader.emit(CONTENT, found)
+        reader.emit(CONTENT, char)
     return ""

@@ -35,29 +35,29 @@ def responses(service: Service) -> APIRouter:
 
 def chat_of(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    found = passed_on(given, RESPONSES)
+    body = passed_on(given, RESPONSES)
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
-    found["messages"] = messages + _messages(given["input"])
+    body["messages"] = messages + _messages(given["input"])
     if "max_output_tokens" in given:
-        found["max_tokens"] = given["max_output_tokens"]
+        body["max_tokens"] = given["max_output_tokens"]
     if "effort" in (reasoning := members(given, "reasoning", ("effort",))):
-        found["reasoning_effort"] = reasoning["effort"]
+        body["reasoning_effort"] = reasoning["effort"]
     form = members(given, "text", ("format",)).get("format")
     if form is not None:
         asked = object_of(form, "text.format")
         kind = asked.pop("type", None)
         schema = {"json_schema": asked} if kind == "json_schema" else {}
-        found["response_format"] = {"type": kind, **schema}
+        body["response_format"] = {"type": kind, **schema}
         if kind == "text":
-            del found["response_format"]
+            del body["response_format"]
     if "tools" in given:
-        found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
+        body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
     choice = given.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
     if choice is not None:
-        found["tool_choice"] = choice
-    return found
+        body["tool_choice"] = choice
+    return body
 
 
 def _tool(tool: Any, where: str) -> Object:
@@ -71,12 +71,12 @@ def _messages(given: Any) -> list[Object]:
     """The messages of an input. What the assistant reasoned, said and called in a row is one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    found: list[Object] = []
+    messages: list[Object] = []
 
     def assistant() -> Object:
-        if not found or found[-1]["role"] != "assistant":
-            found.append({"role": "assistant", "content": ""})
-        return found[-1]
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        return messages[-1]
 
     for i, item in enumerate(list_of(given, "input")):
         where = f"input[{i}]"
@@ -87,7 +87,7 @@ def _messages(given: Any) -> list[Object]:
             if asked.get("role") == "assistant":
                 assistant()["content"] += text
             else:
-                found.append({"role": asked.get("role"), "content": text})
+                messages.append({"role": asked.get("role"), "content": text})
         elif kind == "reasoning":
             text = plain_text(asked.get("content", ""), f"{where}.content", kinds=("reasoning_text",))
             assistant()["reasoning_content"] = text
@@ -96,10 +96,10 @@ def _messages(given: Any) -> list[Object]:
             assistant().setdefault("tool_calls", []).append({"id": asked.get("call_id"), "function": function})
         elif kind == "function_call_output":
             output = plain_text(asked.get("output"), f"{where}.output", kinds=TEXTS)
-            found.append({"role": "tool", "tool_call_id": asked.get("call_id"), "content": output})
+            messages.append({"role": "tool", "tool_call_id": asked.get("call_id"), "content": output})
         else:
             raise ApiError(400, f"{where}.type is {kind!r}, which is not supported", f"{where}.type")
-    return found
+    return messages
 
 
 class ResponseScript(BlockScript):
@@ -155,8 +155,8 @@ class ResponseScript(BlockScript):
         yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def ended(self) -> Iterator[Event]:
-        found = self.whole()
-        yield self._event(f"response.{found['status']}", response=found)
+        response = self.whole()
+        yield self._event(f"response.{response['status']}", response=response)
 
     def failed(self, fault: ApiError) -> Iterator[Event]:
         error = {"code": "server_error", "message": fault.message}
@@ -165,9 +165,9 @@ class ResponseScript(BlockScript):
 
     def whole(self) -> Object:
         cut = self.generation.choices[0].finish == "length"
-        found = self._response("incomplete" if cut else "completed")
+        response = self._response("incomplete" if cut else "completed")
         usage = self.generation.usage
-        return found | {
+        return response | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],

@@ -63,10 +63,10 @@ def routes(service: Service) -> APIRouter:
             raise ApiError(400, "prompt must be text", "prompt")
         else:
             ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
-        found: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
         if flag(body, "return_token_strs"):
-            found["token_strs"] = [service.token_text(token) for token in ids]
-        return JSONResponse(found)
+            answer["token_strs"] = [service.token_text(token) for token in ids]
+        return JSONResponse(answer)
 
     @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
     async def detokenize(request: Request) -> Response:

@@ -134,12 +134,12 @@ class Service:
                 f"the queue is full: {self.admitted} of {room} places are taken, the request needs {choices}",
                 code="queue_full",
             )
-        own, most = self.admitted_of[key], self.limits.per_key
-        if most and own + choices > most:
+        running, most = self.admitted_of[key], self.limits.per_key
+        if most and running + choices > most:
             self.metrics.refused.inc()
             raise ApiError(
                 429,
-                f"this API key has {own} of {most} places, the request needs {choices}",
+                f"this API key has {running} of {most} places, the request needs {choices}",
                 code="key_limit",
             )
         self.admitted += choices

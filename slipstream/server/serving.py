@@ -24,18 +24,18 @@ SENT = 1.0
 def bound(host: str, port: int) -> socket.socket:
     """A socket that nobody else has. Raises ParameterError if the address is in use or is none of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sets TCP_NODELAY
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio sets TCP_NODELAY
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
-        made.listen(1)  # SO_REUSEADDR lets several bind, but one listen
+        listener.bind((host, port))
+        listener.listen(1)  # SO_REUSEADDR lets several bind, but one listen
     except OSError as fault:
-        made.close()
+        listener.close()
         raise ParameterError(
             f"the server cannot listen at {host}:{port} ({fault.strerror})",
             fix="choose another --port (0: any that is free) or --host, or end the program that has it",
         ) from fault
-    return made
+    return listener
 
 
 class Server(uvicorn.Server):

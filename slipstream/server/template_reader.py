@@ -49,8 +49,8 @@ class TemplateReader:
         return self._taken()
 
     def _taken(self) -> list[Delta]:
-        found, self._deltas = self._deltas, []
-        return found
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _try(self, parse: Any) -> None:
         try:

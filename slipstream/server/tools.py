@@ -55,8 +55,10 @@ class ToolUse:
         that allows other values, too, or does not say what it is for, is one of objects here."""
         functions = [tool["function"] for tool in self.tools]
         checked = {each["name"] for each in functions} if self.choice != "auto" else self.strict
-        own = {each["name"]: each.get("parameters", _NO_PARAMETERS) for each in functions if each["name"] in checked}
-        return {each["name"]: own.get(each["name"], {}) | _OBJECT for each in functions}
+        parameters = {
+            each["name"]: each.get("parameters", _NO_PARAMETERS) for each in functions if each["name"] in checked
+        }
+        return {each["name"]: parameters.get(each["name"], {}) | _OBJECT for each in functions}
 
 
 def call_schema(schemas: Mapping[str, Any], arguments: str) -> tuple[Any, dict[str, Any]]:

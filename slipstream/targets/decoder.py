@@ -195,12 +195,12 @@ class Decoder:
         `exit` the rows are kept for the `run` that verifies them, as by `run_first_layers`."""
         assert self.executor.multi_step is not None, "multi_step is not among the capabilities"
         batch = batch_of(seqs, Draft.empty(len(seqs)), [seq.kv_len for seq in seqs], self.device)
-        made = self.executor.multi_step.decode_steps(batch, steps, sampling, exit)
+        decoded = self.executor.multi_step.decode_steps(batch, steps, sampling, exit)
         for seq in seqs:
             self._early_exits.drop(seq.id)
         if exit is not None:
-            self._early_exits.keep(seqs, batch, made, exit)
-        return made
+            self._early_exits.keep(seqs, batch, decoded, exit)
+        return decoded
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         for seq, nodes in zip(seqs, path, strict=True):

@@ -78,13 +78,13 @@ class EarlyExitCache:
             return 0
         return common_beginning(early.tokens, text[:-1])
 
-    def keep(self, seqs: Seq[Sequence], batch: Batch, made: DecodedSteps, exit: int) -> None:
+    def keep(self, seqs: Seq[Sequence], batch: Batch, decoded: DecodedSteps, exit: int) -> None:
         """Keep the rows of a `decode_steps` call with `exit`: the pending tokens and every new one."""
-        assert made.hidden is not None
-        assert made.later is not None
-        tokens = made.tokens.T.tolist()  # [B][K]
+        assert decoded.hidden is not None
+        assert decoded.later is not None
+        tokens = decoded.tokens.T.tolist()  # [B][K]
         for b, seq in enumerate(seqs):
-            hidden = torch.cat((made.hidden[batch.splits[b] : batch.splits[b + 1]], made.later[:, b]))
+            hidden = torch.cat((decoded.hidden[batch.splits[b] : batch.splits[b + 1]], decoded.later[:, b]))
             self._rows[seq.id] = EarlyRows(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
 
     def drop(self, seq_id: int) -> None:

@@ -78,9 +78,9 @@ def write_texts(
     return HeldOutText(texts, temperature)
 
 
-def save_texts(path: Path, held: HeldOutText, vocab_size: int) -> None:
+def save_texts(path: Path, text: HeldOutText, vocab_size: int) -> None:
     """Write a stream in which the output of each text is marked as an answer."""
-    marked = [(t.tokens, [i >= t.prompt for i in range(len(t.tokens))]) for t in held.texts]
+    marked = [(t.tokens, [i >= t.prompt for i in range(len(t.tokens))]) for t in text.texts]
     write_masked(path, marked, None, vocab_size)
 
 
@@ -140,11 +140,11 @@ MAX_WINDOW_PROBS = 2**25
 """Most probabilities in one window of texts: keeps memory bounded for large vocabularies."""
 
 
-def held_windows(held: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Window]:
+def held_windows(text: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Window]:
     """The texts with the target's hidden states, computed once for all evaluations of a run; their output counts."""
-    tokens = held.tokens
+    tokens = text.tokens
     place = torch.arange(tokens.shape[1])
-    output = torch.stack([(t.prompt <= place) & (place < len(t.tokens)) for t in held.texts])  # bool [R, L]
+    output = torch.stack([(t.prompt <= place) & (place < len(t.tokens)) for t in text.texts])  # bool [R, L]
     rows = max(1, min(16, MAX_WINDOW_PROBS // (tokens.shape[1] * teacher.config.vocab_size)))
     return [
         Window(part.to(teacher.device), output[i : i + rows].to(teacher.device), teacher.read(part, taps))
@@ -159,10 +159,10 @@ def acceptance_length(of: Callable[[Window], Tensor], held: HeldOutText, windows
         `acceptance_probs`).
     """
     texts = iter(held.texts)
-    made, steps = 0, 0.0
+    tokens, steps = 0, 0.0
     for window in windows:
         for probs in of(window).cpu():
             text = next(texts)
-            made += len(text.tokens) - text.prompt
+            tokens += len(text.tokens) - text.prompt
             steps += expected_steps(probs, text)
-    return made / steps
+    return tokens / steps

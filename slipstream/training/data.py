@@ -50,16 +50,16 @@ class Encoder:
             pieces = [self._pieces(d) for d in batch]
             ids = dict[bool, Iterator[list[int]]]()
             for special in (False, True):
-                texts = [text for own, templated in pieces for text, _ in own if templated == special]
+                texts = [text for parts, templated in pieces for text, _ in parts if templated == special]
                 ids[special] = iter(self._ids(texts, special) if texts else [])
-            for document, (own, templated) in zip(batch, pieces, strict=True):
-                made = [(next(ids[templated]), answer) for _, answer in own]
-                mask = [answer for new, answer in made for _ in new] if any(a for _, a in made) else None
-                yield document, ([token for new, _ in made for token in new], mask)
+            for document, (parts, templated) in zip(batch, pieces, strict=True):
+                encoded = [(next(ids[templated]), answer) for _, answer in parts]
+                mask = [answer for new, answer in encoded for _ in new] if any(a for _, a in encoded) else None
+                yield document, ([token for new, _ in encoded for token in new], mask)
 
     def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
-        made = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=not special, verbose=False)
-        return made["input_ids"]  # type: ignore[no-any-return]
+        encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=not special, verbose=False)
+        return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def _pieces(self, document: Document) -> tuple[list[tuple[str, bool]], bool]:
         """((text, whether it is an answer) in order, whether the chat template wrote them)."""
@@ -150,21 +150,21 @@ def prepare_data(
     about: dict[str, Any] = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
     record = folder / "data.json"
     if record.is_file():
-        found = json.loads(record.read_text())
-        changed = [k for k in about if found.get(k) != about[k]]
+        recorded = json.loads(record.read_text())
+        changed = [k for k in about if recorded.get(k) != about[k]]
         if changed:
             before, after = (
                 ", ".join(f"{s['name']} ({s.get('digest')})" for s in each["sources"])
                 if changed[0] == "sources"
                 else each.get(changed[0])
-                for each in (found, about)
+                for each in (recorded, about)
             )
             raise TrainingError(
                 f"{folder} was made from other data: {', '.join(changed)} differ, {before} before and {after} now",
                 why="a run must continue with the same data",
                 fix="choose another --out, or remove that folder",
             )
-        about = found
+        about = recorded
     else:
         for number, name in enumerate(names):
             text = not name.endswith(".bin")  # documents of a stream end with their own EOS
@@ -250,17 +250,17 @@ def _write(
 
 def _hold_out(splits: dict[str, list[Marked]], share: float, length: int) -> None:
     """If the hash held out less than one window, also hold out the end of the last training documents."""
-    total = sum(len(ids) for made in splits.values() for ids, _ in made)
-    held = sum(len(ids) for ids, _ in splits["heldout"])
+    total = sum(len(ids) for streams in splits.values() for ids, _ in streams)
+    heldout = sum(len(ids) for ids, _ in splits["heldout"])
     if total <= 2 * length + 2:
         raise DataError(
             f"the training data is too short: {total} tokens",
             why=f"a window of {length + 1} is needed for training and one for the held-out text",
             fix="give more text, or a smaller --length",
         )
-    if held > length:
+    if heldout > length:
         return
-    need = max(length + 1 - held, int(share * total))
+    need = max(length + 1 - heldout, int(share * total))
     while need > 0 and splits["train"]:
         ids, mask = splits["train"].pop()
         cut = max(0, len(ids) - need)

@@ -83,10 +83,10 @@ class ChainAttention:
         self.seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        held = self.seen.setdefault(layer, [])
-        held.append((k.transpose(1, 2), v.transpose(1, 2)))
-        first, *own = held
-        return blocked_attention(q.transpose(1, 2), *first, own).transpose(1, 2)
+        keys = self.seen.setdefault(layer, [])
+        keys.append((k.transpose(1, 2), v.transpose(1, 2)))
+        first, *later = keys
+        return blocked_attention(q.transpose(1, 2), *first, later).transpose(1, 2)
 
 
 def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int) -> list[Tensor]:
@@ -216,10 +216,10 @@ def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):
         weight = float(len(stream.tokens)) if shares is None else shares[i]
-        found = np.zeros(vocab_size)
+        counts = np.zeros(vocab_size)
         for start in range(0, len(stream.tokens), 2**22):
-            found += np.bincount(stream.tokens[start : start + 2**22], minlength=vocab_size)
-        total += weight * found / max(1, len(stream.tokens))
+            counts += np.bincount(stream.tokens[start : start + 2**22], minlength=vocab_size)
+        total += weight * counts / max(1, len(stream.tokens))
     return total / total.sum()
 
 

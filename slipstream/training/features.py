@@ -93,16 +93,16 @@ class Teacher:
         out = self.decoder.executor.forward(batch, tuple(dict.fromkeys(taps)))
         shape = (*tokens.shape, self.config.hidden_size)
         # Copies: the executor's are only valid until its next forward, and autograd cannot use inference tensors.
-        made = {t: out.taps[t].reshape(shape).to(self.device, self.dtype, copy=True).clone() for t in taps}
+        features = {t: out.taps[t].reshape(shape).to(self.device, self.dtype, copy=True).clone() for t in taps}
         for seq in seqs:
             self.decoder.release(seq.id)
-        for tap, x in made.items():
+        for tap, x in features.items():
             if not bool(torch.isfinite(x).all()):
                 raise TrainingError(
                     f"the target's hidden states at tap {tap} are not finite",
                     fix="load the target in float32 or bfloat16",
                 )
-        return made
+        return features
 
     def logits(self, final: Tensor) -> Tensor:
         """Hidden states after the final norm [..., d] -> logits of the next token [..., V]."""

@@ -204,7 +204,7 @@ class Loop:
         """
         config, progress, schedule = self.config, self.progress, self.schedule
         smooth: float | None = None
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         saved = time.monotonic()
         self.first = progress.step
         with Interrupt(SIGNALS, STOPPING) as interrupt, Display(schedule, self.rate) as display:
@@ -222,11 +222,11 @@ class Loop:
                 smooth = shown["loss"] if smooth is None else 0.95 * smooth + 0.05 * shown["loss"]
                 seconds = time.monotonic() - begun
                 progress.seconds += seconds
-                found = {}
+                figures = {}
                 display.show(progress, smooth, config.step_tokens / seconds, norm)
                 if config.eval_steps and progress.step % config.eval_steps == 0:
                     begun = time.monotonic()
-                    found = self._evaluate(display, smooth)
+                    figures = self._evaluate(display, smooth)
                     progress.seconds += time.monotonic() - begun
                 if time.monotonic() - saved > 60 * config.save_minutes:
                     saved = time.monotonic()
@@ -235,9 +235,9 @@ class Loop:
             if self.done:
                 self.save()
             if self.done or not interrupt.asked:
-                found = found or self._evaluate(display, smooth)
+                figures = figures or self._evaluate(display, smooth)
             self.stopped_by = interrupt.number
-            return found
+            return figures
 
     @property
     def done(self) -> int:
@@ -274,9 +274,9 @@ def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
     rest = [p for n, p in named if n not in inner]
     decayed = [p for p in rest if p.ndim > 1 and not inner]
     plain = [p for p in rest if p.ndim <= 1 or inner]
-    made: Optimisers = {}
+    optimisers: Optimisers = {}
     if inner:
-        made["muon"] = torch.optim.Muon(
+        optimisers["muon"] = torch.optim.Muon(
             inner.values(),
             lr=config.lr,
             weight_decay=config.weight_decay,
@@ -285,8 +285,8 @@ def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
         )
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if used := [group for group in groups if group["params"]]:
-        made["adamw"] = torch.optim.AdamW(used, lr=config.lr, betas=(0.9, 0.95))
-    return made
+        optimisers["adamw"] = torch.optim.AdamW(used, lr=config.lr, betas=(0.9, 0.95))
+    return optimisers
 
 
 def _tokens_and_counts(stream: Stream, windows: Seq[int], config: LoopConfig) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ class _DistributionLosses(torch.autograd.Function):
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
         wide = torch.promote_types(states.dtype, torch.float32)
         needs = any(ctx.needs_input_grad)
-        head, own = aims.head.to(cast), weight.to(cast)
+        head, weight_cast = aims.head.to(cast), weight.to(cast)
         into_states = torch.zeros_like(states) if needs else None
         into_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if needs else None
         each = torch.zeros(depth, dtype=wide, device=states.device)
@@ -85,7 +85,7 @@ class _DistributionLosses(torch.autograd.Function):
                     logp = None if kind == "ce" else F.linear(aimed.to(cast), head).to(wide).log_softmax(-1)
                     for k in range(depth):
                         x = states[k, b, start:stop].to(cast)  # [n, d]
-                        w = own[min(k, len(own) - 1)]  # [V', d]
+                        w = weight_cast[min(k, len(weight_cast) - 1)]  # [V', d]
                         span = slice(1 + start + ahead[k], 1 + stop + ahead[k])
                         share = aims.counts[b, span].to(wide) / counted[k]  # [n]
                         aim = None if logp is None else logp[ahead[k] - ahead[0] :][: stop - start]
@@ -96,7 +96,7 @@ class _DistributionLosses(torch.autograd.Function):
                         if slope is not None and into_states is not None and into_weight is not None:
                             slope = slope.mul_(share[:, None] * weights[k]).to(cast)  # [n, V']
                             into_states[k, b, start:stop] = (slope @ w).to(states.dtype)
-                            into_weight[min(k, len(own) - 1)] += slope.T @ x
+                            into_weight[min(k, len(weight_cast) - 1)] += slope.T @ x
         ctx.save_for_backward(into_states, into_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(each)

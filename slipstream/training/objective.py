@@ -81,9 +81,9 @@ class Objective(nn.Module, ABC):
     def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to differentiate, and scalars to display: the loss of each prediction, and in evaluations the share
         of positions at which its most likely token is the target's."""
-        made = self.predictions(window)
-        states, tables, aims = made.states, made.tables, made.aims
-        loss, each = distribution_losses(self.options.loss, states, tables, aims, made.weights)
+        predicted = self.predictions(window)
+        states, tables, aims = predicted.states, predicted.tables, predicted.aims
+        loss, each = distribution_losses(self.options.loss, states, tables, aims, predicted.weights)
         shown = {f"loss{k + 1}": each[k] for k in range(len(states))}
         if not self.training:
             best, rows = self.draft_ids(most_likely(aims.final, self.teacher.head)), states.shape[2]

@@ -97,12 +97,12 @@ class Stream:
         if length not in self._windows:
             last = len(self.tokens) - length - 1
             if self.whole:
-                found, at = [], 0
+                windows, at = [], 0
                 while at <= last:
-                    found.append(at)
+                    windows.append(at)
                     following = int(self.starts[np.searchsorted(self.starts, at + length, "right") - 1])
                     at = following if following > at else int(self.starts[np.searchsorted(self.starts, at, "right")])
-                self._windows[length] = np.asarray(found, dtype=np.int64)
+                self._windows[length] = np.asarray(windows, dtype=np.int64)
             else:
                 self._windows[length] = np.arange(0, last + 1, length, dtype=np.int64)
             if not len(self._windows[length]):

@@ -113,19 +113,19 @@ def self_prompts(llm: LLM) -> Prompts:
     start, end = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, after))
 
     def write(rng: np.random.Generator, count: int) -> list[list[int]]:
-        made, seen = list[list[int]](), set[str]()
+        rows, seen = list[list[int]](), set[str]()
         for _ in range(ROUNDS):
-            if len(made) >= count:
+            if len(rows) >= count:
                 break
-            params = [replace(TURN, seed=int(rng.integers(2**31))) for _ in range(count - len(made))]
+            params = [replace(TURN, seed=int(rng.integers(2**31))) for _ in range(count - len(rows))]
             for turn in llm.generate([start] * len(params), params):
                 ids = [token for token in turn.token_ids if token not in llm.target.capabilities.eos_ids]
                 text = turn.text.strip()
                 if turn.finish_reason != "stop" or len(text) < SHORTEST or periodic_tail(ids) or text in seen:
                     continue
                 seen.add(text)
-                made.append([*start, *ids, *end])
-        return made
+                rows.append([*start, *ids, *end])
+        return rows
 
     return write
 
@@ -144,13 +144,13 @@ def regenerate(
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    made, shard, vocab_size = 0, 0, llm.target.vocab_size
+    tokens, shard, vocab_size = 0, 0, llm.target.vocab_size
 
     def part_of(shard: int) -> Path:
         return path.with_name(f"{path.stem}-{shard:05d}.bin")
 
-    while made < config.tokens:
-        part, before = part_of(shard), made
+    while tokens < config.tokens:
+        part, before = part_of(shard), tokens
         if not part.is_file():
             rng = np.random.default_rng([config.seed, 17, shard])
             asked = prompts(rng, config.shard)
@@ -176,9 +176,9 @@ def regenerate(
                 )
             write_masked(part, texts, None, vocab_size)
         written = Stream.open(part, whole=True)
-        made = before + (0 if written.mask is None else int(written.mask.sum()))
+        tokens = before + (0 if written.mask is None else int(written.mask.sum()))
         shard += 1
-        say(made, config.tokens)
+        say(tokens, config.tokens)
 
     def everything() -> Iterator[Marked]:
         seen = set[tuple[int, ...]]()

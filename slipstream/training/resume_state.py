@@ -45,7 +45,11 @@ def writing(what: str, temporary: Path, why: str = "") -> Iterator[None]:
 def _aliases(model: nn.Module) -> dict[str, str]:
     """Second names of tied weights in `state_dict` -> the first name of the same tensor."""
     first: dict[int, str] = {}
-    return {n: found for n, t in model.state_dict(keep_vars=True).items() if (found := first.setdefault(id(t), n)) != n}
+    return {
+        n: first_name
+        for n, t in model.state_dict(keep_vars=True).items()
+        if (first_name := first.setdefault(id(t), n)) != n
+    }
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state: dict[str, Any]) -> None:
@@ -112,13 +116,13 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def check_same(path: Path, found: dict[str, Any], now: dict[str, Any]) -> None:
+def check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to continue a run with other settings. found, now: those of its checkpoint, and those asked for.
 
     Raises TrainingError.
     """
-    for name in (name for name in now if name in found):
-        was, wanted = found[name], now[name]
+    for name in (name for name in now if name in recorded):
+        was, wanted = recorded[name], now[name]
         if isinstance(was, dict) and isinstance(wanted, dict):
             changed = [key for key in was.keys() | wanted.keys() if was.get(key) != wanted.get(key)]
             was, wanted = ({key: each.get(key) for key in changed} for each in (was, wanted))

@@ -142,14 +142,14 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     kind: type[Objective] = getattr(module, METHODS[config.kind].objective)
     objective = kind.make(teacher, config.options, loop, prepared.train)
     say("computing the target's hidden states for the held-out texts")
-    held = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
+    heldout = held_out(prepared.heldout, loop, teacher, objective.taps, texts)
     caches = {}
     if config.cache_hidden:
         caches = {
             str(i): HiddenCache(loop.out / "states", s, loop.length, objective.taps, teacher.identity)
             for i, s in enumerate(prepared.train)
         }
-    return Run(config, Loop(loop, objective, prepared.train, held, caches), prepared, texts)
+    return Run(config, Loop(loop, objective, prepared.train, heldout, caches), prepared, texts)
 
 
 @dataclass
@@ -203,14 +203,14 @@ class Run:
             loop.objective.eval()
             figures |= loop.objective.measure(loop.held.text_windows[greedy])
         card = run_card(self.config, loop, self.prepared.about, figures, self._commands())
-        made = folder.with_suffix(".tmp")
-        with writing(str(folder), made, "the checkpoint is kept, and --resume writes it"):
-            loop.objective.export(made, figures | {"target": self.config.target})
-            (made / "README.md").write_text(card, encoding="utf-8")
-            write_json(made / "training.json", {"run": asdict(self.config), "figures": figures})
+        unfinished = folder.with_suffix(".tmp")
+        with writing(str(folder), unfinished, "the checkpoint is kept, and --resume writes it"):
+            loop.objective.export(unfinished, figures | {"target": self.config.target})
+            (unfinished / "README.md").write_text(card, encoding="utf-8")
+            write_json(unfinished / "training.json", {"run": asdict(self.config), "figures": figures})
             if folder.exists():
                 shutil.rmtree(folder)  # of an earlier part of this run
-            made.rename(folder)
+            unfinished.rename(folder)
 
 
 def check_out(run: RunConfig) -> None:
@@ -225,9 +225,9 @@ def check_out(run: RunConfig) -> None:
             f"{config.out} cannot be written ({fault.strerror})", fix="choose another --out, or correct its permissions"
         ) from fault
     if config.resume:
-        found = read_state(config.checkpoint)["run"]
-        found.pop("shares")  # they depend on the data
-        check_same(config.checkpoint, found, identity(run.kind, run.options, config))
+        recorded = read_state(config.checkpoint)["run"]
+        recorded.pop("shares")  # they depend on the data
+        check_same(config.checkpoint, recorded, identity(run.kind, run.options, config))
     elif config.checkpoint.exists():
         raise TrainingError(
             f"{config.out} holds a run already",
@@ -286,6 +286,6 @@ def _texts(config: RunConfig, temperature: float, llm: LLM, prepared: Prepared, 
     texts: list[Any] = []
     for i, stream in enumerate(prepared.heldout):
         texts += write_texts(llm, stream, temperature, each, prompt, config.text_tokens, config.loop.seed + i).texts
-    held = HeldOutText(texts[: config.texts], temperature)
-    save_texts(path, held, llm.target.vocab_size)
-    return held
+    heldout = HeldOutText(texts[: config.texts], temperature)
+    save_texts(path, heldout, llm.target.vocab_size)
+    return heldout

@@ -136,16 +136,16 @@ class Checks:
 
     def control(self) -> None:
         greedy = self.config.greedy
-        own = [Request(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
-        self.plain = [seq.output for seq in self._decoded(None, own)]
+        requests = [Request(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
+        self.plain = [seq.output for seq in self._decoded(None, requests)]
         rows = self.most + 1
-        found = []
+        failures = []
         for prompt, text in zip(self.ids, self.plain, strict=True):
             maximised = scores(self.llm, prompt, greedy)
-            found.append(control(self.llm.target, prompt, text, min(rows, max(1, len(text))), maximised, greedy))
+            failures.append(control(self.llm.target, prompt, text, min(rows, max(1, len(text))), maximised, greedy))
             self.advance()
-        self.noise = replace(found[0], rows=rows)
-        for each in found[1:]:
+        self.noise = replace(failures[0], rows=rows)
+        for each in failures[1:]:
             self.noise += each
         self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
         self.settings = settings(self.llm, self.config.sampled, self.ids, self.plain)
@@ -162,15 +162,15 @@ class Checks:
         finally:
             self.llm._rule = rule
 
-    def _compare(self, check: str, made: Callable[[SamplingParams, int], SamplingParams]) -> None:
-        """Texts with the drafter against those without. made: the parameters of the i-th request of this check."""
+    def _compare(self, check: str, changed: Callable[[SamplingParams, int], SamplingParams]) -> None:
+        """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
         before, n = self.stats, len(self.ids)
         own = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
         mixed = own + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
         mixed += panel(self.names, self.ids, among(self.settings, HISTORY), 6, [self.most])
         mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
         mixed += continued(own, self.plain, self.llm.checks.longest)
-        mixed = [replace(one, params=made(one.params, i)) for i, one in enumerate(mixed)]
+        mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
         plain = [seq.output for seq in self._decoded(None, mixed)]
         for request, text in zip(mixed, plain, strict=True):
             self._fault(request, wrong_token(self.llm, request, text, self.noise.noise))
@@ -240,23 +240,25 @@ class Checks:
         then of all settings side by side; then of texts that continue others."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
-        found = Positions(llm, self.drafter, self.noise.noise, next(seeds))
+        positions = Positions(llm, self.drafter, self.noise.noise, next(seeds))
         base, longest = replace(config.sampled, seed=None), llm.checks.longest
-        own = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, lengths(self.most))
-        further = min(config.reach, longest) - len(own[0].ids)
-        own[0] = replace(own[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None))
+        requests = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, lengths(self.most))
+        further = min(config.reach, longest) - len(requests[0].ids)
+        requests[0] = replace(
+            requests[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None)
+        )
         settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
         beside = panel(self.names, self.ids, settings, times * config.texts, mixed_lengths(self.most))
         beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
         before, llm.draft_tokens = llm.draft_tokens, self.most
         try:
-            outputs = found.decode(own, seeds, BATCH, self.advance)
-            found.decode(beside, seeds, TOGETHER, self._at_most(len(own)))
-            found.decode(continued(own, outputs, longest)[: config.texts], seeds, TOGETHER, self._at_most(0))
+            outputs = positions.decode(requests, seeds, BATCH, self.advance)
+            positions.decode(beside, seeds, TOGETHER, self._at_most(len(requests)))
+            positions.decode(continued(requests, outputs, longest)[: config.texts], seeds, TOGETHER, self._at_most(0))
         finally:
             llm.draft_tokens = before
-        self.data["faults"] += found.faults
-        return found
+        self.data["faults"] += positions.faults
+        return positions
 
     def _seeds(self, purpose: str, number: int) -> Iterator[int]:
         """Seeds of requests that no other purpose, look or run has."""
@@ -269,20 +271,20 @@ class Checks:
         return next(self._seeds(purpose, number))
 
     def warnings(self) -> list[str]:
-        found = []
+        messages = []
         if not self.llm.rule.lossless:
-            found.append(f"the rule {self.llm.rule.name!r} is lossy: differences are expected, they are not bugs")
+            messages.append(f"the rule {self.llm.rule.name!r} is lossy: differences are expected, they are not bugs")
         for check, row in self.data["coverage"].items():
             if row["verdict"] == UNTESTED:
-                found.append(
+                messages.append(
                     f"{check}: {row['drafted']} draft tokens were verified, {FEWEST_DRAFTED[check]} are needed: not "
                     "tested. Give more prompts, longer texts, or prompts that this drafter can continue"
                 )
             elif not row["accepted"]:
-                found.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
+                messages.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
         if self.stats.drafter_faults:
-            found.append(
+            messages.append(
                 f"the drafter failed {self.stats.drafter_faults} times; plain decoding continued instead, so that is "
                 "what was compared"
             )
-        return found
+        return messages

@@ -84,8 +84,8 @@ def sets(p: np.ndarray, favoured: np.ndarray | None, context: Context, edge: boo
 
 def ranks(p: np.ndarray, token: int, share: float) -> tuple[float, float]:
     """u_t and v_t of a token that p [V] allows. share: the uniform share of its own mass."""
-    own = p[token]
-    return float(p[p > own].sum() + share * p[p == own].sum()), float(p[:token].sum() + share * own)
+    mass = p[token]
+    return float(p[p > mass].sum() + share * p[p == mass].sum()), float(p[:token].sum() + share * mass)
 
 
 def uniform(counts: np.ndarray) -> float | None:

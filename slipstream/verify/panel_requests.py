@@ -61,7 +61,7 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
         pair
         for pair, _ in Counter(pair for text in texts for pair in pairwise(text) if pair[1] not in ends).most_common(2)
     ]
-    made: dict[str, dict[str, Any]] = {
+    changes_of: dict[str, dict[str, Any]] = {
         "top-k": {"top_k": 4},
         "top-p": {"top_p": 0.6},
         "min-p": {"min_p": 0.08},
@@ -76,12 +76,12 @@ def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[
     }
     bias = _end_bias(llm, prompts, texts)
     if bias is not None:
-        made["EOS"] = {"logit_bias": dict.fromkeys(llm.target.capabilities.eos_ids, bias), "logprobs": 0}
+        changes_of["EOS"] = {"logit_bias": dict.fromkeys(llm.target.capabilities.eos_ids, bias), "logprobs": 0}
     strings = _frequent_strings(llm, texts)
     if strings:
-        made["stop strings"] = {"stop": strings, "min_tokens": 6}
-    others = {name: replace(short, **changes) for name, changes in made.items()}
-    return {name: params for name, params in others.items() if _possible(llm, prompts[0], params)}
+        changes_of["stop strings"] = {"stop": strings, "min_tokens": 6}
+    variants = {name: replace(short, **changes) for name, changes in changes_of.items()}
+    return {name: params for name, params in variants.items() if _possible(llm, prompts[0], params)}
 
 
 def _possible(llm: LLM, prompt: Seq[int], params: SamplingParams) -> bool:
@@ -102,8 +102,8 @@ def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float |
     for prompt, text in list(zip(prompts, texts, strict=True))[:3]:
         for logits in logits_of(llm.target, prompt, text[:SHORT]):
             weights = np.exp(logits - logits.max())
-            own = weights[ends].sum()
-            odds.append(float(np.log(own / (weights.sum() - own))))
+            mass = weights[ends].sum()
+            odds.append(float(np.log(mass / (weights.sum() - mass))))
     low, high = -100.0, 100.0  # what `logit_bias` may be
     for _ in range(40):
         middle = (low + high) / 2
@@ -118,8 +118,8 @@ def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:
         return ()
     within = Counter(llm.text_of([token]).strip()[:2] for text in texts for token in text)
     across = Counter(llm.text_of(pair).strip()[:4] for text in texts for pair in pairwise(text))
-    found = [next((s for s, _ in each.most_common() if len(s) > 1), "") for each in (within, across)]
-    return tuple(dict.fromkeys(string for string in found if string))
+    strings = [next((s for s, _ in each.most_common() if len(s) > 1), "") for each in (within, across)]
+    return tuple(dict.fromkeys(string for string in strings if string))
 
 
 def panel(
@@ -127,14 +127,14 @@ def panel(
 ) -> list[Request]:
     """`times` requests with each of these parameters, by the name of their setting, mixed; the prompts in turn. Two
     after each other share prompt and setting. Each has at most the next of `lengths` draft tokens."""
-    made: list[Request] = []
+    requests: list[Request] = []
     pairs = [(setting, min(2, times - done)) for done in range(0, times, 2) for setting in each.items()]
     for i, at in enumerate(np.random.default_rng(0).permutation(len(pairs)).tolist()):
         ((setting, params), count), prompt = pairs[at], i % len(prompts)
         for _ in range(count):
-            own = replace(params, draft_tokens=lengths[len(made) % len(lengths)])
-            made.append(Request(", ".join(filter(None, (names[prompt], setting))), prompts[prompt], own))
-    return made
+            settings = replace(params, draft_tokens=lengths[len(requests) % len(lengths)])
+            requests.append(Request(", ".join(filter(None, (names[prompt], setting))), prompts[prompt], settings))
+    return requests
 
 
 def among(each: Mapping[str, SamplingParams], names: Seq[str]) -> dict[str, SamplingParams]:

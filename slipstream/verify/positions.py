@@ -182,8 +182,8 @@ class Positions:
             self.found[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
             return []
         edge = never is not None and bool((never == (p == 0)).all())
-        found = sets(p, proposal.favoured(p), context, edge)
-        outcomes = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in found]
+        tested = sets(p, proposal.favoured(p), context, edge)
+        outcomes = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested]
         u, v = ranks(p, token, self._shares.random())
         late = len(prompt) + len(output) >= LATE_FROM
         for place in {proposal.place, ALL, *[BEHIND] * proposal.behind, *[LATE] * late}:

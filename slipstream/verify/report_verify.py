@@ -25,25 +25,25 @@ NOTES = {
 
 def section(result: Result) -> Section:
     data, settings = result.data, result.settings
-    made = Section("Does speculation change the target's output?", lead(data, settings))
+    shown = Section("Does speculation change the target's output?", lead(data, settings))
     for name in HEADINGS:
         if data[name]:
-            made.tables.append(passes(name, data[name]))
+            shown.tables.append(passes(name, data[name]))
             differing = [row for row in data[name] if row["divergence"] is not None]
-            made.tables += [differences(name, differing)] if differing else []
-    made.notes += [f"Wrong in single texts: {'; '.join(data['faults'][:5])}."] if data["faults"] else []
+            shown.tables += [differences(name, differing)] if differing else []
+    shown.notes += [f"Wrong in single texts: {'; '.join(data['faults'][:5])}."] if data["faults"] else []
     if data["distribution"]:
-        made.tables.append(places(data["distribution"]))
+        shown.tables.append(places(data["distribution"]))
     if data["control"]:
         c = data["control"]
-        made.notes.append(
+        shown.notes.append(
             f"Control, no drafter: {c['positions']} positions computed with one row per pass and with {c['rows']} rows "
             f"per pass: logits differ by at most {c['noise']:.2g} (rounding explains {c['limit']:.2g}), the most "
             f"likely token at {c['flips']} positions. Tokens of plain greedy texts are at most {c['behind']:.2g} below "
             f"the best logit: {c['verdict']}."
         )
-    made.notes.append(BLIND_TO.format(reach=max(settings["reach"], settings["params"]["max_tokens"])))
-    return made
+    shown.notes.append(BLIND_TO.format(reach=max(settings["reach"], settings["params"]["max_tokens"])))
+    return shown
 
 
 def lead(data: dict[str, Any], settings: dict[str, Any]) -> str:
@@ -75,14 +75,14 @@ def passes(name: str, rows: list[dict[str, Any]]) -> Table:
     """A row for each way to decode the texts."""
     cells = []
     for how in dict.fromkeys((row["mixed"], row["draft_tokens"], row["batch"]) for row in rows):
-        own = [row for row in rows if (row["mixed"], row["draft_tokens"], row["batch"]) == how]
-        said = [row["verdict"] for row in own]
+        group = [row for row in rows if (row["mixed"], row["draft_tokens"], row["batch"]) == how]
+        said = [row["verdict"] for row in group]
         worst = next((each for each in ("BUG", "differs, as a lossy rule may") if each in said), "ok")
         ties = sum(each.startswith("tie") for each in said)
-        accepted, drafted = (sum(row[key] for row in own) for key in ("accepted", "drafted"))
+        accepted, drafted = (sum(row[key] for row in group) for key in ("accepted", "drafted"))
         lengths = f"0 to {how[1]}" if how[0] else how[1]
         cells.append(
-            [lengths, how[2], len(own), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)]
+            [lengths, how[2], len(group), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)]
         )
     columns = [Column("K"), Column("batch"), Column("texts"), Column("identical"), Column("near-ties"),
                Column("accepted"), words("verdict")]  # fmt: skip

@@ -224,8 +224,8 @@ def permutation_test(
         for text in texts
     ]
     counts = np.zeros((len(texts), max(1, len(index))), dtype=np.float32)  # [texts, n-grams]
-    for row, found in zip(counts, places, strict=True):
-        np.add.at(row, found, 1.0)
+    for row, place in zip(counts, places, strict=True):
+        np.add.at(row, place, 1.0)
     counts = counts[:, counts.sum(0) > 1]  # an n-gram that occurs once moves no statistic when texts change sides
     total, n = counts.sum(0), len(one)
     weights = 1 / np.maximum(total, 1)
@@ -250,13 +250,13 @@ def permutation_test(
 
 def section(result: Result) -> Section:
     data, settings = result.data, result.settings
-    made = Section("Do two servers give the same output?", _lead(data, settings))
+    shown = Section("Do two servers give the same output?", _lead(data, settings))
     if data["greedy"]:
-        made.tables.append(_greedy_table(data["greedy"]))
+        shown.tables.append(_greedy_table(data["greedy"]))
     if data["sampled"]:
-        made.tables.append(_sampled_table(data["sampled"], settings))
-    made.notes.append(BLIND_TO)
-    return made
+        shown.tables.append(_sampled_table(data["sampled"], settings))
+    shown.notes.append(BLIND_TO)
+    return shown
 
 
 def _lead(data: dict[str, Any], settings: dict[str, Any]) -> str:

@@ -94,10 +94,10 @@ class NativeExecutor(NativePaged):
         check_slice(self.config, first, last, taps)
         count, width = batch.splits[-1], self.config.hidden_size
         if first > 0 and (hidden is None or tuple(hidden.shape) != (count, width)):
-            found = "none" if hidden is None else tuple(hidden.shape)
+            shape = "none" if hidden is None else tuple(hidden.shape)
             raise TargetError(
                 f"layers {first}..{last - 1} need the hidden states of the layers below",
-                why=f"these are [{count}, {width}]; given were {found}",
+                why=f"these are [{count}, {width}]; given were {shape}",
                 fix="pass the `hidden` that the run of the layers below returned",
             )
         given = np.empty((0, width), np.float32)
@@ -135,9 +135,9 @@ class NativeExecutor(NativePaged):
     ) -> DecodedSteps:
         """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
-        made, status = self._decode_steps(batch, steps, sampling, exit)
+        steps_done, status = self._decode_steps(batch, steps, sampling, exit)
         check_finite(status)
-        return made
+        return steps_done
 
     def _decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
@@ -158,11 +158,11 @@ class NativeExecutor(NativePaged):
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
-        made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        tokens, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         drawn_from = None if sampling.kind == "maximum" else torch.from_numpy(probs)
         if exit is None:
-            return DecodedSteps(made, raw, probs=drawn_from), status
-        return DecodedSteps(made, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
+            return DecodedSteps(tokens, raw, probs=drawn_from), status
+        return DecodedSteps(tokens, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""

@@ -94,8 +94,8 @@ class NativeEagle(NativePaged):
             )
         if steps:
             check_finite(status)
-        made, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
-        return made, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
+        tokens, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        return tokens, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 
 
 def _eagle_record(
@@ -114,16 +114,16 @@ def _eagle_record(
     vector = partial(layout.named, weights)
     ones = layout.vector(torch.ones(c.hidden_size))  # EAGLE-1 has no norm here
     layers = np.zeros(len(prefixes), LAYER)
-    for own, prefix in zip(layers, prefixes, strict=True):
-        own["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
-        own["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
-        own["q_norm"], own["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
+    for layer, prefix in zip(layers, prefixes, strict=True):
+        layer["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
+        layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
+        layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
         for group, names in INPUTS.items():
-            own[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
+            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
     target = ids.to(torch.int64).contiguous().numpy().copy()
     layout.held += [layers, target]
-    made = np.zeros(1, EAGLE)
-    own, model = made[0], made[0]["own"]
+    array = np.zeros(1, EAGLE)
+    layer, model = array[0], array[0]["own"]
     model["layers"], model["count"] = layers.ctypes.data, len(layers)
     model["width"], model["vocab"] = c.hidden_size, c.draft_vocab
     model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
@@ -132,15 +132,15 @@ def _eagle_record(
     model["norm"] = vector("norm.weight") if c.version == 3 else ones
     model["embed"] = layout.embedding({"": table}, "") if embedding is None else embedding.record
     model["head"] = layout.matrix(output, form)
-    own["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
-    own["taps"], own["target_width"] = len(c.taps), c.target_hidden
+    layer["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
+    layer["taps"], layer["target_width"] = len(c.taps), c.target_hidden
     if c.fc_norm:
-        own["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
-    own["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
-    own["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
-    own["ids"], own["id_count"] = target.ctypes.data, len(target)
-    own["normed_start"], own["normed_end"] = c.norm_before_residual, c.norm_output
-    return made
+        layer["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
+    layer["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
+    layer["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
+    layer["ids"], layer["id_count"] = target.ctypes.data, len(target)
+    layer["normed_start"], layer["normed_end"] = c.norm_before_residual, c.norm_output
+    return array
 
 
 class NativeMedusa:
@@ -177,8 +177,8 @@ def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: L
     out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
     blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
     form = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
-    made = np.zeros(1, MEDUSA)
-    made[0]["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
+    array = np.zeros(1, MEDUSA)
+    array[0]["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
     later = np.zeros(len(blocks[1:].flatten(0, 1)), MATRIX)
     for i, block in enumerate(blocks[1:].flatten(0, 1)):
         later[i] = layout.matrix(block, form, None if biases is None else biases[1:].flatten(0, 1)[i])
@@ -186,6 +186,11 @@ def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: L
     for i, each in enumerate(out.detach()):
         outs[i] = layout.matrix(each, form)
     layout.held += [later, outs]
-    own = made[0]
-    own["later"], own["laters"], own["out"], own["outs"] = later.ctypes.data, len(later), outs.ctypes.data, len(outs)
-    return made
+    record = array[0]
+    record["later"], record["laters"], record["out"], record["outs"] = (
+        later.ctypes.data,
+        len(later),
+        outs.ctypes.data,
+        len(outs),
+    )
+    return array

@@ -82,16 +82,16 @@ class Layout:
 
     def room(self, nbytes: int, value: int = 0) -> np.ndarray:
         """uint8 [nbytes] of this value."""
-        made = aligned(nbytes, value)
-        self.held.append(made)
-        self.nbytes += made.nbytes
-        return made
+        room = aligned(nbytes, value)
+        self.held.append(room)
+        self.nbytes += room.nbytes
+        return room
 
     def keep(self, values: np.ndarray) -> int:
         """Copy these values and return the address of the copy."""
-        made = self.room(values.nbytes)
-        made[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        return int(made.ctypes.data)
+        copy = self.room(values.nbytes)
+        copy[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return int(copy.ctypes.data)
 
     def vector(self, values: Tensor | None) -> int:
         """Address of float32 values; 0 for None."""
@@ -140,8 +140,8 @@ class Layout:
         panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
         alike = (part.divided(kind.bits, kind.group, kind.span, kind.factors, kind.minima) for part in parts)
         for at, part in _in_panels(alike, stacked):
-            made = _panels(part, kind)
-            panels[at // PANEL : at // PANEL + len(made)] = made
+            packed = _panels(part, kind)
+            panels[at // PANEL : at // PANEL + len(packed)] = packed
         return self._record(kind, whole, bias, padded, columns, columns)
 
     def _record(
@@ -149,17 +149,17 @@ class Layout:
     ) -> Any:
         """A MATRIX record of weights in panels, in memory of this layout. outs: padded. columns: `width`, padded;
         scales: an address."""
-        made = np.zeros((), MATRIX)
-        made["tile"], made["form"] = matrix_tile_address(kind), FORMATS.index(kind)
-        made["weights"], made["scales"] = whole.ctypes.data, scales
+        record = np.zeros((), MATRIX)
+        record["tile"], record["form"] = matrix_tile_address(kind), FORMATS.index(kind)
+        record["weights"], record["scales"] = whole.ctypes.data, scales
         if bias is None:
-            made["bias"] = self._no_bias(outs)
+            record["bias"] = self._no_bias(outs)
         else:
-            made["bias"] = self.keep(np.pad(bias.float().numpy(), (0, outs - len(bias))))
-        made["outs"], made["width"], made["columns"] = outs, width, columns
-        made["most_rows"], made["group"] = kind.most_rows, kind.group
-        made["out_bytes"], made["row_bytes"] = whole.nbytes // outs, kind.row_bytes(columns)
-        return made[()]
+            record["bias"] = self.keep(np.pad(bias.float().numpy(), (0, outs - len(bias))))
+        record["outs"], record["width"], record["columns"] = outs, width, columns
+        record["most_rows"], record["group"] = kind.most_rows, kind.group
+        record["out_bytes"], record["row_bytes"] = whole.nbytes // outs, kind.row_bytes(columns)
+        return record[()]
 
     def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
@@ -185,7 +185,7 @@ class Layout:
     def embedding(self, weights: Mapping[str, Tensor], name: str) -> Any:
         """An EMBEDDING record of a weight [V, d], stored by rows in the narrowest exact format."""
         shape, parts = _read(weights, name)
-        kind, made, at = named(narrowest(parts)), np.zeros((), EMBEDDING), 0
+        kind, record, at = named(narrowest(parts)), np.zeros((), EMBEDDING), 0
         before = self.nbytes
         whole = self.room(math.prod(shape) * kind.bytes)
         self.nbytes = before  # a pass reads only single rows
@@ -193,9 +193,9 @@ class Layout:
             each = np.ascontiguousarray(_bits(part, kind.name)).reshape(-1).view(np.uint8)
             whole[at : at + each.nbytes] = each
             at += each.nbytes
-        made["values"], made["form"] = whole.ctypes.data, FORMATS.index(kind)
-        made["count"], made["width"] = shape
-        return made[()]
+        record["values"], record["form"] = whole.ctypes.data, FORMATS.index(kind)
+        record["count"], record["width"] = shape
+        return record[()]
 
 
 def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
@@ -237,10 +237,12 @@ def _panels(weight: Blocks, kind: Format) -> np.ndarray:
         quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
     else:
         quads = quads ^ np.uint8(byte_offset())
-    both = [scales for scales in (weight.scales, weight.minima) if scales is not None]
-    factors = [flat(panels(x.factors, spans * kind.groups), spans * kind.groups) for x in both if x.factors is not None]
+    tables = [scales for scales in (weight.scales, weight.minima) if scales is not None]
+    factors = [
+        flat(panels(x.factors, spans * kind.groups), spans * kind.groups) for x in tables if x.factors is not None
+    ]
     groups = np.concatenate([*factors, flat(quads, spans * kind.groups)], axis=2)
-    return np.concatenate([*(flat(panels(x.values, spans), spans) for x in both), flat(groups, spans)], axis=2)
+    return np.concatenate([*(flat(panels(x.values, spans), spans) for x in tables), flat(groups, spans)], axis=2)
 
 
 def _joined_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | None:
@@ -270,12 +272,12 @@ def format_of_blocks(weight: Blocks) -> Format | None:
 
 def panelled(matrix: Any, count: int) -> Any:
     """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
-    made = np.zeros((), EMBEDDING)
-    made["values"], made["form"], made["width"] = matrix["weights"], matrix["form"], matrix["width"]
-    made["panelled"], made["count"] = 1, count
+    record = np.zeros((), EMBEDDING)
+    record["values"], record["form"], record["width"] = matrix["weights"], matrix["form"], matrix["width"]
+    record["panelled"], record["count"] = 1, count
     kind = FORMATS[int(matrix["form"])]
-    made["group"], made["bits"], made["span"], made["minima"] = kind.group, kind.bits, kind.span, kind.minima
-    return made[()]
+    record["group"], record["bits"], record["span"], record["minima"] = kind.group, kind.bits, kind.span, kind.minima
+    return record[()]
 
 
 # --- decoders --------------------------------------------------------------------------------------------------------
@@ -305,47 +307,50 @@ def decoder_weights(
     layers, experts = np.zeros(config.layers, LAYER), list[tuple[Any, Any]]()
     for i in range(config.layers):
         give_back_freed()  # what the layer before left
-        at, own = f"layers.{i}", layers[i]
+        at, layer = f"layers.{i}", layers[i]
         for field_name, name in (("norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
-            own[field_name], own[f"{field_name}_bias"] = vector(f"{at}.{name}.weight"), vector(f"{at}.{name}.bias")
-        own["q_norm"], own["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
-        own["window"] = config.windows[i] or 0
-        own["qkv"] = joined([f"{at}.{n}" for n in INPUTS["qkv"]])
-        own["o"] = joined([f"{at}.{n}" for n in INPUTS["o"]])
+            layer[field_name], layer[f"{field_name}_bias"] = vector(f"{at}.{name}.weight"), vector(f"{at}.{name}.bias")
+        layer["q_norm"], layer["k_norm"] = (vector(f"{at}.self_attn.{x}_norm.weight") for x in "qk")
+        layer["window"] = config.windows[i] or 0
+        layer["qkv"] = joined([f"{at}.{n}" for n in INPUTS["qkv"]])
+        layer["o"] = joined([f"{at}.{n}" for n in INPUTS["o"]])
         if not config.sparse(i):
-            own["up"], own["down"] = joined([f"{at}.{n}" for n in up]), joined([f"{at}.{n}" for n in INPUTS["down"]])
+            layer["up"], layer["down"] = (
+                joined([f"{at}.{n}" for n in up]),
+                joined([f"{at}.{n}" for n in INPUTS["down"]]),
+            )
             continue
         assert config.experts is not None
-        own["router"] = joined([f"{at}.mlp.gate"], floats)
-        own["experts"], own["first_expert"] = config.experts.count, len(experts)
+        layer["router"] = joined([f"{at}.mlp.gate"], floats)
+        layer["experts"], layer["first_expert"] = config.experts.count, len(experts)
         for e in range(config.experts.count):
             parts = [n.replace("mlp.", f"{at}.mlp.experts.{e}.") for n in up]
             experts.append((joined(parts), joined([f"{at}.mlp.experts.{e}.down_proj"])))
     model = np.zeros(1, MODEL)
-    own = model[0]
-    own["width"], own["vocab"] = config.hidden_size, config.vocab_size
-    own["heads"], own["kv_heads"], own["size"] = config.heads, config.kv_heads, config.head_dim
-    own["layer_norm"], own["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
-    own["gated"], own["rotary"], own["eps"] = config.gated, config.position == "rope", config.norm_eps
-    own["norm"], own["norm_bias"] = vector("norm.weight"), vector("norm.bias")
-    own["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)
+    layer = model[0]
+    layer["width"], layer["vocab"] = config.hidden_size, config.vocab_size
+    layer["heads"], layer["kv_heads"], layer["size"] = config.heads, config.kv_heads, config.head_dim
+    layer["layer_norm"], layer["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
+    layer["gated"], layer["rotary"], layer["eps"] = config.gated, config.position == "rope", config.norm_eps
+    layer["norm"], layer["norm_bias"] = vector("norm.weight"), vector("norm.bias")
+    layer["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)
     tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
     if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
-        own["embed"] = panelled(own["head"], config.vocab_size)
+        layer["embed"] = panelled(layer["head"], config.vocab_size)
     else:
         blocks = layout.joined_blocks(weights, ["embed_tokens"]) if as_stored else None
-        own["embed"] = (
+        layer["embed"] = (
             layout.embedding(weights, "embed_tokens.weight") if blocks is None else panelled(blocks, config.vocab_size)
         )
     if "embed_positions.weight" in weights:
-        own["positions"] = layout.embedding(weights, "embed_positions.weight")
+        layer["positions"] = layout.embedding(weights, "embed_positions.weight")
     if config.experts is not None:
-        own["experts_per_token"], own["normed_experts"] = config.experts.per_token, config.experts.norm_topk
-        own["most_experts"] = config.experts.count
+        layer["experts_per_token"], layer["normed_experts"] = config.experts.per_token, config.experts.norm_topk
+        layer["most_experts"] = config.experts.count
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair
     layout.held += [layers, table]
-    own["layers"], own["count"] = layers.ctypes.data, len(layers)
-    own["experts"], own["expert_count"] = table.ctypes.data, len(table)
+    layer["layers"], layer["count"] = layers.ctypes.data, len(layers)
+    layer["experts"], layer["expert_count"] = table.ctypes.data, len(table)
     return model

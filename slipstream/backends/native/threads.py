@@ -124,14 +124,14 @@ class WorkerPool:
         try:
             self._wake()
             busy, began = time.process_time(), time.perf_counter()
-            found = function(self.board, *args, threads)
+            result = function(self.board, *args, threads)
             end = time.perf_counter()
         finally:
             self._running = False
         if function in self._known:  # the first call of a kernel loads it
             self.contention.observe(end - began, time.process_time() - busy, threads, end)
         self._known.add(function)
-        return found
+        return result
 
     def close(self) -> None:
         """Stop the workers."""
@@ -203,13 +203,13 @@ def aligned(nbytes: int, value: int = 0) -> np.ndarray:
     on NUMA machines the pages are spread over the nodes as they will be read."""
     room = np.empty(nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
-    made = room[start : start + nbytes]
+    region = room[start : start + nbytes]
     count = available_threads() if nbytes > 1 << 20 else 1
     edges = [nbytes * t // count for t in range(count + 1)]
 
     def fill(t: int) -> None:
-        made[edges[t] : edges[t + 1]] = value
+        region[edges[t] : edges[t + 1]] = value
 
     with ThreadPoolExecutor(count) if count > 1 else contextlib.nullcontext() as helpers:
         list(helpers.map(fill, range(count)) if helpers else map(fill, range(count)))
-    return made
+    return region

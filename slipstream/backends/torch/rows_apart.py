@@ -39,8 +39,8 @@ def rows_apart(attend: Attend, q: Tensor, keys: Tensor, values: Tensor, mask: Te
     for i in range(n):
         seen, bias = slice(None), None
         if masks is not None:
-            own = masks[..., i, :]  # [..., f, S]
-            seen = own.flatten(0, -2)[0] != -torch.inf
-            bias = own[..., seen] if bool(own[..., seen].any()) else None
+            row_mask = masks[..., i, :]  # [..., f, S]
+            seen = row_mask.flatten(0, -2)[0] != -torch.inf
+            bias = row_mask[..., seen] if bool(row_mask[..., seen].any()) else None
         out.append(attend(rows[:, :, :, i], keys[:, :, seen], values[:, :, seen], bias))  # [1, H, f, Dv]
     return torch.stack(out, 3).flatten(2, 3)

@@ -52,26 +52,26 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
 
     def _load(self, weights: Weights) -> None:
         """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""
-        config, held = self.config, 0
+        config, nbytes = self.config, 0
 
         def tensor(name: str) -> Tensor | None:
-            nonlocal held
+            nonlocal nbytes
             if name not in weights:
                 return None
             value = weights[name].to(self.device)
             if repacks(self.dtype, self.device):
                 value = value.clone()  # a view would keep the whole file mapped
-            held += value.nbytes
+            nbytes += value.nbytes
             return value
 
         def packed(*names: str) -> Linear:
             """Join linear layers with the same input into one."""
-            nonlocal held
+            nonlocal nbytes
             rows = [weights[f"{n}.weight"] for n in names]
             bias = [weights[f"{n}.bias"] for n in names if f"{n}.bias" in weights]
             joined = rows[0] if len(rows) == 1 else torch.cat(rows)
             layer = Linear(joined, torch.cat(bias) if bias else None, self.device)
-            held += layer.nbytes
+            nbytes += layer.nbytes
             return layer
 
         def norm(name: str) -> _Norm:
@@ -110,7 +110,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         if config.position == "rope":
             inv_freq, self._scale = config.rope()  # [D/2]
             self._inv_freq = inv_freq.to(self.device)
-        self._weight_bytes = held
+        self._weight_bytes = nbytes
 
     # --- the contract --------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     ) -> Output:
         """apart: whether each row attends on its own (see `rows_apart`)."""
         first, last = layers or (0, self.config.layers)
-        places = [place for own in self._reserve(batch) for place in own]
+        places = [place for reserved in self._reserve(batch) for place in reserved]
         positions, written = torch.tensor([[*batch.positions], places], device=self.device)  # [M] each
         x = self._embeddings(batch.tokens, positions) if first == 0 else hidden  # [M, d]
         if x is None:
@@ -224,11 +224,11 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             low, high = qk.chunk(2, -1)
             qk = torch.addcmul(qk * rotary[0], torch.cat((high, low), -1), rotary[1])
         out = torch.empty(len(x), heads, c.head_dim, dtype=x.dtype, device=x.device)  # [M, H, D]
-        held = self._blocks.write(i, written, qk[:, heads:], v)
-        gathered = held if scattered is None else self._blocks.gather(i, scattered)
+        cached = self._blocks.write(i, written, qk[:, heads:], v)
+        gathered = cached if scattered is None else self._blocks.gather(i, scattered)
         for row in rows:
             n, fold = row.stop - row.start, row.fold
-            keys, values = held if row.in_place else gathered  # [Hk, places, D] each
+            keys, values = cached if row.in_place else gathered  # [Hk, places, D] each
             mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are outside the window
             q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
             given = (

@@ -111,7 +111,9 @@ class TorchDFlash(_TorchHead):
         """Write the keys and values of context rows. features: the joined taps [M, taps * target_hidden]."""
         rotary = self._rotary(batch.positions)
         with self._calls:
-            places = torch.tensor([at for own in self._reserve(batch) for at in own], device=self.device)  # [M]
+            places = torch.tensor(
+                [at for reserved in self._reserve(batch) for at in reserved], device=self.device
+            )  # [M]
             for layer, (k, v) in enumerate(self.head.context(features.to(self.dtype), rotary)):
                 self._blocks.write(layer, places, k, v)
 
@@ -142,8 +144,8 @@ class Slots:
         for other tokens or other sequences, and a NaN there would pass the mask, because 0 * NaN is NaN."""
         slots = max(ends)
         if self._first is not None:
-            held = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
-            return held[0], held[1]
+            cached = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
+            return cached[0], cached[1]
         needed = self._tables[:, : -(-slots // BLOCK)]  # [B, blocks]
         gathered = self.blocks.gather(layer, needed.flatten()).unflatten(2, (len(needed), -1))  # [2, Hk, B, S, D]
         gathered = gathered[:, :, :, :slots].transpose(1, 2)  # [2, B, Hk, slots, D]
@@ -157,14 +159,14 @@ class Slots:
 class PackedAttention:
     """`Attend` for the packed rows of a batch."""
 
-    def __init__(self, held: Slots, batch: Batch):
+    def __init__(self, cached: Slots, batch: Batch):
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
         counts = np.diff(splits)  # [B]
         most, slots = int(counts.max()), int((past + counts).max())
-        self._held, self._ends, device = held, (past + counts).tolist(), held.device
+        self._held, self._ends, device = cached, (past + counts).tolist(), cached.device
         owner = np.repeat(np.arange(len(counts)), counts)  # [M] sequence of each row
         nth = np.arange(splits[-1]) - splits[owner]  # [M] its index in the sequence
-        written = [place for own, n in zip(held.places, counts, strict=True) for place in own[:n]]
+        written = [place for reserved, n in zip(cached.places, counts, strict=True) for place in reserved[:n]]
         self._written = torch.tensor(written, device=device)  # [M]
         self._pad: Tensor | None = None  # [B, n] batch row of each padded row; padding repeats the last
         if (counts != most).any():
@@ -191,12 +193,12 @@ class PackedAttention:
 class _Single:
     """`Attend` for one further row of each sequence at a time, after the rows of a batch."""
 
-    def __init__(self, held: Slots, batch: Batch):
+    def __init__(self, slots: Slots, batch: Batch):
         counts = np.diff(np.asarray(batch.splits))  # [B]
         ends = np.asarray(batch.past) + counts  # [B]
-        later = [own[n:] for own, n in zip(held.places, counts, strict=True)]
-        self._held, self._written, self._step = held, torch.tensor(later, device=held.device).T, 0  # [steps, B]
-        self._slot = torch.as_tensor(ends, device=held.device)  # [B]
+        later = [reserved[n:] for reserved, n in zip(slots.places, counts, strict=True)]
+        self._held, self._written, self._step = slots, torch.tensor(later, device=slots.device).T, 0  # [steps, B]
+        self._slot = torch.as_tensor(ends, device=slots.device)  # [B]
         self._ends, self._ragged = (ends + 1).tolist(), bool((ends != ends[0]).any())
 
     def advance(self) -> None:

@@ -46,16 +46,16 @@ class CellMemory:
 
     def rolled_back(self, seq: Sequence) -> Held:
         """What is held of a sequence, with nothing that was not accepted; a new one if there is none."""
-        held = self._held.get(seq.id) or self._begun(seq.id)
+        cells = self._held.get(seq.id) or self._begun(seq.id)
         self.cut(seq.id, seq.kv_len)
-        return held
+        return cells
 
     def cut(self, seq_id: int, length: int) -> None:
         """Remove what a sequence holds from `length` on."""
-        held = self._held[seq_id]
-        if held.cells > length:
-            self.context.cut(held.id, length)
-            held.cells = length
+        cells = self._held[seq_id]
+        if cells.cells > length:
+            self.context.cut(cells.id, length)
+            cells.cells = length
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
         """See `core.target.Fork`. Both sequence ids share the cells."""
@@ -70,14 +70,14 @@ class CellMemory:
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
-        held = self._held.pop(seq_id, None)
-        if held is not None:
-            self._give_back(held.id)
+        cells = self._held.pop(seq_id, None)
+        if cells is not None:
+            self._give_back(cells.id)
 
     def make_room(self, rows: int) -> None:
         """Drop kept texts where the cache may have no cells for so many rows. Shared cells are counted for each that
         holds them, so more may be dropped than is needed."""
-        used = rows + sum(held.cells for held in self._held.values())
+        used = rows + sum(entry.cells for entry in self._held.values())
         while self._kept and used + sum(map(len, self._kept.values())) > self.context.cells:
             self._drop(next(iter(self._kept)))
 
@@ -89,14 +89,14 @@ class CellMemory:
                 why="each sequence needs one",
                 fix="release finished sequences, or choose a smaller max_batch",
             )
-        made = self._held[seq_id] = Held(self._free.pop())
-        return made
+        cells = self._held[seq_id] = Held(self._free.pop())
+        return cells
 
     def _begin_with(self, seq_id: int, source: int, length: int) -> None:
         """Begin a sequence with the first `length` tokens of an id of llama.cpp."""
-        held = self._begun(seq_id)
-        self.context.fork(source, held.id, length)
-        held.cells = length
+        cells = self._begun(seq_id)
+        self.context.fork(source, cells.id, length)
+        cells.cells = length
 
     def _has_id(self) -> bool:
         """Whether an id is free, if need be after a kept text was dropped."""
@@ -117,12 +117,12 @@ class CellMemory:
     @property
     def usage(self) -> Usage:
         """Cells that several sequences hold are counted for each. kept: at most what is not used."""
-        used = _blocks(held.cells for held in self._held.values())
+        used = _blocks(entry.cells for entry in self._held.values())
         return Usage(self.capacity, used, max(0, min(_blocks(map(len, self._kept.values())), self.capacity - used)))
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """See `Memory`. What is only kept gives way. Each sequence needs a sequence id, too."""
-        ends = {seq_id: held.cells for seq_id, held in self._held.items()}
+        ends = {seq_id: entry.cells for seq_id, entry in self._held.items()}
         for seq_id, _, stop in writes:
             ends[seq_id] = max(stop, ends.get(seq_id, 0))
         return max(0, _blocks(ends.values()) - self.capacity, len(ends) - IDS)
@@ -143,8 +143,8 @@ class CellMemory:
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
         """See `Memory`. Kept texts that are the beginning of this one are dropped."""
-        held = self._held.get(seq_id)
-        if len(tokens) < BLOCK or held is None or held.cells < len(tokens):
+        cells = self._held.get(seq_id)
+        if len(tokens) < BLOCK or cells is None or cells.cells < len(tokens):
             return
         text = list(tokens)
         if self._longest(text)[0] == len(text):
@@ -155,13 +155,13 @@ class CellMemory:
             self._drop(next(iter(self._kept)))
         if self._has_id():
             copy = self._free.pop()
-            self.context.fork(held.id, copy, len(text))
+            self.context.fork(cells.id, copy, len(text))
             self._kept[copy] = text
 
     def _longest(self, tokens: Seq[int]) -> tuple[int, int]:
         """(how many tokens are kept of the beginning of a text, by which id of llama.cpp); (0, -1) if none are."""
-        found = ((common_beginning(text, tokens), one) for one, text in self._kept.items())
-        return max(found, default=(0, -1), key=lambda each: each[0])
+        lengths = ((common_beginning(text, tokens), one) for one, text in self._kept.items())
+        return max(lengths, default=(0, -1), key=lambda each: each[0])
 
 
 def _blocks(lengths: Iterable[int]) -> int:

@@ -73,10 +73,10 @@ class GgufTarget:
         """Logits [B + N, V]."""
         rows: list[Row] = []
         for b, seq in enumerate(seqs):
-            held, chain = self.memory.rolled_back(seq), draft.ids[draft.splits[b] : draft.splits[b + 1]]
-            text = [*seq.tokens[held.cells : seq.end], *chain]
-            rows += [(token, i, held.id, i >= seq.end - 1) for i, token in enumerate(text, start=held.cells)]
-            held.cells += len(text)
+            cells, chain = self.memory.rolled_back(seq), draft.ids[draft.splits[b] : draft.splits[b + 1]]
+            text = [*seq.tokens[cells.cells : seq.end], *chain]
+            rows += [(token, i, cells.id, i >= seq.end - 1) for i, token in enumerate(text, start=cells.cells)]
+            cells.cells += len(text)
         self.memory.make_room(0)
         logits, at = np.empty((len(seqs) + len(draft), self.vocab_size), np.float32), 0
         for start in range(0, len(rows), ROWS):

@@ -76,8 +76,8 @@ def runtime_of(module: Any, limit: Limit, source: Path | None) -> Runtime:
     name = None
     if layers:
         method = module.config.to_dict().get("quantization_config", {}).get("quant_method")
-        own = layers[0].weight if type(layers[0]) is nn.Linear else layers[0]
-        name = type(own).__name__ if method is None else str(getattr(method, "value", method))
+        weight = layers[0].weight if type(layers[0]) is nn.Linear else layers[0]
+        name = type(weight).__name__ if method is None else str(getattr(method, "value", method))
     exact = name is not None and limit == limit_of(module.dtype)
     return Runtime(TRANSFORMERS, module.dtype, name, source=source, weights_only=exact)
 

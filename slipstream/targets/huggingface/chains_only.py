@@ -125,24 +125,24 @@ class ChainsOnly:
         """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
         chain."""
         text = [*seq.tokens[: seq.end], *chain]
-        held = self._rolled_back(seq)
+        cache = self._rolled_back(seq)
         try:
-            if seq.kv_len - len(held.tokens) > _LAG:
-                self._forward(seq, held, text[len(held.tokens) : seq.kv_len], 1, ())
-            held.mark()
-            read = seq.kv_len - len(held.tokens)  # tokens that were accepted, and are read again
+            if seq.kv_len - len(cache.tokens) > _LAG:
+                self._forward(seq, cache, text[len(cache.tokens) : seq.kv_len], 1, ())
+            cache.mark()
+            read = seq.kv_len - len(cache.tokens)  # tokens that were accepted, and are read again
             pieces: list[dict[int, Tensor]] = []
-            while len(text) - len(held.tokens) > max(self.chunk, len(chain) + 1):
-                most = min(self.chunk, len(text) - len(held.tokens) - len(chain) - 1)
-                pieces.append(self._forward(seq, held, text[len(held.tokens) : len(held.tokens) + most], 1, taps)[1])
-            before = len(held.tokens)
-            logits, last = self._forward(seq, held, text[before:], len(chain) + 1, taps)
+            while len(text) - len(cache.tokens) > max(self.chunk, len(chain) + 1):
+                most = min(self.chunk, len(text) - len(cache.tokens) - len(chain) - 1)
+                pieces.append(self._forward(seq, cache, text[len(cache.tokens) : len(cache.tokens) + most], 1, taps)[1])
+            before = len(cache.tokens)
+            logits, last = self._forward(seq, cache, text[before:], len(chain) + 1, taps)
             if spoilt(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
-                if not held.roll_back(before):
-                    held = self._held[seq.id] = RollbackCache(self.parts.cache_config)
-                if len(held.tokens) < before:
-                    self._forward(seq, held, text[len(held.tokens) : before], 1, ())
-                logits, last = self._apart(seq, held, text[before:], len(chain) + 1, taps)
+                if not cache.roll_back(before):
+                    cache = self._held[seq.id] = RollbackCache(self.parts.cache_config)
+                if len(cache.tokens) < before:
+                    self._forward(seq, cache, text[len(cache.tokens) : before], 1, ())
+                logits, last = self._apart(seq, cache, text[before:], len(chain) + 1, taps)
         except BaseException:
             self._drop(seq.id)
             raise
@@ -154,50 +154,52 @@ class ChainsOnly:
 
     def _rolled_back(self, seq: Sequence) -> RollbackCache:
         """The cache of a sequence, with nothing but tokens of it that were accepted."""
-        held = self._held.get(seq.id)
-        if held is not None:
-            length = min(len(held.tokens), seq.kv_len)
-            if held.tokens[:length] == seq.tokens[:length] and held.roll_back(length):
-                return held
-        held = self._held[seq.id] = RollbackCache(self.parts.cache_config)
-        return held
+        cache = self._held.get(seq.id)
+        if cache is not None:
+            length = min(len(cache.tokens), seq.kv_len)
+            if cache.tokens[:length] == seq.tokens[:length] and cache.roll_back(length):
+                return cache
+        cache = self._held[seq.id] = RollbackCache(self.parts.cache_config)
+        return cache
 
     def _forward(
-        self, seq: Sequence, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
+        self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Read tokens; logits [keep, V] after the last ones."""
-        if self.one_by_one and held.tokens and len(tokens) > 1:
-            return self._apart(seq, held, tokens, keep, taps)
+        if self.one_by_one and cache.tokens and len(tokens) > 1:
+            return self._apart(seq, cache, tokens, keep, taps)
         ids = torch.tensor([list(tokens)], device=self.device)  # [1, n]
         check_ids(ids[0], self.vocab_size)
-        given = self._inputs(seq, held, ids)
+        given = self._inputs(seq, cache, ids)
         if "logits_to_keep" in self._takes:
             # Where layers share keys (Gemma 4), a number leaves the other rows out of the last hidden states, too.
             rows = torch.arange(len(tokens) - keep, len(tokens), device=self.device)
             given["logits_to_keep"] = rows if taps else keep
         with self.parts.hidden_states(taps) as seen, self._few_rows.fast():
             out = self.parts.module(use_cache=True, **given)
-        held.tokens += tokens
+        cache.tokens += tokens
         logits: Tensor = out.logits[0, -keep:].to(self.device)  # [keep, V]
         states = {tap: seen[tap].to(self.device) for tap in taps}
         return (logits if logits.dtype == torch.float64 else logits.float()), states
 
     def _apart(
-        self, seq: Sequence, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
+        self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """`_forward`, one token after another, so that no token can spoil one before it (see `rows_apart`)."""
-        each = [self._next(seq, held, token, taps) for token in tokens]
+        each = [self._next(seq, cache, token, taps) for token in tokens]
         states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
-    def _inputs(self, seq: Sequence, held: RollbackCache, ids: Tensor) -> dict[str, Any]:
+    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:
         """What the model is called with to read ids [1, n]."""
-        given: dict[str, Any] = {"input_ids": ids, self._cache_name: held.cache}
+        given: dict[str, Any] = {"input_ids": ids, self._cache_name: cache.cache}
         if "position_ids" in self._takes:
-            start = len(held.tokens)
+            start = len(cache.tokens)
             given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]
         return given
 
-    def _next(self, seq: Sequence, held: RollbackCache, token: int, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        held.mark()
-        return self._forward(seq, held, [token], 1, taps)
+    def _next(
+        self, seq: Sequence, cache: RollbackCache, token: int, taps: Seq[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        cache.mark()
+        return self._forward(seq, cache, [token], 1, taps)

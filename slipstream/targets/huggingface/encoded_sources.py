@@ -108,8 +108,8 @@ class EncodedSources:
             return logits
         parts = []
         for b, seq in enumerate(seqs):
-            own, rules = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1], self.of(seq.id).rules
-            parts.append(ruled(rules, _histories(seq, draft, b), own) if rules else own)
+            rows, rules = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1], self.of(seq.id).rules
+            parts.append(ruled(rules, _histories(seq, draft, b), rows) if rules else rows)
         return torch.cat(parts)
 
     def check_beams(self) -> None:

@@ -173,26 +173,26 @@ class ChainsEncoderDecoder(ChainsOnly):
 
     # --- parts -------------------------------------------------------------------------------------------------
 
-    def _inputs(self, seq: Sequence, held: RollbackCache, ids: Tensor) -> dict[str, Any]:
+    def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:
         source = self.sources.of(seq.id)
         return {
             "decoder_input_ids": ids,
             "encoder_outputs": self.sources.output(source.hidden),
-            self._cache_name: EncoderDecoderCache(held.cache, source.cross),
+            self._cache_name: EncoderDecoderCache(cache.cache, source.cross),
         }
 
     def _forward(
-        self, seq: Sequence, held: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
+        self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See `ChainsOnly`. A padding token ends a pass: some models (M2M100) number the positions after one otherwise
         than when they read the tokens one at a time."""
         pad = self.sources.pad
         ends = [i + 1 for i, token in enumerate(tokens) if token == pad and i + 1 < len(tokens)]
         if not ends:
-            return super()._forward(seq, held, tokens, keep, taps)
+            return super()._forward(seq, cache, tokens, keep, taps)
         each = []
         for first, last in zip([0, *ends], [*ends, len(tokens)], strict=True):
-            each.append(super()._forward(seq, held, tokens[first:last], last - first, taps))
+            each.append(super()._forward(seq, cache, tokens[first:last], last - first, taps))
         logits = torch.cat([logits for logits, _ in each])[-keep:]
         return logits, {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
 
@@ -214,16 +214,16 @@ def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512
     parts, config, generation = ModuleParts(module), module.config, module.generation_config
     width = int(parts.config.vocab_size)
     pad = _pad_of(config, generation)
-    own = _start_of(config, generation, name)
+    start = _start_of(config, generation, name)
     ids = [token for token in range(width) if token != pad]
     made_up = [[ids[(37 * i + 11 + 5 * b) % len(ids)] for i in range(7)] for b in (0, 1)]
-    inputs, texts = [made_up[0], made_up[1][:5]], [[*own, *made_up[1]], [*own, *made_up[0]]]
+    inputs, texts = [made_up[0], made_up[1][:5]], [[*start, *made_up[1]], [*start, *made_up[0]]]
     with refused_if_it_fails(module):
         truth = [_own_logits(module, parts, *pair) for pair in zip(inputs, texts, strict=True)]
         shape = shape_of(config, generation, truth[0].shape[-1])
         limit = measured_limit(module, lambda output: _own_logits(module, parts, inputs[0], output), texts[0])
     assert shape.source_context is not None
-    runtime, encoder = runtime_of(module, limit, source), Encoder(shape.source_context, own)
+    runtime, encoder = runtime_of(module, limit, source), Encoder(shape.source_context, start)
     sources = EncodedSources(parts, shape.vocab_size, pad)
     sources.together = fault_of(_check_together, sources, inputs, limit) is None
     why = _unpacked(module, parts)
@@ -231,20 +231,20 @@ def of_encoder_decoder(module: Any, source: Path | None = None, chunk: int = 512
         packed = PackedAnswers(parts, shape, runtime, sources)
         trial = PackedEncoderDecoder(packed, encoder)
         why = fault_of(check_packed, packed, texts, truth, limit, trial, inputs)
-    made: PackedEncoderDecoder | ChainsEncoderDecoder
+    target: PackedEncoderDecoder | ChainsEncoderDecoder
     if why is None:
-        made = PackedEncoderDecoder(packed, encoder, chunk, source)
+        target = PackedEncoderDecoder(packed, encoder, chunk, source)
     else:
         log.info("%s is not packed (%s): each sequence is a forward of its own", name, why)
-        made = ChainsEncoderDecoder(parts, shape, runtime, encoder, sources, chunk)
+        target = ChainsEncoderDecoder(parts, shape, runtime, encoder, sources, chunk)
         for each, text, wanted in zip(inputs, texts, truth, strict=True):
-            why = fault_of(check_chains, made, text, wanted, limit, each)
+            why = fault_of(check_chains, target, text, wanted, limit, each)
             if why is not None:
                 raise UnsupportedModelError(
                     f"a {name} cannot be rolled back: {why}", why=NOT_ROLLED_BACK, fix=WITHOUT_SPECULATION
                 )
-    sources.rules = OutputRules(generation, len(own), shape.eos_ids, parts.device)
-    return made
+    sources.rules = OutputRules(generation, len(start), shape.eos_ids, parts.device)
+    return target
 
 
 def _unpacked(module: Any, parts: ModuleParts) -> str | None:
@@ -277,10 +277,10 @@ def _start_of(config: Any, generation: Any, name: str) -> tuple[int, ...]:
         (generation, "decoder_start_token_id"), (config, "decoder_start_token_id"), (generation, "bos_token_id"),
         (config, "bos_token_id"),
     ):  # fmt: skip
-        found = getattr(place, key, None)
-        if isinstance(found, int):
-            return (found,)
-        if found is not None:
+        value = getattr(place, key, None)
+        if isinstance(value, int):
+            return (value,)
+        if value is not None:
             break
     raise UnsupportedModelError(
         f"a {name} does not say with which token its texts begin (decoder_start_token_id)",
@@ -290,6 +290,6 @@ def _start_of(config: Any, generation: Any, name: str) -> tuple[int, ...]:
 
 
 def _pad_of(config: Any, generation: Any) -> int | None:
-    found = getattr(generation, "pad_token_id", None)
-    found = getattr(config, "pad_token_id", None) if found is None else found
-    return found if isinstance(found, int) and found >= 0 else None
+    value = getattr(generation, "pad_token_id", None)
+    value = getattr(config, "pad_token_id", None) if value is None else value
+    return value if isinstance(value, int) and value >= 0 else None

@@ -64,8 +64,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     if bias is not None and (bias.dtype is not weight.dtype or not bias.is_contiguous()):
         return F.linear(x, weight, bias)
-    made = unpacked_product.product(x if x.is_contiguous() else x.contiguous(), rows, weight, bias)
-    return made.view(*x.shape[:-1], len(weight))
+    product = unpacked_product.product(x if x.is_contiguous() else x.contiguous(), rows, weight, bias)
+    return product.view(*x.shape[:-1], len(weight))
 
 
 @functools.cache

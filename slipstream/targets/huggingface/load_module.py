@@ -77,11 +77,11 @@ class DescribedModule(Described):
 def around(module: torch.nn.Module, settings: LoadSettings) -> Target:
     """A target around a model in memory. Raises ParameterError for settings that would change it."""
     _refuse(settings)
-    own = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
     wanted = getattr(torch, settings.dtype) if isinstance(settings.dtype, str) else settings.dtype
-    if wanted not in (None, own):
+    if wanted not in (None, dtype):
         raise ParameterError(
-            f"dtype is {str(wanted)!r}, the loaded model is in {str(own)!r}", fix=f"model.to({wanted})"
+            f"dtype is {str(wanted)!r}, the loaded model is in {str(dtype)!r}", fix=f"model.to({wanted})"
         )
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -143,8 +143,8 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool, dev
             fix="check that transformers alone loads it; a quantised checkpoint needs its library, "
             "and a device_map accelerate",
         ) from fault
-    module, found = loaded
-    lost = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
+    module, report = loaded
+    lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if lost:
         raise CheckpointError(
             f"{source} lacks {len(lost)} tensors of the model, or has them in another shape: {', '.join(lost[:5])}",

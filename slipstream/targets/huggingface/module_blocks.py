@@ -35,13 +35,13 @@ class ModuleBlocks:
 
     def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys [Hk, M, D] and values [Hv, M, Dv] to places [M]; returns all of the layer's."""
-        held = self.layers[layer]
-        if held is None:
+        stored = self.layers[layer]
+        if stored is None:
             keys, values = (
                 zeros_like_blocks(x, (x.shape[0], self._blocks * BLOCK, x.shape[2]), self._blocks) for x in (k, v)
             )
-            held = self.layers[layer] = (keys, values)
-        keys, values = held
+            stored = self.layers[layer] = (keys, values)
+        keys, values = stored
         places = places.to(keys.device)
         keys.index_copy_(1, places, k)
         values.index_copy_(1, places, v)
@@ -78,10 +78,10 @@ class ModuleBlocks:
         return [x for layer in self.layers if layer is not None for x in layer]
 
     def _held(self, layer: int) -> tuple[Tensor, Tensor]:
-        held = self.layers[layer]
-        if held is None:
+        stored = self.layers[layer]
+        if stored is None:
             raise TargetError(f"layer {layer} has written no keys and values yet")
-        return held
+        return stored
 
 
 class PackedLayer(CacheLayerMixin):

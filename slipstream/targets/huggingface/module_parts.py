@@ -41,8 +41,8 @@ class ModuleParts:
     @property
     def cache_config(self) -> Any:
         """What transformers makes the decoder's cache from."""
-        own = self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel)
-        return self.decoder.config if own else self.config
+        nested = self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel)
+        return self.decoder.config if nested else self.config
 
     @property
     def returns_tuples(self) -> bool:
@@ -52,21 +52,21 @@ class ModuleParts:
     @property
     def embedding(self) -> nn.Module | None:
         """The input embedding, [V, d]."""
-        found: nn.Module | None = self.module.get_input_embeddings()
-        return found
+        layer: nn.Module | None = self.module.get_input_embeddings()
+        return layer
 
     @property
     def head(self) -> nn.Module | None:
         """The output head, [V, d]."""
-        found: nn.Module | None = self.module.get_output_embeddings()
-        return found
+        layer: nn.Module | None = self.module.get_output_embeddings()
+        return layer
 
     @property
     def device(self) -> torch.device:
         """Where token ids go: where the embedding is, or the first weight that is not offloaded."""
-        own = [] if self.embedding is None else list(self.embedding.parameters())
-        held = (weight.device for weight in (*own, *self.module.parameters()) if not weight.is_meta)
-        return next(held, torch.device("cpu"))
+        embedded = [] if self.embedding is None else list(self.embedding.parameters())
+        devices = (weight.device for weight in (*embedded, *self.module.parameters()) if not weight.is_meta)
+        return next(devices, torch.device("cpu"))
 
     def embedding_weight(self) -> Tensor:
         """[V, d] of the input embedding, on `device`."""
@@ -122,8 +122,8 @@ class ModuleParts:
         with ExitStack() as undo:
             for i, layer in enumerate(self.layers):
                 if not first <= i < last:
-                    own = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
-                    undo.callback(put_back, layer, own)
+                    replaced = layer.__dict__.get("forward")  # of a tool that moves tensors between devices
+                    undo.callback(put_back, layer, replaced)
                     layer.forward = standing_in(hidden if i == first - 1 else None)
             yield
 
@@ -152,11 +152,11 @@ def is_plain(weight: Tensor) -> bool:
     return plain and weight.is_floating_point() and weight.itemsize > 1
 
 
-def put_back(layer: nn.Module, own: Any) -> None:
-    if own is None:
+def put_back(layer: nn.Module, replaced: Any) -> None:
+    if replaced is None:
         del layer.forward
     else:
-        layer.forward = own
+        layer.forward = replaced
 
 
 def _stream(output: Any) -> Tensor:

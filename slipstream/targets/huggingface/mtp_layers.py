@@ -99,12 +99,12 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
     def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
         check_steps(steps)
         ends, each = batch.splits[1:], range(len(batch.seq_ids))
-        held = [past + end - start for past, start, end in zip(batch.past, batch.splits, ends, strict=False)]
+        lengths = [past + end - start for past, start, end in zip(batch.past, batch.splits, ends, strict=False)]
         hidden, logits = self.extend(replace(batch, select=[end - 1 for end in ends]), features)
         tokens, scores = [sampling.pick(logits, 0)], [logits]
         for j in range(1, steps):
-            positions, past = [batch.positions[end - 1] + j for end in ends], [n + j - 1 for n in held]
-            one = Batch(batch.seq_ids, tokens[-1], positions, [*each, len(held)], past, [None] * len(held), each)
+            positions, past = [batch.positions[end - 1] + j for end in ends], [n + j - 1 for n in lengths]
+            one = Batch(batch.seq_ids, tokens[-1], positions, [*each, len(lengths)], past, [None] * len(lengths), each)
             hidden, logits = self.extend(one, hidden, own=True)
             scores.append(logits)
             tokens.append(sampling.pick(logits, j))
@@ -113,12 +113,12 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
     def settle(self, seq_ids: Iterable[int]) -> None:
         """Run all layers for the open rows that need no draft tokens."""
         for seq_id in seq_ids:
-            held = self._open.get(seq_id)
-            if held is not None and (closed := held.rows - self.layers + 1) > 0:
-                part = replace(held, features=held.features[:closed], outputs=held.features[:closed])
+            state = self._open.get(seq_id)
+            if state is not None and (closed := state.rows - self.layers + 1) > 0:
+                part = replace(state, features=state.features[:closed], outputs=state.features[:closed])
                 for layer in range(self.layers):
                     self._through(layer, [seq_id], [part])
-                held.close(closed)
+                state.close(closed)
 
     def release(self, seq_id: int) -> None:
         self._open.pop(seq_id, None)
@@ -130,15 +130,15 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
         """Outputs [B, d] of layer 0 for the last of the open rows, which these true rows join."""
         for b, seq_id in enumerate(batch.seq_ids):
             rows, past = slice(batch.splits[b], batch.splits[b + 1]), batch.past[b]
-            held, new, ids = self._open.get(seq_id), features[rows], batch.tokens[rows].tolist()
-            if held is None or held.first + held.rows != past:
+            state, new, ids = self._open.get(seq_id), features[rows], batch.tokens[rows].tolist()
+            if state is None or state.first + state.rows != past:
                 self._open[seq_id] = _Open(past, batch.positions[rows.start], new.clone(), new, ids)
             else:
-                held.features, held.tokens = torch.cat((held.features, new)), held.tokens[: held.rows] + ids
+                state.features, state.tokens = torch.cat((state.features, new)), state.tokens[: state.rows] + ids
         self.settle(seq_id for seq_id in batch.seq_ids if self._open[seq_id].rows > MOST_OPEN)
         held_rows = [self._open[seq_id] for seq_id in batch.seq_ids]
-        for held in held_rows:
-            held.outputs = held.features
+        for state in held_rows:
+            state.outputs = state.features
         return self._through(0, batch.seq_ids, held_rows)
 
     def _drafted(self, batch: Batch, features: Tensor) -> Tensor:
@@ -146,27 +146,27 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
         each = [self._open[seq_id] for seq_id in batch.seq_ids]
         depth = batch.past[0] + 1 - each[0].first - each[0].rows
         if depth >= self.layers:  # each layer has run all rows: one more for each
-            past = [held.first + held.rows + depth // self.layers - 1 for held in each]
+            past = [state.first + state.rows + depth // self.layers - 1 for state in each]
             return self.run(depth % self.layers, replace(batch, past=past), features)
-        for held, token in zip(each, batch.tokens.tolist(), strict=True):
-            held.tokens = [*held.tokens[: held.rows + depth - 1], token]
+        for state, token in zip(each, batch.tokens.tolist(), strict=True):
+            state.tokens = [*state.tokens[: state.rows + depth - 1], token]
         hidden = self._through(depth, batch.seq_ids, each)
         if depth == self.layers - 1:
-            for held in each:
-                held.close(held.rows - depth)
+            for state in each:
+                state.close(state.rows - depth)
         return hidden
 
     def _through(self, layer: int, seq_ids: Seq[int], each: Seq[_Open]) -> Tensor:
         """Run open rows through one layer; outputs [B, d] of the last ones."""
-        splits = [0, *accumulate(held.rows for held in each)]
-        tokens = [token for held in each for token in held.tokens[layer : layer + held.rows]]
-        positions = [held.position + layer + i for held in each for i in range(held.rows)]
+        splits = [0, *accumulate(state.rows for state in each)]
+        tokens = [token for state in each for token in state.tokens[layer : layer + state.rows]]
+        positions = [state.position + layer + i for state in each for i in range(state.rows)]
         ids = torch.tensor(tokens, device=self.device)
-        past = [held.first for held in each]
+        past = [state.first for state in each]
         batch = Batch(seq_ids, ids, positions, splits, past, [None] * len(each), ())
-        out = self.run(layer, batch, torch.cat([held.outputs for held in each]))
-        for b, held in enumerate(each):
-            held.outputs = out[splits[b] : splits[b + 1]]
+        out = self.run(layer, batch, torch.cat([state.outputs for state in each]))
+        for b, state in enumerate(each):
+            state.outputs = out[splits[b] : splits[b + 1]]
         return out[[end - 1 for end in splits[1:]]]
 
     # --- one layer -------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
     def run(self, layer: int, batch: Batch, hidden: Tensor) -> Tensor:
         """Outputs [M, d] of one layer for hidden states [M, d], with the tokens and positions that the rows read."""
         check_ids(batch.tokens, self.model.embed_tokens.num_embeddings)
-        places = torch.tensor([place for own in self._reserve(batch) for place in own])
+        places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
         scattered: list[int] = []
         rows: list[PackedRow] = []
         for b, past in enumerate(batch.past):
@@ -187,7 +187,7 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
         copied = torch.tensor(scattered) if scattered else None
         one = PackedPass(self.kind, rows, self._blocks, batch.tokens, places, copied, self.device)
         positions = torch.tensor([list(batch.positions)], device=self.place)
-        config, own = self.model.config, self.model.config._attn_implementation
+        config, reserved = self.model.config, self.model.config._attn_implementation
         config._attn_implementation = NAME
         try:
             with running(one):
@@ -196,7 +196,7 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
                     layer, given, positions, self._cache, input_ids=batch.tokens[None]
                 )
         finally:
-            config._attn_implementation = own
+            config._attn_implementation = reserved
         if (one.cached if self.kind == "dense" else one.attended) != 1:
             raise PackedError("the layer did not use the attention and the cache that were given")
         return out[0]
@@ -250,10 +250,10 @@ def _loaded(module: Any, folder: Path, layers: int) -> Any:
     stand_in = copy.copy(module)
     stand_in.config = copy.deepcopy(module.config)
     stand_in.config.name_or_path, stand_in.config.dtype = str(folder), module.dtype
-    own = stand_in.config.get_text_config(decoder=True)
-    own.num_mtp_layers = layers
+    config = stand_in.config.get_text_config(decoder=True)
+    config.num_mtp_layers = layers
     for key, value in (*((k, [v] * layers) for k, v in family.types.items()), *family.config.items()):
-        setattr(own, key, value)
+        setattr(config, key, value)
     ignored = [rf"model\.layers\.{first + k}\." for k in range(layers)] if family.numbered else []
     # Those of the class name the layers of released checkpoints.
     stand_in._keys_to_ignore_on_load_unexpected = ignored or list(module._keys_to_ignore_on_load_unexpected)
@@ -280,14 +280,14 @@ def _check(layers: MtpLayers) -> None:
     model, at = layers.model, [*range(7), *range(5)]
     ids = ((torch.arange(12) * 37 + 11) % model.embed_tokens.num_embeddings).to(layers.device)
     hidden = torch.randn(12, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(layers.place)
-    hidden, both = hidden.to(model.dtype), Batch((0, 1), ids, at, [0, 7, 12], (0, 0), (None, None), ())
+    hidden, batch = hidden.to(model.dtype), Batch((0, 1), ids, at, [0, 7, 12], (0, 0), (None, None), ())
     for k in range(layers.layers):
         alone = []
-        for own in (slice(0, 7), slice(7, 12)):
-            places, cache = torch.tensor([at[own]], device=layers.place), MtpCache(config=model.config)
-            alone.append(model.forward_layer(k, hidden[None, own], places, cache, input_ids=ids[None, own])[0, -1])
-        layers.run(k, both.cut([range(6), range(4)]), hidden[[*range(6), *range(7, 11)]])
-        found = layers.run(k, both.cut([range(6, 7), range(4, 5)]), hidden[[6, 11]])
-        same(found, torch.stack(alone), limit_of(model.dtype), "a packed pass of an MTP layer")
+        for part in (slice(0, 7), slice(7, 12)):
+            places, cache = torch.tensor([at[part]], device=layers.place), MtpCache(config=model.config)
+            alone.append(model.forward_layer(k, hidden[None, part], places, cache, input_ids=ids[None, part])[0, -1])
+        layers.run(k, batch.cut([range(6), range(4)]), hidden[[*range(6), *range(7, 11)]])
+        rows = layers.run(k, batch.cut([range(6, 7), range(4, 5)]), hidden[[6, 11]])
+        same(rows, torch.stack(alone), limit_of(model.dtype), "a packed pass of an MTP layer")
     layers.release(0)
     layers.release(1)

@@ -74,22 +74,22 @@ class OutputRules:
         first token is forced and it must have a form."""
         asked, eos, device = self._config, self._eos, self._device
         source: Any = torch.tensor([list(seq.source)], device=device)  # [1, S]
-        made: list[Any] = []
+        rules: list[Any] = []
         if (asked.encoder_repetition_penalty or 1.0) != 1.0:
-            made.append(hf.EncoderRepetitionPenaltyLogitsProcessor(asked.encoder_repetition_penalty, source))
+            rules.append(hf.EncoderRepetitionPenaltyLogitsProcessor(asked.encoder_repetition_penalty, source))
         if (asked.repetition_penalty or 1.0) != 1.0:
-            made.append(hf.RepetitionPenaltyLogitsProcessor(asked.repetition_penalty))
+            rules.append(hf.RepetitionPenaltyLogitsProcessor(asked.repetition_penalty))
         if asked.no_repeat_ngram_size:
-            made.append(hf.NoRepeatNGramLogitsProcessor(asked.no_repeat_ngram_size))
+            rules.append(hf.NoRepeatNGramLogitsProcessor(asked.no_repeat_ngram_size))
         if asked.encoder_no_repeat_ngram_size:
-            made.append(hf.EncoderNoRepeatNGramLogitsProcessor(asked.encoder_no_repeat_ngram_size, source))
+            rules.append(hf.EncoderNoRepeatNGramLogitsProcessor(asked.encoder_no_repeat_ngram_size, source))
         if asked.bad_words_ids:
-            made.append(hf.NoBadWordsLogitsProcessor(asked.bad_words_ids, eos or None))
+            rules.append(hf.NoBadWordsLogitsProcessor(asked.bad_words_ids, eos or None))
         if asked.min_length and eos:
-            made.append(hf.MinLengthLogitsProcessor(asked.min_length, eos, device=str(device)))
+            rules.append(hf.MinLengthLogitsProcessor(asked.min_length, eos, device=str(device)))
         if asked.min_new_tokens and eos:
             least = asked.min_new_tokens
-            made.append(hf.MinNewTokensLengthLogitsProcessor(self._start, least, eos, device=str(device)))
+            rules.append(hf.MinNewTokensLengthLogitsProcessor(self._start, least, eos, device=str(device)))
         if asked.forced_bos_token_id is not None and self._start == 1:
             if seq.constraint is not None:
                 raise TargetError(
@@ -98,17 +98,17 @@ class OutputRules:
                     why="the form does not allow that token",
                     fix="leave `structured` out, or set forced_bos_token_id to None",
                 )
-            made.append(hf.ForcedBOSTokenLogitsProcessor(asked.forced_bos_token_id))
+            rules.append(hf.ForcedBOSTokenLogitsProcessor(asked.forced_bos_token_id))
         free = seq.constraint is None and seq.prompt + seq.params.min_tokens < seq.limit
         if asked.forced_eos_token_id is not None and free:
-            made.append(hf.ForcedEOSTokenLogitsProcessor(seq.limit, asked.forced_eos_token_id, device=str(device)))
+            rules.append(hf.ForcedEOSTokenLogitsProcessor(seq.limit, asked.forced_eos_token_id, device=str(device)))
         if asked.suppress_tokens:
-            made.append(hf.SuppressTokensLogitsProcessor(asked.suppress_tokens, device=str(device)))
+            rules.append(hf.SuppressTokensLogitsProcessor(asked.suppress_tokens, device=str(device)))
         if asked.begin_suppress_tokens:
             forced = self._start == 1 and asked.forced_bos_token_id is not None
             ids, first = asked.begin_suppress_tokens, self._start + forced
-            made.append(hf.SuppressTokensAtBeginLogitsProcessor(ids, first, device=str(device)))
-        return made
+            rules.append(hf.SuppressTokensAtBeginLogitsProcessor(ids, first, device=str(device)))
+        return rules
 
 
 def ruled(processors: Seq[Any], histories: Seq[Seq[int]], logits: Tensor) -> Tensor:

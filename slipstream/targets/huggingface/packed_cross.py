@@ -62,8 +62,8 @@ class CrossAttention:
         if layer is None:
             return None
         self.attended += 1
-        held: list[Any] = [source.cross.layers[layer] for source in self.sources]
-        return [(one.keys[0], one.values[0]) for one in held]
+        layers: list[Any] = [source.cross.layers[layer] for source in self.sources]
+        return [(one.keys[0], one.values[0]) for one in layers]
 
     def forget(self) -> None:
         """After a fault: some layers may have written keys and values of the new sources, and others not."""
@@ -106,9 +106,9 @@ class CrossCache(Cache):
     """What the model takes for the cache of its cross-attention."""
 
     def __init__(self, layers: int):
-        made = [CrossLayer(i) for i in range(layers)]
-        super().__init__(layers=list(made))
-        self._layers = {id(layer.marker): layer.index for layer in made}
+        cross_layers = [CrossLayer(i) for i in range(layers)]
+        super().__init__(layers=list(cross_layers))
+        self._layers = {id(layer.marker): layer.index for layer in cross_layers}
 
     def layer_of(self, key: Tensor) -> int | None:
         return self._layers.get(id(key))
@@ -132,20 +132,20 @@ class PackedPositions:
                 module.forward = partial(self._embedded, module.forward)
             yield
 
-    def _embedded(self, own: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def _embedded(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Embeddings [M, d] or [1, M, d] by the module's own forward."""
-        run, takes = current_pass(), inspect.signature(own)
+        run, takes = current_pass(), inspect.signature(original)
         given = takes.bind(*args, **kwargs).arguments | {_PAST: 0}
         if "position_ids" in takes.parameters:
-            return own(**given | {"position_ids": run.positions})
-        made, rows = [], len(run.places)
+            return original(**given | {"position_ids": run.positions})
+        parts, rows = [], len(run.places)
         for first, last in self._pieces():
             part = {
                 name: value[:, first:last] if isinstance(value, Tensor) and value.shape[:2] == (1, rows) else value
                 for name, value in given.items()
             }
-            made.append(own(**part | {_PAST: int(run.positions[first])}))
-        return torch.cat(made, 1)
+            parts.append(original(**part | {_PAST: int(run.positions[first])}))
+        return torch.cat(parts, 1)
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """Rows first..last-1 that can be embedded in one call: consecutive positions of one sequence, and nothing after

@@ -131,7 +131,7 @@ class PackedModule(TorchPaged[ModuleBlocks]):
     def _pass(
         self, batch: Batch, layers: int, apart: bool, picked: Picked | None, cross: CrossAttention | None = None
     ) -> Tensor:
-        places = [place for own in self._reserve(batch) for place in own]
+        places = [place for reserved in self._reserve(batch) for place in reserved]
         scattered: list[int] = []
         rows: list[PackedRow] = []
         for b in range(len(batch.seq_ids)):
@@ -170,8 +170,8 @@ class PackedModule(TorchPaged[ModuleBlocks]):
         try:
             yield
         finally:
-            for one, own in before.values():
-                one._attn_implementation = own
+            for one, replaced in before.values():
+                one._attn_implementation = replaced
 
     def _row(self, batch: Batch, b: int, scattered: list[int], offset: int, picked: Picked | None) -> PackedRow:
         """Sequence `b` of the batch. Blocks that are not consecutive are added to `scattered`."""

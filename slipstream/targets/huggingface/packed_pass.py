@@ -177,13 +177,13 @@ class PackedPass:
         return key[0, :, first:last], value[0, :, first:last]
 
     def _own(self, row: PackedRow, hidden: int) -> Pair:
-        held = self._held if row.in_place else self._copied
-        assert held is not None
+        cached = self._held if row.in_place else self._copied
+        assert cached is not None
         if row.picked is not None:
-            places = (row.first + row.picked.slots).to(held[0].device)
-            return held[0][:, places], held[1][:, places]
+            places = (row.first + row.picked.slots).to(cached[0].device)
+            return cached[0][:, places], cached[1][:, places]
         first, last = row.first + hidden, row.first + row.total
-        return held[0][:, first:last], held[1][:, first:last]
+        return cached[0][:, first:last], cached[1][:, first:last]
 
     def bias(self, row: PackedRow, bias: Tensor) -> Tensor:
         """A sequence's share [H, n, S] of a bias of positions [1, H, M, K], whose columns are positions."""
@@ -191,10 +191,10 @@ class PackedPass:
             raise PackedError(
                 f"a bias of positions has the shape {list(bias.shape)} in a pass of {len(self.places)} rows"
             )
-        own = bias[0, :, row.start : row.stop, : row.total]
+        row_bias = bias[0, :, row.start : row.stop, : row.total]
         if row.tree is None:
-            return own
-        return own.index_select(-1, row.at.to(own.device))
+            return row_bias
+        return row_bias.index_select(-1, row.at.to(row_bias.device))
 
 
 _here = threading.local()
@@ -211,12 +211,12 @@ def running(one: PackedPass) -> Iterator[PackedPass]:
 
 
 def current_pass() -> PackedPass:
-    found: PackedPass | None = getattr(_here, "current", None)
-    if found is None:
+    current: PackedPass | None = getattr(_here, "current", None)
+    if current is None:
         raise TargetError(
             f"the attention {NAME!r} was used outside of Slipstream", fix="model.set_attn_implementation('sdpa')"
         )
-    return found
+    return current
 
 
 @dataclass
@@ -240,9 +240,9 @@ class PackedMask:
                 mask = mask.to(like.device)
             if bias is not None:
                 run = current_pass()
-                own = run.bias(run.rows[b], bias)[..., first:].to(like)  # [H, n, S]
-                own = own.reshape(1, len(own) // fold, -1, own.shape[-1])
-                mask = own if mask is None else own + mask
+                row_bias = run.bias(run.rows[b], bias)[..., first:].to(like)  # [H, n, S]
+                row_bias = row_bias.reshape(1, len(row_bias) // fold, -1, row_bias.shape[-1])
+                mask = row_bias if mask is None else row_bias + mask
             self._made[key] = mask
         return self._made[key]
 

@@ -76,11 +76,11 @@ class RollbackCache:
     def copied(self) -> RollbackCache:
         """Another cache that holds the same. Keys and values are shared until one of the two goes on: passes replace
         them. Marks are never changed."""
-        made = copy.copy(self)
-        made.cache = copy.copy(self.cache)
-        made.cache.layers = [_copied(layer) for layer in self.cache.layers]
-        made.tokens, made._marks = list(self.tokens), list(self._marks)
-        return made
+        copied = copy.copy(self)
+        copied.cache = copy.copy(self.cache)
+        copied.cache.layers = [_copied(layer) for layer in self.cache.layers]
+        copied.tokens, copied._marks = list(self.tokens), list(self._marks)
+        return copied
 
     def mark(self) -> None:
         """Remember the states of now, if there are any; some of the earlier marks are forgotten."""
@@ -89,7 +89,7 @@ class RollbackCache:
         states = [_copied(layer) if _stateful(layer) else None for layer in self.cache.layers]
         self._marks.append((len(self.tokens), states))
         if len(self._marks) > _MARKS:  # the further back, the fewer are left; the newest three stay
-            at = [held for held, _ in self._marks]
+            at = [length for length, _ in self._marks]
             del self._marks[min(range(1, len(at) - 3), key=lambda i: at[i + 1] - at[i - 1])]
 
     def roll_back(self, length: int) -> bool:
@@ -117,12 +117,12 @@ class RollbackCache:
 
 def states(cache: DynamicCache) -> list[Tensor]:
     """What a cache holds, as tensors, for comparisons."""
-    found: list[Tensor] = []
+    states: list[Tensor] = []
     for layer in cache.layers:
         for value in vars(layer).values():
             parts: Seq[Any] = list(value.values()) if isinstance(value, dict) else [value]
-            found += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
-    return found
+            states += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
+    return states
 
 
 def _stateful(layer: Any) -> bool:
@@ -132,10 +132,10 @@ def _stateful(layer: Any) -> bool:
 def _copied(layer: Any) -> Any:
     """A copy of a layer with tensors of its own. Keys and values, which a pass replaces and does not write to, are
     shared."""
-    made = copy.copy(layer)
+    copied = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict):
-            setattr(made, name, {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()})
+            setattr(copied, name, {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()})
         elif isinstance(value, Tensor) and name not in ("keys", "values"):
-            setattr(made, name, value.clone())
-    return made
+            setattr(copied, name, value.clone())
+    return copied

@@ -87,14 +87,14 @@ def limit_of(dtype: torch.dtype) -> Limit:
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
-def distances(found: Tensor, wanted: Tensor) -> Tensor:
+def distances(rows: Tensor, wanted: Tensor) -> Tensor:
     """[n]: the largest difference in each row of [n, d], relative to the largest value that is wanted."""
-    return (found.double() - wanted.double()).abs().amax(-1) / wanted.abs().max().double().clamp(min=1e-9)
+    return (rows.double() - wanted.double()).abs().amax(-1) / wanted.abs().max().double().clamp(min=1e-9)
 
 
-def same(found: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
+def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
     """Raise unless [n, d] equals what is wanted, in float64, as far as rounding allows."""
-    errors = distances(found, wanted)
+    errors = distances(rows, wanted)
     error = float(errors.max() if limit.every_row else errors.median())
     if not error <= limit.largest:
         raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}")

@@ -77,10 +77,10 @@ def argmax(x, n):
     """Index of the first maximum of n values; 0 if all are NaN."""
     top = maximum(x, n)
     for start in range(0, n, 64):
-        stop, found = min(start + 64, n), False
+        stop, greater = min(start + 64, n), False
         for i in range(start, stop):
-            found |= x[i] == top
-        if found:
+            greater |= x[i] == top
+        if greater:
             for i in range(start, stop):
                 if x[i] == top:
                     return i

@@ -32,10 +32,10 @@ EXACT = {"contract"}  # keeps the order of operations
 
 def _digest() -> str:
     """Digest of the source of all kernels."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
-        found.update(file.read_bytes())
-    return found.hexdigest()
+        sha256.update(file.read_bytes())
+    return sha256.hexdigest()
 
 
 _SOURCE = _digest()
@@ -100,10 +100,10 @@ class _SharedCache(FunctionCache):
         time, more where SciPy is installed). Stored code needs only what its wrappers call: the reference counts."""
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
-            found = self._load_overload(sig, target_context)
-        if found is None:
+            overload = self._load_overload(sig, target_context)
+        if overload is None:
             announce()
-        return found
+        return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:
         self._impl.locator.ensure_cache_path()
@@ -129,10 +129,10 @@ def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def made(function: Callable[..., Any]) -> Any:
         options = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
-        found: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+        compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
         if folder() is not None:
-            found._cache = _SharedCache(function)
-        return found
+            compiled._cache = _SharedCache(function)
+        return compiled
 
     return made
 
@@ -147,10 +147,10 @@ def ready(function: Any) -> int:
 def entry(function: Callable[..., Any]) -> Any:
     """Decorator: a function that is called from Python, compiled with everything that it calls and stored on disk. It
     may call kernels, but no other entry: stored machine code cannot be compiled into a caller."""
-    made: Any = njit(error_model="numpy", boundscheck=False, nogil=True)(function)
+    dispatcher: Any = njit(error_model="numpy", boundscheck=False, nogil=True)(function)
     if folder() is not None:
-        made._cache = _SharedCache(function)
-    return made
+        dispatcher._cache = _SharedCache(function)
+    return dispatcher
 
 
 @contextlib.contextmanager

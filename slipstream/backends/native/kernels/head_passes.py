@@ -27,9 +27,9 @@ def _fused(board, head, taps):
             rms_norm(part, floats(head.tap_norms + 4 * width * t, width), eps, part)
         if head.joint_norm:
             rms_norm(x[r], floats(head.joint_norm, x.shape[1]), eps, x[r])
-    made = np.empty((x.shape[0], head.fc.outs), np.float32)
-    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], address_of(made), head.fc.outs, NOTHING)
-    return made
+    fused = np.empty((x.shape[0], head.fc.outs), np.float32)
+    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], address_of(fused), head.fc.outs, NOTHING)
+    return fused
 
 
 @kernel()
@@ -37,14 +37,14 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
     """One pass over features [R, >= d] and the tokens that follow them. The wanted rows' next features are written to
     after [A, d], their logits to logits [A, padded V]. Returns the status as `decoder_pass.forward`."""
     model, count = head.own, rows.count
-    own = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
+    scratch = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
     width, layers, first_version = model.width, model.count, head.feature_norm == 0
     side = np.empty((count, 2 * width if not first_version else head.fc.width), np.float32)
     embedded = np.empty((count, width), np.float32)
     if not embed(model.embed, tokens, address_of(embedded), width, NOTHING):
         return NO_SUCH_TOKEN
     for r in range(count):
-        right, x = side[r, width:], floats(own.x + 4 * own.stride * r, width)
+        right, x = side[r, width:], floats(scratch.x + 4 * scratch.stride * r, width)
         if first_version:
             copy(embedded[r], side[r, :width])
             copy(feature[r], right)
@@ -53,20 +53,20 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
             rms_norm(feature[r, :width], floats(head.feature_norm, width), model.eps, right)
             copy(right if head.normed_start else feature[r, :width], x)
     if first_version:
-        linear(board, head.fc, address_of(side), side.shape[1], count, own.x, own.stride, NOTHING)
+        linear(board, head.fc, address_of(side), side.shape[1], count, scratch.x, scratch.stride, NOTHING)
     everyone, side_at = np.arange(count), address_of(side)
     for number in range(layers):
         layer = layer_of(model, number)
         given, stride, mode = side_at, side.shape[1], PLAIN
         if first_version or number > 0:
-            given, stride, mode = own.x, own.stride, PLAIN if number == 0 else NORM
+            given, stride, mode = scratch.x, scratch.stride, PLAIN if number == 0 else NORM
         active = wanted if number == layers - 1 else everyone
         run_layer(
             board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, active,
         )  # fmt: skip
     state, asked = FINE, wanted.shape[0]
     for a in range(asked):
-        x = floats(own.x + 4 * own.stride * a, width)
+        x = floats(scratch.x + 4 * scratch.stride * a, width)
         if not is_finite(x):
             state = NOT_FINITE
         if head.normed_end:
@@ -76,7 +76,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
     if asked > 0:
         mode = PLAIN if first_version else NORM
         transformed(
-            board, model, model.head, own.x, own.stride, asked, mode, model.norm, model.norm_bias, NOTHING,
+            board, model, model.head, scratch.x, scratch.stride, asked, mode, model.norm, model.norm_bias, NOTHING,
             address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
     return state
@@ -117,11 +117,11 @@ def draft_eagle(
             here, wanted, feature = after_rows[0], each, after
             if room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes).bytes > arena.shape[0]:
                 return -2 * arena.shape[0]
-        found = _eagle_step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
-        if found != FINE:
-            if found != NOT_FINITE:
-                return found
-            state = found
+        status = _eagle_step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
+        if status != FINE:
+            if status != NOT_FINITE:
+                return status
+            state = status
         if j < steps:
             pick(picks, j, logits[j], probs[j], drawn[j])
     return state
@@ -159,7 +159,7 @@ def draft_medusa(boards, heads, hidden, states, logits, arena, threads):
         for r in range(rows):
             add_silu(wide[r, :width], state[r])
     for part in range(head.outs):  # a matrix that all heads share is read once
-        given, made = states[part * (count // head.outs)], logits[part * (count // head.outs)]
+        given, chosen = states[part * (count // head.outs)], logits[part * (count // head.outs)]
         matrix = matrix_at(head.out, part)
-        linear(board, matrix, address_of(given), width, together, address_of(made), logits.shape[2], NOTHING)
+        linear(board, matrix, address_of(given), width, together, address_of(chosen), logits.shape[2], NOTHING)
     return FINE

@@ -76,9 +76,9 @@ def transformed(board, model, matrix, source, stride, rows, mode, norm, bias, ga
 def write_kv(board, model, layer, cache, number, rows, qkv, stride):
     """Write keys and values of R rows to the cache of layer `number`; heads are normalised and rotated first."""
     job, count = board.write_kv, rows.count
-    both = integers(cache.layers + 16 * number, 2)
+    pair = integers(cache.layers + 16 * number, 2)
     job.qkv, job.stride, job.rows, job.count, job.cos_sin = qkv, stride, rows.at, count, rows.cos_sin
-    job.keys, job.values, job.half = both[0], both[1], cache.half
+    job.keys, job.values, job.half = pair[0], pair[1], cache.half
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.heads, job.kv_heads, job.size, job.rotary = model.heads, model.kv_heads, model.size, model.rotary
     job.q_norm, job.k_norm, job.eps, job.each = layer.q_norm, layer.k_norm, model.eps, 8
@@ -104,9 +104,9 @@ def group_rows(rows, active, each, starts):
 def attend(board, model, layer, cache, number, rows, active, starts, bundles, longest, q, stride, out, out_stride):
     """out[a] = attention of row active[a] in layer `number`; q: query heads of all rows, `stride` apart."""
     job, threads = board.attend, board.threads
-    both = integers(cache.layers + 16 * number, 2)
+    pair = integers(cache.layers + 16 * number, 2)
     job.q, job.stride, job.out, job.out_stride = q, stride, out, out_stride
-    job.keys, job.values, job.half = both[0], both[1], cache.half
+    job.keys, job.values, job.half = pair[0], pair[1], cache.half
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.rows, job.hidden, job.hidden_stride = rows.at, rows.hidden, rows.stride
     job.active, job.starts = address_of(active), address_of(starts)

@@ -143,7 +143,7 @@ def prepare(job, tile, thread):
     """
     scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(job.matrix, 0)
     width, columns, form = matrix.width, matrix.columns, matrix.form
-    held = floats(scratch, columns)
+    row_values = floats(scratch, columns)
     narrow, bytes = words(scratch + 4 * columns, columns), small(scratch + 8 * columns, 2 * columns)
     first = first_of(tile, job.rows, matrix.most_rows)
     count = first_of(tile + 1, job.rows, matrix.most_rows) - first
@@ -163,13 +163,13 @@ def prepare(job, tile, thread):
                 _transform(job, row, out)
             continue
         if job.mode != PLAIN:
-            _transform(job, row, held[:width])
-            row = held
+            _transform(job, row, row_values[:width])
+            row = row_values
         elif columns > width:
-            copy(row, held[:width])
-            row = held
+            copy(row, row_values[:width])
+            row = row_values
         for i in range(width, columns):
-            held[i] = 0
+            row_values[i] = 0
         row = row[:columns]
         if form < _PAIRS:
             interleaved = floats(base, columns * count)

@@ -65,10 +65,10 @@ def stored_tile(b: Builder, form: Format) -> None:
                 number = b.load(b.place_at(inputs[r], at, FLOAT), align=4)
                 b.store(b.fused(number, b.extract_element(weight, INT(0)), b.load(rest[r, o])), rest[r, o])
         for r, o in each:
-            found = b.fadd(b.sum_of(b.load(sums[r, o])), b.load(rest[r, o]))
-            place = cgutils.alloca_once_value(b, found)
+            total = b.fadd(b.sum_of(b.load(sums[r, o])), b.load(rest[r, o]))
+            place = cgutils.alloca_once_value(b, total)
             with b.if_then(b.icmp_unsigned("!=", b.function.args[1], WORD(0))):
-                b.store(b.fadd(found, b.load(b.place_at(bias, WORD(4 * o), FLOAT), align=4)), place)
+                b.store(b.fadd(total, b.load(b.place_at(bias, WORD(4 * o), FLOAT), align=4)), place)
             at = b.mul(b.add(b.mul(stride, WORD(r)), WORD(o)), WORD(4))
             b.store(b.load(place), b.place_at(y, at, FLOAT), align=4)
 

@@ -193,15 +193,15 @@ def matrix_tile(b: Builder, form: Format) -> None:
                         b.store(_add(b, form, b.load(sums[k, r, p]), near[p], number), sums[k, r, p])
         made_of = {}
         for r, p in each:
-            found = b.load(sums[0, r, p])
+            total = b.load(sums[0, r, p])
             if form.integer:
-                found = b.sitofp(found, FLOATS)
+                total = b.sitofp(total, FLOATS)
             if form.passes == 2:  # the upper byte has weight 256
                 lower = b.sitofp(b.load(sums[1, r, p]), FLOATS)
-                found = b.fused(found, ir.Constant(FLOATS, [256.0] * PANEL), lower)
+                total = b.fused(total, ir.Constant(FLOATS, [256.0] * PANEL), lower)
             if form.integer:
-                found = b.fmul(found, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
-            made_of[r, p] = found
+                total = b.fmul(total, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
+            made_of[r, p] = total
 
         if form.integer:
             scale_sums(b, made_of, places, scales)
