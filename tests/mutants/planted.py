@@ -264,8 +264,8 @@ MUTANTS = (
     Mutant(
         "seeds are lost",
         "core.random",
-        "own.key[:] = self.seed, purpose",
-        "own.key[:] = 0, purpose",
+        "philox.key[:] = self.seed, purpose",
+        "philox.key[:] = 0, purpose",
         ("core/test_random.py", "test_llm.py"),
     ),
     Mutant(
