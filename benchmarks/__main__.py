@@ -66,8 +66,8 @@ def run(session: Session, figures: list[str], prompts: Prompts, spare: Prompts, 
     if "memory" in figures:
         session.advance("peak memory")
         try:
-            found = [memory.measure(session.target, prompts["code"][0].ids) for _ in range(MEMORY_REPEATS)]
-            session.series |= {"peak": [f["peak"] for f in found], "weights_and_kv": [f["needed"] for f in found]}
+            peaks = [memory.measure(session.target, prompts["code"][0].ids) for _ in range(MEMORY_REPEATS)]
+            session.series |= {"peak": [f["peak"] for f in peaks], "weights_and_kv": [f["needed"] for f in peaks]}
         except RuntimeError as error:
             session.skip(("peak",), str(error))
 

@@ -40,15 +40,15 @@ def prompts() -> list[list[int]]:
 def logits(target: Target, tokens: list[int]) -> Tensor:
     """float64 [len(tokens), V]"""
     seq = Sequence(tokens[:1])
-    found = target.run([seq], Draft.chains([tokens[1:]])).logits.double().clone()
+    logits = target.run([seq], Draft.chains([tokens[1:]])).logits.double().clone()
     target.release(seq.id)
-    return found
+    return logits
 
 
-def divergences(want: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+def divergences(want: Tensor, computed: Tensor) -> tuple[Tensor, Tensor]:
     """Of logits [n, V]: KL divergence of each row in nats [n], and whether its argmax is the same [n]."""
-    p, q = want.double().log_softmax(-1), found.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1), want.argmax(-1) == found.argmax(-1)
+    p, q = want.double().log_softmax(-1), computed.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1), want.argmax(-1) == computed.argmax(-1)
 
 
 def main() -> None:

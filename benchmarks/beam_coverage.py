@@ -23,10 +23,10 @@ PROMPTS, TOKENS, NODES = 8, 24, (1, 2, 4)
 def logits(llm: LLM, texts: list[list[int]]) -> Tensor:
     """Logits [B, V] after each text."""
     seqs = [Sequence(text) for text in texts]
-    found = llm.target.run(seqs, Draft.empty(len(seqs))).logits.clone()
+    logits = llm.target.run(seqs, Draft.empty(len(seqs))).logits.clone()
     for seq in seqs:
         llm.target.release(seq.id)
-    return found
+    return logits
 
 
 def main() -> None:
@@ -41,8 +41,8 @@ def main() -> None:
             while not beams.done:
                 running = beams.running
                 texts = [[*prompt, *text.output] for text in running]
-                own = torch.tensor([[text.logprob] for text in running], dtype=torch.float64)
-                drafted = torch.log_softmax(logits(draft, texts).double(), -1) + own  # [R, V]
+                logprobs = torch.tensor([[text.logprob] for text in running], dtype=torch.float64)
+                drafted = torch.log_softmax(logits(draft, texts).double(), -1) + logprobs  # [R, V]
                 beams.advance(logits(target, texts))
                 wanted = {text.output for text in beams.running}
                 if len(running) < count or not wanted:

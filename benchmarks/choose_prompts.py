@@ -78,19 +78,19 @@ def untracked(folder: Path) -> bool:
 
 def examine(file: Path, kind: str, tokens: int, tokenizer: Any, decode: Decode) -> Candidates:
     """Decode every prompt of a file."""
-    found = Candidates(file)
+    candidates = Candidates(file)
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         entry = json.loads(line)
         prompt = encode(entry, kind, tokenizer)
         prompt = Prompt(prompt.ids, min(tokens, prompt.tokens), kind)
         if len(prompt.ids) + prompt.tokens > CONTEXT:
-            found.long += 1
+            candidates.long += 1
         elif periodic_tail(decode(prompt)):
-            found.loops += 1
+            candidates.loops += 1
         else:
             known = {key: entry[key] for key in ("prompt", "answer") if key in entry}
-            found.kept.append(known | {"source": file.name, "line": number})
-    return found
+            candidates.kept.append(known | {"source": file.name, "line": number})
+    return candidates
 
 
 def alternating(*lists: Seq[Entry]) -> list[Entry]:
@@ -107,10 +107,10 @@ def choose(embedded: Seq[Entry], outside: Seq[Entry], edits: Seq[Entry], count: 
     most = min(count - edit_count, len(embedded) + len(outside) - SPARE)
     if edit_count < 1 or most < 1:
         raise SystemExit(f"{len(embedded) + len(outside)} code and {len(edits)} edit prompts qualify: too few")
-    own = min(len(embedded), max(most // 2, most - len(outside)))
-    other = most - own
-    rest = [*outside[other:], *embedded[own:]][:SPARE]
-    return [*alternating(outside[:other], embedded[:own]), *rest], list(edits[: edit_count + SPARE])
+    inside = min(len(embedded), max(most // 2, most - len(outside)))
+    other = most - inside
+    rest = [*outside[other:], *embedded[inside:]][:SPARE]
+    return [*alternating(outside[:other], embedded[:inside]), *rest], list(edits[: edit_count + SPARE])
 
 
 def main(words: list[str] | None = None) -> int:
@@ -131,17 +131,17 @@ def main(words: list[str] | None = None) -> int:
         return list(llm.generate([prompt.ids], params)[0].token_ids)
 
     look = lambda file, kind: examine(file, kind, options.tokens, llm.tokenizer, decode)  # noqa: E731
-    own, edits = look(EMBEDDED / "code.jsonl", "code"), look(EMBEDDED / "edit.jsonl", "edit")
-    others = [look(file, "code") for file in options.outside]
-    outside = alternating(*(each.kept for each in others))
-    chosen = dict(zip(("code", "edit"), choose(own.kept, outside, edits.kept, options.count), strict=True))
+    code, edits = look(EMBEDDED / "code.jsonl", "code"), look(EMBEDDED / "edit.jsonl", "edit")
+    outside_files = [look(file, "code") for file in options.outside]
+    outside = alternating(*(each.kept for each in outside_files))
+    chosen = dict(zip(("code", "edit"), choose(code.kept, outside, edits.kept, options.count), strict=True))
 
     options.out.mkdir(parents=True, exist_ok=True)
     files = {name: options.out / f"{name}.jsonl" for name in chosen}
     for name, entries in chosen.items():
         files[name].write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     measured = {name: entries[:-SPARE] for name, entries in chosen.items()}
-    names = {"embedded code": own, "embedded edits": edits, **{each.file.name: each for each in others}}
+    names = {"embedded code": code, "embedded edits": edits, **{each.file.name: each for each in outside_files}}
     choice = {
         "criterion": CRITERION.format(options.tokens),
         "tokens": options.tokens,

@@ -58,7 +58,7 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
     """The drafters with good settings for the embedded target on a CPU; those without an embedded head are left out.
     `only`: labels."""
     int8 = ("model", {"model": draft("int8")})
-    found = [
+    drafters = [
         *(Contender(name, name, 16) for name in LOOKUPS),
         Contender("lookahead", "lookahead", 8),
         Contender("model", "model", 5, {"model": draft(None)}),
@@ -66,18 +66,18 @@ def contenders(only: Seq[str] = ()) -> list[Contender]:
         Contender("layerskip", "layerskip", 2, {"exit": 5}),
     ]
     if shipped("medusa"):
-        found.append(Contender("medusa", "medusa", 5))
+        drafters.append(Contender("medusa", "medusa", 5))
     if shipped("eagle3"):
         small = {"quantize": "int8"}
-        found.append(Contender("eagle3", "eagle3", 5))
-        found.append(Contender("eagle3 int8", "eagle3", 5, small))
-        found.append(Contender("eagle3 tree", "eagle3", 5, small | {"shape": "tree", "nodes": 12}))
-        found.append(Contender("suffix+eagle3", "hybrid", 16, {"members": ["suffix", ("eagle3", small)]}))
-    found += [
+        drafters.append(Contender("eagle3", "eagle3", 5))
+        drafters.append(Contender("eagle3 int8", "eagle3", 5, small))
+        drafters.append(Contender("eagle3 tree", "eagle3", 5, small | {"shape": "tree", "nodes": 12}))
+        drafters.append(Contender("suffix+eagle3", "hybrid", 16, {"members": ["suffix", ("eagle3", small)]}))
+    drafters += [
         Contender(f"{name}+model", "hybrid", 16, {"members": [name, int8], "min_match": SURE[name]})
         for name in ("ngram", "suffix")
     ]
-    return [each for each in found if not only or each.label in only]
+    return [each for each in drafters if not only or each.label in only]
 
 
 def controlled(only: Seq[str] = ()) -> list[Contender]:
@@ -148,9 +148,9 @@ def speed(arm: Arm, category: str | None = None) -> float:
     return float(f["speedup"]["value"])
 
 
-def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
+def figures(results: dict[str, Result]) -> list[dict[str, Any]]:
     """The figures to reach, next to the measured ones."""
-    greedy = arms_of(found["mix"], 0.0)
+    greedy = arms_of(results["mix"], 0.0)
     rows = []
 
     def row(text: str, least: float, value: float, who: str = "") -> None:
@@ -164,9 +164,9 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
         lengths = {n: greedy[n]["categories"]["code"]["mean_acceptance_length"] for n in chains}
         who = max(lengths, key=lambda n: lengths[n])
         row("EAGLE-3's mean acceptance length, greedy, code", 3.5, lengths[who], who)
-    for temperature in dict.fromkeys(arm["temperature"] for arm in found["mix"].data["arms"]):
+    for temperature in dict.fromkeys(arm["temperature"] for arm in results["mix"].data["arms"]):
         sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        arms = arms_of(found["mix"], temperature)
+        arms = arms_of(results["mix"], temperature)
         rivals = [name for name in arms if name in SINGLES]
         if HYBRID not in arms or not rivals:
             continue
@@ -177,7 +177,7 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
                 least,
                 speed(arms[HYBRID], kind) / speed(arms[rival], kind),
             )
-    random = arms_of(found["random"], 1.0) if "random" in found else {}
+    random = arms_of(results["random"], 1.0) if "random" in results else {}
     wild = {name: arm for name, arm in random.items() if not arm["plain"]}
     if wild:
         worst = min(wild, key=lambda name: speed(wild[name]))
@@ -190,23 +190,23 @@ def figures(found: dict[str, Result]) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(found: dict[str, Result]) -> str:
+def markdown(results: dict[str, Result]) -> str:
     lines = [
         "| figure | must reach | measured | by | |",
         "|---|---|---|---|---|",
         *(
             f"| {r['figure']} | {bound(r['least'])} | {beside(r['measured'], r['least'])} | {r['by']} | "
             f"{'reached' if r['verdict'] == 'reached' else '**missed**'} |"
-            for r in figures(found)
+            for r in figures(results)
         ),
     ]
-    for key, result in found.items():
+    for key, result in results.items():
         for temperature in dict.fromkeys(arm["temperature"] for arm in result.data["arms"]):
-            own = list(arms_of(result, temperature).values())
-            kinds = list(own[0]["categories"])
+            arms = list(arms_of(result, temperature).values())
+            kinds = list(arms[0]["categories"])
             sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            lines += ["", f"### {RUNS[key]}, {sampling}", "", *table(own, kinds)]
-    machine = found["mix"].provenance["machine"]
+            lines += ["", f"### {RUNS[key]}, {sampling}", "", *table(arms, kinds)]
+    machine = results["mix"].provenance["machine"]
     lines += [
         "",
         "Speed-ups are over plain decoding of the same run, with 95 % intervals over prompts and rounds. tau counts "
@@ -217,7 +217,7 @@ def markdown(found: dict[str, Result]) -> str:
         *(
             f"- {RUNS[key]}: {r.provenance['date']}, commit {r.provenance['commit']}; "
             f"`python -m benchmarks.{r.provenance['command']}`"
-            for key, r in found.items()
+            for key, r in results.items()
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -270,12 +270,12 @@ def main() -> int:
     if "mix" not in options.runs and "mix" not in before:
         parser.error(f"the figures need the run 'mix', and there is none in {file}: name it in --runs, too")
     fresh = measure(options)
-    found = {run: fresh[run] if run in fresh else kept(before[run]) for run in RUNS if run in fresh or run in before}
-    rows = figures(found)
-    report = {"figures": rows, "runs": {name: result.as_dict() for name, result in found.items()}}
+    results = {run: fresh[run] if run in fresh else kept(before[run]) for run in RUNS if run in fresh or run in before}
+    rows = figures(results)
+    report = {"figures": rows, "runs": {name: result.as_dict() for name, result in results.items()}}
     file.write_text(json.dumps(report, indent=1) + "\n")
-    file.with_suffix(".md").write_text(markdown(found))
-    print(markdown(found))
+    file.with_suffix(".md").write_text(markdown(results))
+    print(markdown(results))
     return 1 if any(r["verdict"] == "missed" for r in rows) else 0
 
 

@@ -96,9 +96,9 @@ def judge(
         if name not in series:
             reason = skipped.get(name) or skipped.get(name.split("_", 1)[-1]) or "not measured in this run"
             return {**row, "verdict": "skipped", "reason": reason.strip()}
-    found = ratio(series[figure.top], series[figure.bottom])
-    verdict = "reached" if figure.reached(found.value) else "missed"
-    return {**row, **vars(found), "verdict": verdict}
+    estimate = ratio(series[figure.top], series[figure.bottom])
+    verdict = "reached" if figure.reached(estimate.value) else "missed"
+    return {**row, **vars(estimate), "verdict": verdict}
 
 
 def spread(samples: ArrayLike) -> dict[str, float]:
@@ -107,14 +107,14 @@ def spread(samples: ArrayLike) -> dict[str, float]:
     return {"median": float(q2), "q1": float(q1), "q3": float(q3)}
 
 
-def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
+def agreement(texts: list[list[int]], references: list[list[int]]) -> dict[str, Any]:
     """Compares two lists of outputs, prompt by prompt.
 
     identical: share of the prompts with equal outputs. divergences: for each other prompt, its index and the index of
     the first token that differs (or the length of the shorter output).
     """
     divergences = []
-    for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    for prompt, (a, b) in enumerate(zip(texts, references, strict=True)):
         if a != b:
             divergences.append({"prompt": prompt, "token": common_beginning(a, b)})
-    return {"identical": 1 - len(divergences) / len(ours), "divergences": divergences}
+    return {"identical": 1 - len(divergences) / len(texts), "divergences": divergences}

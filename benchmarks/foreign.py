@@ -79,11 +79,11 @@ def _with_tokens(folder: Path, kept: float | None) -> Path:
     weights = load_file(zoo.draft_dir() / "model.safetensors")
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][rows]
     ends = {"eos_token_id": new[end], "pad_token_id": new[end]}
-    made = written(folder, zoo.draft_dir(), weights, config | ends | {"vocab_size": most})
-    (made / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    checkpoint = written(folder, zoo.draft_dir(), weights, config | ends | {"vocab_size": most})
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
-    (made / "tokenizer_config.json").write_text(json.dumps(named))
-    return made
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(named))
+    return checkpoint
 
 
 def _joined(pair: str | Seq[str]) -> str:
@@ -106,10 +106,10 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
     if options.trained is not None:
         paths["trained"] = options.trained
     for name, path in paths.items():
-        theirs = load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
         model = draft(path)
-        arm(name, with_own_tokenizer(model, theirs, llm.tokenizer, llm.target.vocab_size))
-        shared[name] = str(vocabularies(llm.tokenizer, theirs, (llm.target.vocab_size, model.vocab_size)))
+        arm(name, with_own_tokenizer(model, tokenizer, llm.tokenizer, llm.target.vocab_size))
+        shared[name] = str(vocabularies(llm.tokenizer, tokenizer, (llm.target.vocab_size, model.vocab_size)))
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
     return bench(llm, arms, load(llm, "code,edit", options.prompts), config), shared
 
@@ -122,7 +122,7 @@ def figures(result: Result) -> list[tuple[str, float, float]]:
 
 
 def markdown(result: Result, shared: Mapping[str, str], idle: int) -> str:
-    own = list(arms_of(result, 0.0).values())
+    arms = list(arms_of(result, 0.0).values())
     source = result.provenance
     lines = [
         "| draft model | must reach | measured | |",
@@ -132,7 +132,7 @@ def markdown(result: Result, shared: Mapping[str, str], idle: int) -> str:
             for what, bar, value in figures(result)
         ),
         "",
-        *table(own, list(own[0]["categories"])),
+        *table(arms, list(arms[0]["categories"])),
         "",
         f"The embedded target with {idle} layers more that do nothing, so that it costs as much as a larger model, and "
         "the embedded draft model with other tokenizers (see `benchmarks/foreign.py`). "

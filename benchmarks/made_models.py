@@ -36,14 +36,14 @@ def wider(folder: Path, source: Path, times: int) -> Path:
     `times` as many squares, which its weight and its epsilon undo."""
     weights, config = _read(source)
     for name, tensor in weights.items():
-        made = tensor.astype(np.float32)
+        values = tensor.astype(np.float32)
         if name.endswith(NORMS):
-            made /= np.sqrt(np.float32(times))
+            values /= np.sqrt(np.float32(times))
         wide = [times * side for side in tensor.shape]
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             wide[0] = tensor.shape[0]  # one row for each token
         weights[name] = np.zeros(wide, np.float32)
-        weights[name][tuple(map(slice, tensor.shape))] = made
+        weights[name][tuple(map(slice, tensor.shape))] = values
     counts = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     larger = {name: times * config[name] for name in counts}
     norm = {"rms_norm_eps": config["rms_norm_eps"] / times, "dtype": "float32"}
@@ -56,13 +56,13 @@ TIMES, IDLE = 2, 4
 
 def larger(files: Path) -> Path:
     """A target of 79M parameters that writes the text of the embedded one; made once, in the folder `files`."""
-    made = files / f"target-{TIMES}x-{IDLE}"
-    if not made.exists():
+    path = files / f"target-{TIMES}x-{IDLE}"
+    if not path.exists():
         wide = files / f"target-{TIMES}x"
         if not wide.exists():
             wider(wide, zoo.target_dir(), TIMES)
-        deeper(made, wide, IDLE)
-    return made
+        deeper(path, wide, IDLE)
+    return path
 
 
 def random_weights(folder: Path, source: Path) -> Path:

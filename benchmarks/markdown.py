@@ -29,8 +29,8 @@ def noise(results: dict[str, Any]) -> list[str]:
 
 def versions(source: dict[str, Any]) -> str:
     """The versions of every process."""
-    found = (f"{n}: " + ", ".join(f"{p} {v}" for p, v in each.items()) for n, each in source["versions"].items())
-    return f"Versions, by process: {'; '.join(found)}."
+    texts = (f"{n}: " + ", ".join(f"{p} {v}" for p, v in each.items()) for n, each in source["versions"].items())
+    return f"Versions, by process: {'; '.join(texts)}."
 
 
 def rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)) -> str:
@@ -39,10 +39,10 @@ def rows(heads: Seq[str], body: Iterable[Seq[Any]], left: Collection[int] = (0,)
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def table(made: Table) -> str:
-    left = [i for i, column in enumerate(made.columns) if column.words]
-    cells = [[text.replace("\n", ", ") for text in row] for row in made.texts()]  # a row of Markdown is a line
-    return rows([column.heading for column in made.columns], cells, left)
+def table(source: Table) -> str:
+    left = [i for i, column in enumerate(source.columns) if column.words]
+    cells = [[text.replace("\n", ", ") for text in row] for row in source.texts()]  # a row of Markdown is a line
+    return rows([column.heading for column in source.columns], cells, left)
 
 
 FINEST = 4

@@ -1,4 +1,4 @@
-"""Peak memory of decoding, in separate processes: `python -m benchmarks.memory decode|imports` (called for the child).
+"""Peak memory of decoding. `measure` starts this module twice as a child: `python -m benchmarks.memory decode|imports`.
 
 Slipstream's memory is the peak of a process that loads the target and decodes 128 tokens, minus the peak of a process
 that only imports the same modules.
@@ -6,6 +6,7 @@ that only imports the same modules.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import subprocess
@@ -75,5 +76,7 @@ def _imports(modules: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    child = _decode if sys.argv[1] == "decode" else _imports
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("mode", choices=("decode", "imports"), help="its arguments come as JSON on stdin")
+    child = _decode if parser.parse_args().mode == "decode" else _imports
     print(json.dumps(child(**json.load(sys.stdin))))

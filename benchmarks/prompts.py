@@ -69,8 +69,8 @@ def choice(folder: Path) -> dict[str, Any] | None:
     file = folder / "choice.json"
     if not file.exists():
         return None
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    choice: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     for name in SETS:
-        if found["digests"].get(name) != digest([folder / f"{name}.jsonl"]):
+        if choice["digests"].get(name) != digest([folder / f"{name}.jsonl"]):
             raise SystemExit(f"{name}.jsonl is not the file that choice.json describes: choose the prompts again")
-    return found | {"sha256": digest([file])}
+    return choice | {"sha256": digest([file])}

@@ -102,10 +102,10 @@ def fingerprint(checkpoint: str | Path) -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """Installed versions of the packages, Python's included."""
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for package in packages:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "missing"
-    return found
+            versions[package] = "missing"
+    return versions

@@ -157,13 +157,13 @@ class Session:
             return
         self.series[f"rows1_{name}"], self.series[f"rows8_{name}"] = seconds
 
-    def margins(self, ours: list[list[int]], prompts: list[Prompt], divergences: list[dict[str, Any]]) -> None:
+    def margins(self, texts: list[list[int]], prompts: list[Prompt], divergences: list[dict[str, Any]]) -> None:
         """Add to each divergence the target's top-2 margin there (logits, by transformers): is it a near-tie?"""
         if "transformers" not in self.workers:
             return
         for divergence in divergences:
             number, token = divergence["prompt"], divergence["token"]
-            ids = prompts[number].ids + ours[number][:token]
+            ids = prompts[number].ids + texts[number][:token]
             try:
                 divergence.update(self.workers["transformers"].call("margin", ids=ids))
             except ContenderError as error:  # everything else has been measured and must not be lost with it

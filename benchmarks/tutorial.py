@@ -68,8 +68,8 @@ def snippets(text: str) -> list[tuple[str, str]]:
 
 def shown_output(block: str) -> str:
     """What is in the fence of an output block."""
-    found = re.search(r"```text\n(.*?)```", block, re.DOTALL)
-    return found.group(1) if found else ""
+    match = re.search(r"```text\n(.*?)```", block, re.DOTALL)
+    return match.group(1) if match else ""
 
 
 def run_snippet(code: str) -> str:
@@ -90,9 +90,9 @@ def with_outputs(text: str) -> str:
     return SNIPPET.sub(again, text)
 
 
-def with_figure(text: str, name: str, made: str) -> str:
+def with_figure(text: str, name: str, figure: str) -> str:
     """The tutorial with the contents of one block replaced."""
-    return FIGURE.sub(lambda m: f"{m[1]}{made.strip()}\n{m[4]}" if m[2] == name else m[0], text)
+    return FIGURE.sub(lambda m: f"{m[1]}{figure.strip()}\n{m[4]}" if m[2] == name else m[0], text)
 
 
 def lacking(name: str) -> str | None:
@@ -117,9 +117,9 @@ def main() -> None:
                 print(why, file=sys.stderr)
             elif name in chosen:
                 began = monotonic()
-                made = BLOCKS[name](kit)
+                block = BLOCKS[name](kit)
                 # Read again and written immediately, so that an interruption keeps the finished blocks.
-                TUTORIAL.write_text(with_figure(TUTORIAL.read_text("utf-8"), name, made), "utf-8")
+                TUTORIAL.write_text(with_figure(TUTORIAL.read_text("utf-8"), name, block), "utf-8")
                 print(f"{name}: {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     if not options.only:
         TUTORIAL.write_text(with_outputs(TUTORIAL.read_text("utf-8")), "utf-8")

@@ -29,8 +29,8 @@ WEIGHTS = ("llamacpp", "llamacpp_f16", "llamacpp_q8", "llamacpp_q4", "plain", "i
 
 def prices(kit: Kit) -> str:
     command = "slipstream simulate --measure -m embedded -md embedded --alpha 0.8"
-    found = kit.json(command)
-    curve, c = found["costs"]["curve"], found["costs"]["c"]
+    output = kit.json(command)
+    curve, c = output["costs"]["curve"], output["costs"]["c"]
     counts, relative = curve["rows"], [s / curve["seconds"][0] for s in curve["seconds"]]
 
     def draw(axes: Any, narrow: bool) -> None:
@@ -146,10 +146,10 @@ def bench(kit: Kit) -> str:
 
 
 def bench_block(kit: Kit, command: str, wanted: list[str]) -> str:
-    result, made = kit.lab(command)
+    result, shown = kit.lab(command)
     name = command.split()[-1].removesuffix(".json")
-    drawn = [kit.draw(f"{name}-{plot}", replace(named(made, plot), caption=CAPTIONS[plot])) for plot in wanted]
-    return block(fence(command), made.lead, table(made.tables[0]), *drawn, warnings(result))
+    drawn = [kit.draw(f"{name}-{plot}", replace(named(shown, plot), caption=CAPTIONS[plot])) for plot in wanted]
+    return block(fence(command), shown.lead, table(shown.tables[0]), *drawn, warnings(result))
 
 
 def verify(kit: Kit) -> str:
@@ -173,7 +173,7 @@ def gpt2(kit: Kit) -> str:
     pair = "-m gpt2-pair/target -md gpt2-pair/draft"
     command = f"slipstream bench code {pair} --drafter model -k 2 --ignore-eos {size} --out gpt2.json"
     kit.run(make)
-    result, made = kit.lab(command)
+    result, shown = kit.lab(command)
     fast = next(arm for arm in result.data["arms"] if not arm["plain"])
     f, gain, k = fast["overall"], fast["overall"]["speedup"], fast["draft_tokens"]
     # Duration of a step in plain decode steps; prefill is spread over both.
@@ -188,17 +188,17 @@ def gpt2(kit: Kit) -> str:
         f"{f['mean_acceptance_length']:.2f}. The speed-up is {times(gain['value'])}: {verdict}. With one draft token "
         f"per step, the acceptance rate would have to exceed {percent(c)}."
     )
-    return block(fence(f"{make}\n{command}"), said, table(made.tables[0]), warnings(result))
+    return block(fence(f"{make}\n{command}"), said, table(shown.tables[0]), warnings(result))
 
 
 def lengths(kit: Kit) -> str:
     command = sweep_command(kit)
-    result, made = kit.lab(command)
+    result, shown = kit.lab(command)
     drawn = [
-        kit.draw("lengths-acceptance", named(made, "acceptance-by-axis")),
+        kit.draw("lengths-acceptance", named(shown, "acceptance-by-axis")),
         kit.draw("lengths-speed", speeds(result.data["arms"], "draft_tokens", "draft length K")),
     ]
-    return block(fence(command), made.lead, table(made.tables[0]), *drawn, warnings(result))
+    return block(fence(command), shown.lead, table(shown.tables[0]), *drawn, warnings(result))
 
 
 def three_lengths(kit: Kit) -> str:
@@ -260,9 +260,9 @@ def _rate(arm: dict[str, Any]) -> float:
 def tracker(kit: Kit) -> str:
     command = f"slipstream trace -n {20 if kit.quick else 100} --drafter model -k 4 --ignore-eos"
     command += " --temperature 0.8 --seed 1 --out tracker.json"
-    result, made = kit.lab(command)
-    drawn = [kit.draw(f"tracker-{name}", named(made, name)) for name in ("acceptance-over-time", "accepted-histogram")]
-    return block(fence(command), made.lead, *drawn, warnings(result))
+    result, shown = kit.lab(command)
+    drawn = [kit.draw(f"tracker-{name}", named(shown, name)) for name in ("acceptance-over-time", "accepted-histogram")]
+    return block(fence(command), shown.lead, *drawn, warnings(result))
 
 
 def weights(kit: Kit) -> str:
@@ -270,15 +270,15 @@ def weights(kit: Kit) -> str:
     command = fence("make peer-llamacpp\nmake side-by-side")
     if not PEER_RESULTS.exists():
         return block(command, "Not measured yet: the figures will come from `benchmarks/results/peers.json`.")
-    found = json.loads(PEER_RESULTS.read_text("utf-8"))
-    known = {row["key"]: row for row in found["contenders"]}
+    peers = json.loads(PEER_RESULTS.read_text("utf-8"))
+    known = {row["key"]: row for row in peers["contenders"]}
     body = [
         [known[key]["label"], *(f"{known[key][kind]['median']:.0f}" for kind in ("code", "edit"))]
         for key in WEIGHTS
         if key in known
     ]
-    missing = [f"{key}: {found['skipped'].get(key, 'not part of that run')}" for key in WEIGHTS if key not in known]
-    when = f"*Plain decoding; `benchmarks/results/peers.json`, {found['provenance']['date'][:10]}.*"
+    missing = [f"{key}: {peers['skipped'].get(key, 'not part of that run')}" for key in WEIGHTS if key not in known]
+    when = f"*Plain decoding; `benchmarks/results/peers.json`, {peers['provenance']['date'][:10]}.*"
     lacking = f"Not measured: {'; '.join(missing)}." if missing else ""
     return block(command, rows(["weights", "code, tokens/s", "edits, tokens/s"], body), when, lacking)
 
@@ -288,14 +288,14 @@ def gguf(kit: Kit) -> str:
 
     size = "--prompts 1 --tokens 8 --rounds 1" if kit.quick else "--prompts 3 --tokens 48 --rounds 3"
     command = f"python -m benchmarks.gguf.precision {size} --processor-time"
-    found = kit.json(command)
-    kit.sources.append(found["provenance"])
-    return block(fence(f"make gguf\n{command}"), table(found), compared(found))
+    output = kit.json(command)
+    kit.sources.append(output["provenance"])
+    return block(fence(f"make gguf\n{command}"), table(output), compared(output))
 
 
 def load(kit: Kit) -> str:
-    found = kit.json(SERVED)
-    loads = found["loads"]
+    output = kit.json(SERVED)
+    loads = output["loads"]
     xs = [each["batch"] for each in loads]
     lines = [
         ("plain", xs, [each["plain_tokens_per_second"] for each in loads]),
@@ -323,7 +323,7 @@ def load(kit: Kit) -> str:
     ]
     plot = Plot(
         "load", "Throughput by the number of sequences at once",
-        f"Roofline of one {found['hardware']['name']}, 7B + 0.5B in 16 bits, alpha 0.7; prefill and queueing not "
+        f"Roofline of one {output['hardware']['name']}, 7B + 0.5B in 16 bits, alpha 0.7; prefill and queueing not "
         "counted. Both axes logarithmic.", "; ".join(gains), draw,
     )  # fmt: skip
     return block(fence(SERVED), rows(heads, body, ()), kit.draw("load", plot))
@@ -334,16 +334,16 @@ def batches(kit: Kit) -> str:
     if not kit.quick:
         size = "--batch 1,2,4,8 --prompts 8 -n 32 --rounds 3 --seconds 8"
     command = f"slipstream bench code --drafter model -k 4 {size} --out batches.json"
-    result, made = kit.lab(command)
+    result, shown = kit.lab(command)
     plot = speeds(result.data["arms"], "batch", "batch size")
-    return block(fence(command), made.lead, table(made.tables[0]), kit.draw("batches", plot), warnings(result))
+    return block(fence(command), shown.lead, table(shown.tables[0]), kit.draw("batches", plot), warnings(result))
 
 
 def origin(kit: Kit) -> str:
     from slipstream.bench.provenance import commit, machine, now, versions
 
     here = machine()
-    named = ", ".join(f"{name} {found}" for name, found in versions().items())
+    named = ", ".join(f"{name} {version}" for name, version in versions().items())
     shares = [source.get("neighbours") or 0.0 for source in kit.sources]
     noisy = max(shares, default=0.0) >= QUIET
     busy = f" The machine was not idle: up to {percent(max(shares))} of its time went to other work." if noisy else ""

@@ -46,8 +46,8 @@ class Kit:
 
     def json(self, command: str) -> dict[str, Any]:
         """The object that `command --json` prints."""
-        found: dict[str, Any] = json.loads(self.run(f"{command} --json"))
-        return found
+        output: dict[str, Any] = json.loads(self.run(f"{command} --json"))
+        return output
 
     def lab(self, command: str) -> tuple[Result, Section]:
         """The result file that a command writes with --out, and what a page says of it."""
@@ -71,9 +71,9 @@ def fence(text: str, kind: str = "sh") -> str:
     return f"```{kind}\n" + re.sub(r"\n{3,}", "\n\n", body) + "\n```"
 
 
-def named(made: Section, name: str) -> Plot:
+def named(section: Section, name: str) -> Plot:
     """The plot of that name."""
-    return next(plot for plot in made.plots if plot.name == name)
+    return next(plot for plot in section.plots if plot.name == name)
 
 
 def warnings(result: Result) -> str:

@@ -37,14 +37,14 @@ def _in_child(model_type: str, to: Any) -> None:
 def apart(model_type: str) -> Found:
     """`tried` in a process of its own, which has all modules already."""
     fork = multiprocessing.get_context("fork")
-    mine, its = fork.Pipe(duplex=False)
+    receiver, its = fork.Pipe(duplex=False)
     child = fork.Process(target=_in_child, args=(model_type, its), daemon=True)
     child.start()
     its.close()
     try:
-        if mine.poll(SECONDS):
-            found: Found = mine.recv()
-            return found
+        if receiver.poll(SECONDS):
+            outcome: Found = receiver.recv()
+            return outcome
         return Found(CRASHED, f"took more than {SECONDS} seconds")
     except EOFError:
         child.join()
@@ -58,18 +58,18 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.architectures", description=__doc__)
     parser.add_argument("model_type", nargs="*", help="all of them by default")
     asked = parser.parse_args(words).model_type
-    found: dict[str, Found] = {}
+    outcomes: dict[str, Found] = {}
     for model_type in asked or names():
-        one = found[model_type] = apart(model_type)
+        one = outcomes[model_type] = apart(model_type)
         words = f"{model_type}: {one.outcome} {one.why} {one.note}"
         print(" ".join(words.split()), file=sys.stderr, flush=True)
     if not asked:
-        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    return int(bad(found))
+        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
+    return int(bad(outcomes))
 
 
-def bad(found: Mapping[str, Found]) -> bool:
-    return any(one.outcome in (DIFFERS, CRASHED) for one in found.values())
+def bad(outcomes: Mapping[str, Found]) -> bool:
+    return any(one.outcome in (DIFFERS, CRASHED) for one in outcomes.values())
 
 
 if __name__ == "__main__":

@@ -31,20 +31,20 @@ RUN = {
 _LONGEST = 160
 
 
-def replaced(page: str, found: Mapping[str, Found]) -> str:
+def replaced(page: str, outcomes: Mapping[str, Found]) -> str:
     """The page with this table."""
     before, after = page.split(FIRST)[0], page.split(LAST)[-1]
-    return f"{before}{FIRST}\n\n{table(found)}\n\n{LAST}{after}"
+    return f"{before}{FIRST}\n\n{table(outcomes)}\n\n{LAST}{after}"
 
 
-def table(found: Mapping[str, Found]) -> str:
+def table(by_model: Mapping[str, Found]) -> str:
     import transformers
 
     outcomes = (*RUN, REFUSED, NOT_BUILT, DIFFERS, CRASHED)
-    of = {outcome: [name for name, one in found.items() if one.outcome == outcome] for outcome in outcomes}
-    running = [[how, len(of[kind]), _names(of[kind], found)] for kind, how in RUN.items() if of[kind]]
+    of = {outcome: [name for name, one in by_model.items() if one.outcome == outcome] for outcome in outcomes}
+    running = [[how, len(of[kind]), _names(of[kind], by_model)] for kind, how in RUN.items() if of[kind]]
     parts = [
-        f"transformers {transformers.__version__}, {len(found)} architectures: {sum(n for _, n, _ in running)} run, "
+        f"transformers {transformers.__version__}, {len(by_model)} architectures: {sum(n for _, n, _ in running)} run, "
         f"{len(of[REFUSED])} are refused, {len(of[NOT_BUILT])} were not built.",
         rows(["equal to `generate`", "", "architectures"], running, (0, 2)),
     ]
@@ -52,7 +52,7 @@ def table(found: Mapping[str, Found]) -> str:
         (REFUSED, "refused"), (NOT_BUILT, "not built"), (DIFFERS, "**other text**"), (CRASHED, "**fault**")
     ):  # fmt: skip
         if of[outcome]:
-            parts.append(rows([head, "why"], [[f"`{name}`", _why(found[name])] for name in of[outcome]], (0, 1)))
+            parts.append(rows([head, "why"], [[f"`{name}`", _why(by_model[name])] for name in of[outcome]], (0, 1)))
     return "\n\n".join(parts)
 
 
@@ -71,8 +71,8 @@ def listed(page: str) -> dict[str, str]:
     return where
 
 
-def _names(names: list[str], found: Mapping[str, Found]) -> str:
-    return ", ".join(f"`{name}`" + (f" ({found[name].note})" if found[name].note else "") for name in names)
+def _names(names: list[str], outcomes: Mapping[str, Found]) -> str:
+    return ", ".join(f"`{name}`" + (f" ({outcomes[name].note})" if outcomes[name].note else "") for name in names)
 
 
 def _why(one: Found) -> str:

@@ -91,20 +91,22 @@ def shrunk(kind: Any) -> Any:
     """A tiny configuration of this class."""
     default = kind()
     values = default.to_dict()
-    made = _sizes(values) | _layers(values)
-    made |= {name: shrunk(type(part)).to_dict() for name in kind.sub_configs if (part := getattr(default, name, None))}
-    made |= dict.fromkeys({"initializer_range", "init_std"} & set(values), _SPREAD)
-    made |= {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False}
-    return kind(**made | OVERRIDES.get(kind.model_type, {}))
+    changes = _sizes(values) | _layers(values)
+    changes |= {
+        name: shrunk(type(part)).to_dict() for name in kind.sub_configs if (part := getattr(default, name, None))
+    }
+    changes |= dict.fromkeys({"initializer_range", "init_std"} & set(values), _SPREAD)
+    changes |= {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False}
+    return kind(**changes | OVERRIDES.get(kind.model_type, {}))
 
 
 def _sizes(values: dict[str, Any], most: int = 1) -> dict[str, Any]:
     """The sizes among `values`, at most as large as `most` times those in `SIZES`."""
-    made = {name: min(values[name], most * SIZES[name]) for name in SIZES if type(values.get(name)) is int}
-    for name in _GROUPED & set(made):
+    sizes = {name: min(values[name], most * SIZES[name]) for name in SIZES if type(values.get(name)) is int}
+    for name in _GROUPED & set(sizes):
         if values[name] == values.get("num_attention_heads"):
-            made[name] = made["num_attention_heads"]
-    return made
+            sizes[name] = sizes["num_attention_heads"]
+    return sizes
 
 
 def _layers(values: dict[str, Any]) -> dict[str, Any]:
@@ -128,11 +130,11 @@ def _layers(values: dict[str, Any]) -> dict[str, Any]:
     rest = (i for i in range(values[key]) if i not in kept)
     while len(kept) < 2:
         kept = sorted([*kept, next(rest)])
-    made = {name: [value[i] for i in kept] for name, value in lists.items()} | {key: len(kept)}
+    layers = {name: [value[i] for i in kept] for name, value in lists.items()} | {key: len(kept)}
     apart = {int(i): each for i, each in values.get("per_layer_config", {}).items()}
     if apart:  # other sizes than in the other layers
-        made["per_layer_config"] = {i: _sizes(apart[at], most=2) for i, at in enumerate(kept) if at in apart}
-    return made
+        layers["per_layer_config"] = {i: _sizes(apart[at], most=2) for i, at in enumerate(kept) if at in apart}
+    return layers
 
 
 def tiny_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:

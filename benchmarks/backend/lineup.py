@@ -148,7 +148,7 @@ def chosen(groups: Iterable[str], contenders: Iterable[str], rows: Iterable[int]
     """The named groups, with only these contenders and passes."""
     names, wanted = set(contenders), {*rows, *([PROMPT] if prompt else [])}
     extra = tuple(sorted(wanted - {*ROWS, PROMPT}))  # numbers of rows that no group has apply to all groups
-    found = {}
+    selection = {}
     for key in groups:
         passes = {
             name: (*(rows for rows in passes if rows in wanted), *extra)
@@ -156,5 +156,5 @@ def chosen(groups: Iterable[str], contenders: Iterable[str], rows: Iterable[int]
             if name in names
         }
         if any(passes.values()):
-            found[key] = replace(GROUPS[key], passes={name: each for name, each in passes.items() if each})
-    return found
+            selection[key] = replace(GROUPS[key], passes={name: each for name, each in passes.items() if each})
+    return selection

@@ -69,13 +69,13 @@ def write(model: Model, path: Path) -> Path:
         return path
     with torch.device("meta"):  # names and shapes only
         if model.kind == "gpt2":
-            made: Any = GPT2LMHeadModel(GPT2Config(**model.config))
+            network: Any = GPT2LMHeadModel(GPT2Config(**model.config))
         else:
-            made = LlamaForCausalLM(LlamaConfig(**model.config))
+            network = LlamaForCausalLM(LlamaConfig(**model.config))
     generator = torch.Generator().manual_seed(0)
     weights = {}
-    for name, shape in ((name, tensor.shape) for name, tensor in made.state_dict().items()):
-        if name == "lm_head.weight" and made.config.tie_word_embeddings:
+    for name, shape in ((name, tensor.shape) for name, tensor in network.state_dict().items()):
+        if name == "lm_head.weight" and network.config.tie_word_embeddings:
             continue
         values = torch.empty(shape, dtype=torch.bfloat16)  # the same values for every stored dtype
         if len(shape) > 1:
@@ -86,9 +86,9 @@ def write(model: Model, path: Path) -> Path:
     part = path.with_name(path.name + ".part")  # an interrupted run leaves no incomplete checkpoint
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    made.config.architectures = [type(made).__name__]
-    made.config.dtype = model.stored
-    made.config.save_pretrained(part)
+    network.config.architectures = [type(network).__name__]
+    network.config.dtype = model.stored
+    network.config.save_pretrained(part)
     save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(path, ignore_errors=True)
     part.replace(path)

@@ -41,8 +41,8 @@ def judge(figure: Figure, series: Series, skipped: dict[str, str]) -> dict[str, 
             why = "not available, see below" if f"{figure.group} {name}" in skipped else "not part of this run"
             return {**row, "verdict": "not measured", "reason": f"{CONTENDERS[name].label}: {why}"}
         seconds.append(timed)
-    found = ratio(*seconds)
-    return {**row, **vars(found), "verdict": "reached" if found.value <= figure.reach else "missed"}
+    estimate = ratio(*seconds)
+    return {**row, **vars(estimate), "verdict": "reached" if estimate.value <= figure.reach else "missed"}
 
 
 def judge_first_use(figure: FirstUse, uses: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def judge_first_use(figure: FirstUse, uses: list[dict[str, Any]], reason: str | 
 
 def deviation(logits: list[float], reference: list[float]) -> float:
     """Root mean square of the difference over that of the reference: near 1 or above for another model."""
-    ours, theirs = np.asarray(logits), np.asarray(reference)
-    return float(np.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean()))
+    computed, exact = np.asarray(logits), np.asarray(reference)
+    return float(np.sqrt(np.square(computed - exact).mean() / np.square(exact).mean()))
 
 
 def reference(names: Iterable[str]) -> str | None:
@@ -77,9 +77,9 @@ def times(series: Series, logits: dict[str, dict[str, list[float]]]) -> list[dic
             for count, seconds in passes.items():
                 row: dict[str, Any] = {"group": group, "contender": name, "rows": int(count), "rounds": len(seconds)}
                 row["seconds"] = spread(seconds)
-                theirs = contenders[base].get(count) if base else None
-                if theirs and name != base:
-                    row["ratio"] = {"to": base, **vars(ratio(seconds, theirs))}
+                base_times = contenders[base].get(count) if base else None
+                if base_times and name != base:
+                    row["ratio"] = {"to": base, **vars(ratio(seconds, base_times))}
                 if base and name != base and base in logits.get(group, {}) and name in logits.get(group, {}):
                     row["deviation"] = deviation(logits[group][name], logits[group][base])
                 rows.append(row)
@@ -144,8 +144,8 @@ def time_tables(results: dict[str, Any]) -> list[str]:
             if row["group"] != group:
                 continue
             ms = [f"{1e3 * row['seconds'][part]:.3g}" for part in ("median", "q1", "q3")]
-            found = row.get("ratio")
-            ratio_text = f"{found['value']:.2f} ({ends(found, '{:.2f}'.format, ' to ')})" if found else "-"
+            estimate = row.get("ratio")
+            ratio_text = f"{estimate['value']:.2f} ({ends(estimate, '{:.2f}'.format, ' to ')})" if estimate else "-"
             off = "-" if "deviation" not in row else f"{100 * row['deviation']:.2g} %"
             who = CONTENDERS[row["contender"]].label
             body.append([pass_label(row["rows"]), who, f"{ms[0]} ({ms[1]} to {ms[2]})", ratio_text, off])

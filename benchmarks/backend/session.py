@@ -69,19 +69,19 @@ class Place:
 
 def places(before: Path | None) -> dict[str, Place]:
     """The kinds of workers. before: a checkout of the earlier version with its environment in .venv."""
-    found = {
+    folders = {
         "now": Place(HERE / "worker.py", Path(sys.executable), ROOT),
         "llamacpp": Place(HERE / "llamacpp_worker.py", LLAMACPP, ROOT),
     }
     if not (LLAMACPP.parent.parent / ".ready").exists():
-        found["llamacpp"].missing = "llama.cpp is not installed: run `make peer-llamacpp`"
+        folders["llamacpp"].missing = "llama.cpp is not installed: run `make peer-llamacpp`"
     old = Path() if before is None else before.resolve()
-    found["before"] = Place(HERE / "worker.py", old / ".venv" / "bin" / "python", old)
+    folders["before"] = Place(HERE / "worker.py", old / ".venv" / "bin" / "python", old)
     if before is None:
-        found["before"].missing = "no earlier checkout was given: use --before FOLDER"
-    elif not found["before"].python.exists():
-        found["before"].missing = "the earlier checkout has no environment in .venv"
-    return found
+        folders["before"].missing = "no earlier checkout was given: use --before FOLDER"
+    elif not folders["before"].python.exists():
+        folders["before"].missing = "the earlier checkout has no environment in .venv"
+    return folders
 
 
 @dataclass
@@ -191,7 +191,7 @@ class Session:
     def first_use(self, worker: str, cold: int, cached: int) -> None:
         """Seconds of the first use of the native backend: `cold` times with an empty cache of compiled kernels, then
         `cached` times with the kernels of the last of these. Every time in a new process."""
-        found = self.first_uses.setdefault(worker, [])
+        seconds = self.first_uses.setdefault(worker, [])
         paths = {role: str(self.checkpoint(role, worker)) for role in ("target", "draft")}
         try:
             for index in range(cold):
@@ -204,7 +204,7 @@ class Session:
                             reply = process.call("first_use", **paths, threads=THREADS)
                         finally:
                             process.close()
-                        found.append({"cached": bool(which), **reply})
+                        seconds.append({"cached": bool(which), **reply})
         except ContenderError as error:
             self.skip("first_use", worker, error)
 
@@ -220,11 +220,11 @@ def _interleaved(group: Group, order: list[str]) -> Iterator[tuple[str, int]]:
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Run `count` processes that compute without pause."""
-    made = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:
-        for process in made:
+        for process in processes:
             process.kill()
             process.wait()
 

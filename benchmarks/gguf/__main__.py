@@ -80,7 +80,7 @@ class Run:
     def __init__(self, who: Mapping[str, Side], model: str, files: Path):
         self.who, self.seconds = dict(who), dict[str, dict[str, list[list[float]]]]()
         self.workers = {key: started(side, model, files) for key, side in who.items()}
-        self.found = dict[str, dict[str, Any]]()
+        self.facts = dict[str, dict[str, Any]]()
 
     def text(self, what: str, number: int, place: int, ids: list[int], tokens: int) -> None:
         """One request of every contender."""
@@ -103,14 +103,14 @@ class Run:
         for key, worker in self.workers.items():
             losses = [worker.call("loss", name="model", ids=window) for window in windows]
             mean = sum(one["loss"] for one in losses) / sum(one["count"] for one in losses)
-            self.found[key] = {"perplexity": math.exp(mean), **worker.call("memory", name="model")}
+            self.facts[key] = {"perplexity": math.exp(mean), **worker.call("memory", name="model")}
             if self.who[key].who == OURS:
-                self.found[key] |= worker.call("bandwidth")
+                self.facts[key] |= worker.call("bandwidth")
                 passes = {n: list[float]() for n in ROWS}
                 for _ in range(5):
                     for n in ROWS:
                         passes[n] += worker.call("rows", name="model", count=n, repeats=12)["milliseconds"][2:]
-                self.found[key]["rows"] = {n: statistics.median(times) for n, times in passes.items()}
+                self.facts[key]["rows"] = {n: statistics.median(times) for n, times in passes.items()}
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -143,7 +143,7 @@ def main(words: Seq[str] | None = None) -> int:
     source = provenance(options.model, options.model, prompts, command)
     source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "requests": list(requests)}
     results = {"schema": 2, "provenance": source, "figures": figures_of(run, options.model),
-               "contenders": {key: run.found[key] | {"seconds": {what: each[key] for what, each in run.seconds.items()}}
+               "contenders": {key: run.facts[key] | {"seconds": {what: each[key] for what, each in run.seconds.items()}}
                               for key in run.who}}  # fmt: skip
     table = document(results, [heading, noise, figures, speeds, widths])
     options.out.mkdir(parents=True, exist_ok=True)
@@ -155,20 +155,20 @@ def main(words: Seq[str] | None = None) -> int:
 
 def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
     """What was reached of `bars`; without a rival that is in order, nothing is said."""
-    best = min(one["perplexity"] for one in run.found.values())
-    made = []
+    best = min(one["perplexity"] for one in run.facts.values())
+    rows = []
     for bar in bars(model):
-        orderly = [key for key in bar.bottoms if key in run.found and run.found[key]["perplexity"] <= ORDERLY * best]
-        orderly = orderly or [key for key in bar.bottoms if key in run.found and bar.top in run.found
-                              and run.found[key]["perplexity"] <= 1.2 * run.found[bar.top]["perplexity"]]  # fmt: skip
-        if bar.top not in run.found or not orderly:
+        orderly = [key for key in bar.bottoms if key in run.facts and run.facts[key]["perplexity"] <= ORDERLY * best]
+        orderly = orderly or [key for key in bar.bottoms if key in run.facts and bar.top in run.facts
+                              and run.facts[key]["perplexity"] <= 1.2 * run.facts[bar.top]["perplexity"]]  # fmt: skip
+        if bar.top not in run.facts or not orderly:
             continue
         cells = run.seconds[bar.what]
-        found = {key: ratio(cells[key], cells[bar.top]) for key in orderly}
-        rival = min(found, key=lambda key: found[key].value)
-        made.append({"text": f"{bar.what}: {bar.top} against {rival}", "reach": bar.reach, **vars(found[rival]),
-                     "reached": found[rival].value >= bar.reach})  # fmt: skip
-    return made
+        ratios = {key: ratio(cells[key], cells[bar.top]) for key in orderly}
+        rival = min(ratios, key=lambda key: ratios[key].value)
+        rows.append({"text": f"{bar.what}: {bar.top} against {rival}", "reach": bar.reach, **vars(ratios[rival]),
+                     "reached": ratios[rival].value >= bar.reach})  # fmt: skip
+    return rows
 
 
 def heading(results: dict[str, Any]) -> list[str]:
@@ -216,11 +216,11 @@ def speeds(results: dict[str, Any]) -> list[str]:
 
 def widths(results: dict[str, Any]) -> list[str]:
     """Milliseconds of a pass by its rows."""
-    ours = {key: one["rows"] for key, one in results["contenders"].items() if "rows" in one}
-    if not ours:
+    row_counts = {key: one["rows"] for key, one in results["contenders"].items() if "rows" in one}
+    if not row_counts:
         return []
     body = []
-    for key, times in ours.items():
+    for key, times in row_counts.items():
         first = next(iter(times.values()))
         body.append((key, *(f"{ms:.2f} ({ms / first:.2f}x)" for ms in times.values())))
     return [rows(["ms of a pass over so many rows", *map(str, ROWS)], body)]

@@ -201,21 +201,23 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "def
         """Seconds a token, geometric mean of the families."""
         return statistics.geometric_mean(mean(cells(contender, way, family)).value for family in names)
 
-    ours = {c.side.bits: c for c in contenders if c.side.who == OURS}
+    slipstream = {c.side.bits: c for c in contenders if c.side.who == OURS}
     gains = {
-        bits: {f: vars(ratio(cells(c, PLAIN, f), cells(c, DRAFTED, f))) for f in names} for bits, c in ours.items()
+        bits: {f: vars(ratio(cells(c, PLAIN, f), cells(c, DRAFTED, f))) for f in names}
+        for bits, c in slipstream.items()
     }
     differing = {
-        bits: [requests[i].name for i in kept if c.texts[PLAIN][i] != c.texts[DRAFTED][i]] for bits, c in ours.items()
+        bits: [requests[i].name for i in kept if c.texts[PLAIN][i] != c.texts[DRAFTED][i]]
+        for bits, c in slipstream.items()
     }
-    made = []
-    for bits, found in gains.items():
-        usual = [one["value"] for family, one in found.items() if family != COPY]
+    lines = []
+    for bits, by_family in gains.items():
+        usual = [one["value"] for family, one in by_family.items() if family != COPY]
         value = statistics.geometric_mean(usual)
-        made.append((f"{chosen} over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
-        made.append((f"the same, worst family, {bits} bits", WORST, min(usual)))
-        if COPY in found:
-            made.append((f"{COPY}, {bits} bits, over plain", COPIED, found[COPY]["value"]))
+        lines.append((f"{chosen} over plain, {bits} bits, mean of families without {COPY!r}", BARS[bits], value))
+        lines.append((f"the same, worst family, {bits} bits", WORST, min(usual)))
+        if COPY in by_family:
+            lines.append((f"{COPY}, {bits} bits, over plain", COPIED, by_family[COPY]["value"]))
         for who, bar in OVER.items():
             rivals = [
                 (typical(c, way), way)
@@ -225,15 +227,15 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "def
             ]
             if rivals:
                 best, way = min(rivals)
-                made.append(
+                lines.append(
                     (
                         f"{chosen}, {bits} bits, over {who} {way}, mean of all families",
                         bar,
-                        best / typical(ours[bits], DRAFTED),
+                        best / typical(slipstream[bits], DRAFTED),
                     )
                 )
     return {
-        "figures": [{"text": t, "reach": bar, "value": v, "reached": v >= bar} for t, bar, v in made],
+        "figures": [{"text": t, "reach": bar, "value": v, "reached": v >= bar} for t, bar, v in lines],
         "drafter": chosen,
         "gains": gains,
         "differing": differing,
@@ -273,7 +275,7 @@ def families(results: dict[str, Any]) -> list[str]:
     """Speed-up of our drafter over plain decoding."""
     body = []
     for family in results["prompts"]:
-        each = [found[family] for found in results["gains"].values()]
+        each = [by_family[family] for by_family in results["gains"].values()]
         body.append(
             (
                 family,
@@ -287,8 +289,8 @@ def rates(results: dict[str, Any]) -> list[str]:
     """Tokens a second, prompt included: medians over prompts and passes."""
     body = []
     for name, each in results["seconds"].items():
-        found = [spread([[1 / s for s in text] for text in cells])["median"] for cells in each.values()]
-        body.append((name, *(f"{rate:.0f}" for rate in found)))
+        medians = [spread([[1 / s for s in text] for text in cells])["median"] for cells in each.values()]
+        body.append((name, *(f"{rate:.0f}" for rate in medians)))
     return [rows(["tokens/s", *results["prompts"]], body)]
 
 

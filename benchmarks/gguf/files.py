@@ -39,8 +39,8 @@ def started(side: Side, model: str, files: Path, **drafts: Any) -> Worker:
     module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
     worker = Worker(side.label, module, python, more)
     file = str(file_of(model, side.kind, files))
-    own = drafts if side.who == OURS else {}
-    worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, **own)
+    draft_models = drafts if side.who == OURS else {}
+    worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, **draft_models)
     return worker
 
 
@@ -58,19 +58,19 @@ def file_of(model: str, kind: str, folder: Path) -> Path:
 def checkpoint(model: str, folder: Path) -> Path:
     """The weights in 16 bits. Those of SmolLM2 are the values of its 4-bit file, so its Q4_K_M file is rounded a second
     time."""
-    made = folder / model
-    if made.exists():
-        return made
+    path = folder / model
+    if path.exists():
+        return path
     if model == "smollm2":
-        return _unpacked(made)
+        return _unpacked(path)
     times, layers = SIZES[model]
     wide = folder / f"{model}-wide"
     if not wide.exists():
         wider(wide, zoo.target_dir(), times)
-    deeper(made, wide, layers)
-    config = made / "config.json"  # prompts of 2,048 tokens; positions are rotary
+    deeper(path, wide, layers)
+    config = path / "config.json"  # prompts of 2,048 tokens; positions are rotary
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 4096}))
-    return made
+    return path
 
 
 def _unpacked(folder: Path) -> Path:

@@ -82,7 +82,7 @@ def distance(target: Target, windows: Seq[list[int]], wanted: Seq[Tensor]) -> tu
     return float(torch.cat([kl for kl, _ in each]).mean()), float(torch.cat([same for _, same in each]).double().mean())
 
 
-def both(file: Path) -> tuple[Target, Target]:
+def on_engines(file: Path) -> tuple[Target, Target]:
     """A file on our own kernels, and by llama.cpp."""
     return as_target(file, executor="native", threads=THREADS), as_target(file, executor=LLAMACPP, threads=THREADS)
 
@@ -100,12 +100,12 @@ def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str])
         holds = ", ".join(
             f"{size / sum(stored.values()):.0%} {name}" for name, size in sorted(stored.items(), key=lambda x: -x[1])
         )
-        ours, theirs = (losses(target, windows) for target in both(file))
-        apart = ours - theirs
+        packed_losses, exact_losses = (losses(target, windows) for target in on_engines(file))
+        apart = packed_losses - exact_losses
         mean, wide = float(apart.mean()), 1.96 * float(apart.std()) / math.sqrt(len(apart))
         orderly &= abs(math.exp(mean) - 1) <= APART
         shown = " to ".join(f"{math.exp(end):.4f}" for end in (mean - wide, mean + wide))
-        each = (f"{math.exp(each.mean()):.3f}" for each in (ours, theirs))
+        each = (f"{math.exp(each.mean()):.3f}" for each in (packed_losses, exact_losses))
         kinds.append((kind, holds, *each, f"{math.exp(mean):.4f} ({shown})"))
         print(*kinds[-1], file=sys.stderr)
     exact = as_target(base, executor="torch", dtype="float64")
@@ -116,11 +116,11 @@ def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str])
     if why is not None:
         return kinds, [(f"{MIXTURE}: not measured: {why}", "", "")], False
     ways = {"ours, quantize='int4'": as_target(base, executor="native", quantize="int4", threads=THREADS)}
-    ways |= dict(zip((f"ours, {MIXTURE}", f"llama.cpp, {MIXTURE}"), both(mixture), strict=True))
-    found = {name: distance(target, windows, wanted) for name, target in ways.items()}
-    own, *rivals = found.values()
-    orderly &= all(own[0] <= kl for kl, _ in rivals)
-    return kinds, [(name, f"{kl:.2e}", f"{100 * same:.2f} %") for name, (kl, same) in found.items()], orderly
+    ways |= dict(zip((f"ours, {MIXTURE}", f"llama.cpp, {MIXTURE}"), on_engines(mixture), strict=True))
+    distances = {name: distance(target, windows, wanted) for name, target in ways.items()}
+    first, *rivals = distances.values()
+    orderly &= all(first[0] <= kl for kl, _ in rivals)
+    return kinds, [(name, f"{kl:.2e}", f"{100 * same:.2f} %") for name, (kl, same) in distances.items()], orderly
 
 
 def main(words: Seq[str] | None = None) -> int:

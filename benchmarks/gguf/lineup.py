@@ -37,16 +37,16 @@ class Bar:
 def sides(model: str) -> dict[str, Side]:
     """All contenders, by label."""
     small = "Q4_1" if model == "smollm2" else "Q4_K_M"  # SmolLM2's own file
-    made = [
+    sides = [
         *(Side(OURS, kind, bits) for kind, bits in (("F16", 16), ("Q8_0", 8), (small, 4))),
         Side(OURS, "F16", 8, "w8a8"),
         *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
     ]
     if model == "smollm2":
-        made += [Side(who, small, 4) for who in (IK, LLAMACPP)]
+        sides += [Side(who, small, 4) for who in (IK, LLAMACPP)]
     else:
-        made.append(Side(OURS, "F16", 4, "int4"))
-    return {side.label: side for side in made}
+        sides.append(Side(OURS, "F16", 4, "int4"))
+    return {side.label: side for side in sides}
 
 
 def bars(model: str) -> list[Bar]:
@@ -54,18 +54,18 @@ def bars(model: str) -> list[Bar]:
     ik, llamacpp = ((f"{who} Q8_0", f"{who} Q4_K_M") for who in (IK, LLAMACPP))
     if model == "smollm2":
         top = f"{OURS} Q4_1"
-        both = ((ik, 1.2, 1.4), ((*llamacpp, f"{LLAMACPP} Q4_1"), 2.0, 3.0))
+        pairs = ((ik, 1.2, 1.4), ((*llamacpp, f"{LLAMACPP} Q4_1"), 2.0, 3.0))
         return [
             bar
-            for rivals, plain, reading in both
+            for rivals, plain, reading in pairs
             for bar in (Bar("requests", top, rivals, plain), Bar("prompt of 512", top, rivals, reading))
         ]
-    found = []
+    bars = []
     for top, rival, plain, reading in (
         (f"{OURS} F16", f"{IK} F16", 1.0, 1.1),
         (f"{OURS} w8a8", f"{IK} Q8_0", 1.0, 1.5),
         (f"{OURS} Q4_K_M", f"{IK} Q4_K_M", 1.15, 1.5),
     ):
-        found.append(Bar("decoding", top, (rival,), plain))
-        found += [Bar(f"prompt of {length}", top, (rival,), reading) for length in (512, 2048)]
-    return [*found, Bar("decoding", f"{OURS} Q4_K_M", (f"{OURS} w8a8",), 1.4)]
+        bars.append(Bar("decoding", top, (rival,), plain))
+        bars += [Bar(f"prompt of {length}", top, (rival,), reading) for length in (512, 2048)]
+    return [*bars, Bar("decoding", f"{OURS} Q4_K_M", (f"{OURS} w8a8",), 1.4)]

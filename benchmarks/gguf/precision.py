@@ -57,15 +57,15 @@ def held_out(llm: LLM) -> dict[str, list[Text]]:
 
 def losses(llm: LLM, texts: Mapping[str, list[Text]]) -> dict[str, list[list[float]]]:
     """For each text of each set: [negative log-likelihood in nats, its tokens]."""
-    found: dict[str, list[list[float]]] = {}
+    losses: dict[str, list[list[float]]] = {}
     for name, pairs in texts.items():
         params = [
             SamplingParams(max_tokens=len(text), ignore_eos=True, logprobs=0, structured=Structured(tokens=text))
             for _, text in pairs
         ]
         done = llm.generate([read for read, _ in pairs], params)
-        found[name] = [[-sum(each.logprob for each in one.logprobs or ()), len(one.token_ids)] for one in done]
-    return found
+        losses[name] = [[-sum(each.logprob for each in one.logprobs or ()), len(one.token_ids)] for one in done]
+    return losses
 
 
 def perplexity(of: Seq[Seq[float]]) -> float:
@@ -99,30 +99,30 @@ def measure(options: argparse.Namespace, command: list[str], folder: Path) -> di
     draft = as_target(convert_to_gguf(zoo.draft_dir(), folder / "draft.gguf", "f16").file, threads=threads)
     arms, stored, scored = dict[str, LLM](), dict[str, Mapping[str, int]](), dict[str, Any]()
     for kind in KINDS:
-        made = convert_to_gguf(zoo.target_dir(), folder / f"target-{kind}.gguf", kind)
-        plain = LLM(made.file, threads=threads)
+        written = convert_to_gguf(zoo.target_dir(), folder / f"target-{kind}.gguf", kind)
+        plain = LLM(written.file, threads=threads)
         arms[f"{kind} plain"] = plain
         arms[f"{kind} draft"] = LLM(plain.target, draft, tokenizer=plain.tokenizer, draft_tokens=DRAFT_TOKENS)
-        stored[kind], scored[kind] = made.stored, losses(plain, held_out(plain))
+        stored[kind], scored[kind] = written.stored, losses(plain, held_out(plain))
     sets, _ = load(zoo.HERE / "prompts", plain.tokenizer, options.prompts)
     chosen = [Prompt(p.ids, min(options.tokens, p.tokens), p.kind) for name in SETS for p in sets[name]]
     seen = {name: [0, 0] for name in arms}
     seconds = times_of(arms, chosen, options.rounds, seen, clock)
-    base, found = seconds[f"{KINDS[0]} plain"], []
+    base, rows = seconds[f"{KINDS[0]} plain"], []
     for kind in KINDS:
         row: dict[str, Any] = {"kind": kind, "stored": dict(stored[kind]), "losses": scored[kind]}
         row["perplexity"] = {name: perplexity(of) for name, of in scored[kind].items()}
         for arm in ("plain", "draft"):
-            own = seconds[f"{kind} {arm}"]
-            rates = [[p.tokens / s for s in cells] for p, cells in zip(chosen, own, strict=True)]
-            row[arm] = {"seconds": own, "tokens_per_second": spread(rates), "speedup": asdict(ratio(base, own))}
+            times = seconds[f"{kind} {arm}"]
+            rates = [[p.tokens / s for s in cells] for p, cells in zip(chosen, times, strict=True)]
+            row[arm] = {"seconds": times, "tokens_per_second": spread(rates), "speedup": asdict(ratio(base, times))}
         accepted, proposed = seen[f"{kind} draft"]
         row["acceptance_rate"] = accepted / proposed if proposed else None
-        found.append(row)
+        rows.append(row)
     files = {name: digest([zoo.HERE / "prompts" / f"{name}.jsonl"]) for name in SETS}
     source = provenance(str(zoo.target_dir()), str(zoo.draft_dir()), files, command)
     return {
-        "rows": found,
+        "rows": rows,
         "provenance": source | {"neighbours": neighbours.share(), "processor_time": options.processor_time},
     }
 
@@ -149,15 +149,15 @@ def compared(results: Mapping[str, Any]) -> str:
     """What each format does to the loss of the held-out texts, and how its weights are stored."""
     base, said = results["rows"][0], []
     for row in results["rows"][1:]:
-        ours, theirs = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
-        found = ratio([x for x, _ in ours], [x for x, _ in theirs])
+        losses, base_losses = ([x for name in SETS for x in one["losses"][name]] for one in (row, base))
+        change = ratio([x for x, _ in losses], [x for x, _ in base_losses])
         total = sum(row["stored"].values())
         kinds = ", ".join(
             f"{percent(size / total)} {kind}" for kind, size in sorted(row["stored"].items(), key=lambda item: -item[1])
         )
         said.append(
-            f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(ours)} texts is "
-            f"{found.value:.4f} times that of {base['kind'].upper()} ({ends(vars(found), '{:.4f}'.format, ' to ')})."
+            f"{row['kind'].upper()} ({kinds} of the bytes): the negative log-likelihood of the {len(losses)} texts is "
+            f"{change.value:.4f} times that of {base['kind'].upper()} ({ends(vars(change), '{:.4f}'.format, ' to ')})."
         )
     if results["provenance"]["processor_time"]:
         said.append("Tokens per second of processor time of one thread, because the machine had other work.")

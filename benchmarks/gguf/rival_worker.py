@@ -89,21 +89,21 @@ def request(
 ) -> dict[str, Any]:
     """As that of `slipstream_worker`. drafted: by lookup, also in the prediction, if there is one."""
     model, started = models[name], time.perf_counter()
-    made = [int(model.read(ids)[0].argmax())]
+    generated = [int(model.read(ids)[0].argmax())]
     first = time.perf_counter() - started
     before = [*prediction, *ids]  # a lookup prefers what stands last
-    while len(made) < tokens and made[-1] not in ends:
-        draft = lookup([*before, *made], min(DRAFT, tokens - len(made) - 1)) if drafted else []
-        at = len(ids) + len(made) - 1
-        best = model.decode([made[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
+    while len(generated) < tokens and generated[-1] not in ends:
+        draft = lookup([*before, *generated], min(DRAFT, tokens - len(generated) - 1)) if drafted else []
+        at = len(ids) + len(generated) - 1
+        best = model.decode([generated[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
         right = next((n for n, token in enumerate(draft) if token != best[n]), len(draft))
         if right < len(draft):
             model.forget(at + 1 + right)
         for token in best[: right + 1]:
-            made.append(int(token))
+            generated.append(int(token))
             if token in ends:
                 break
-    return {"seconds": time.perf_counter() - started, "first": first, "count": 1, "tokens": made}
+    return {"seconds": time.perf_counter() - started, "first": first, "count": 1, "tokens": generated}
 
 
 def lookup(text: list[int], most: int) -> list[int]:

@@ -59,9 +59,9 @@ def loss(name: str, ids: list[int]) -> dict[str, Any]:
     seq = Sequence(ids[:1])
     logits = target.run([seq], Draft.chains([ids[1:]])).logits[: len(ids) - 1]
     target.release(seq.id)
-    found = torch.nn.functional.cross_entropy(logits.double(), torch.tensor(ids[1:]), reduction="sum")
-    assert math.isfinite(float(found))
-    return {"loss": float(found), "count": len(ids) - 1}
+    nll = torch.nn.functional.cross_entropy(logits.double(), torch.tensor(ids[1:]), reduction="sum")
+    assert math.isfinite(float(nll))
+    return {"loss": float(nll), "count": len(ids) - 1}
 
 
 def rows(name: str, count: int, repeats: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.huggingface.lineup import ASSISTED, CONTENDERS, FIGURES, GROUPS, KINDS, models
 from benchmarks.made_models import larger, random_weights
-from benchmarks.peers.lineup import both
+from benchmarks.peers.lineup import alternating
 from benchmarks.prompts import SETS, SPARE, Prompts, choice, load, shortened
 from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
@@ -57,8 +57,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
 
 def bad_draft(files: Path) -> Path:
     """A draft model that is right by chance only; made once."""
-    made = files / "random-draft"
-    return made if made.exists() else random_weights(made, zoo.draft_dir())
+    path = files / "random-draft"
+    return path if path.exists() else random_weights(path, zoo.draft_dir())
 
 
 def texts_at_once(session: Session, prompts: Prompts, tokens: int, rounds: int) -> dict[str, bool]:
@@ -67,14 +67,14 @@ def texts_at_once(session: Session, prompts: Prompts, tokens: int, rounds: int) 
     rng = np.random.default_rng(0)
     sources = [rng.integers(3, T5["vocab_size"], 40 + 8 * i).tolist() for i in range(TOGETHER)]
     worker.call("load_t5", name="t5", config=T5)
-    own = [prompt.ids for prompt in prompts["both"][:TOGETHER]]
-    assert len(own) == TOGETHER, f"{len(own)} prompts, {TOGETHER} are needed"
+    prompt_ids = [prompt.ids for prompt in prompts["both"][:TOGETHER]]
+    assert len(prompt_ids) == TOGETHER, f"{len(prompt_ids)} prompts, {TOGETHER} are needed"
     same = {}
-    for name, texts in (("plain", own), ("draft", own), ("t5", sources)):
+    for name, texts in (("plain", prompt_ids), ("draft", prompt_ids), ("t5", sources)):
         session.advance(f"{TOGETHER} texts at once, {name}")
-        found = worker.call("batch", name=name, prompts=texts, tokens=tokens, rounds=rounds)
-        session.series |= {f"{how}_{name}": found[how] for how in ("together", "apart")}
-        same[name] = found["same_texts"]
+        result = worker.call("batch", name=name, prompts=texts, tokens=tokens, rounds=rounds)
+        session.series |= {f"{how}_{name}": result[how] for how in ("together", "apart")}
+        same[name] = result["same_texts"]
     return same
 
 
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace, name: str) -> int:
     target, draft = (str(path) for path in (options.target or larger(options.files), options.draft or zoo.draft_dir()))
     measured, kept = load(options.prompt_folder, load_tokenizer(target), options.prompts)
     kept = {name: rows[: min(options.spare, SPARE)] for name, rows in kept.items()}
-    prompts, spare = (shortened(both(sets), options.tokens) for sets in (measured, kept))
+    prompts, spare = (shortened(alternating(sets), options.tokens) for sets in (measured, kept))
     texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     command = ["python", "-m", "benchmarks.huggingface", *options.words]
     source, neighbours = provenance(target, draft, texts, command), OtherProcesses()

@@ -45,8 +45,8 @@ def _module(path: str) -> Any:
 def _target(path: str, executor: str) -> Any:
     key = path, executor
     if key not in targets:
-        own = _module(path) if executor == TRANSFORMERS else path
-        targets[key] = as_target(own, executor=executor, **({} if own is not path else {"threads": THREADS}))
+        source = _module(path) if executor == TRANSFORMERS else path
+        targets[key] = as_target(source, executor=executor, **({} if source is not path else {"threads": THREADS}))
     return targets[key]
 
 
@@ -84,15 +84,15 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
             custom_generate=engine,
         )
         seconds = time.perf_counter() - start
-        made, stats = out[0, len(ids) :].tolist(), engine.stats[0]
+        generated, stats = out[0, len(ids) :].tolist(), engine.stats[0]
     else:
         start = time.perf_counter()
         done = engine.generate([ids], _params(tokens))[0]
         seconds = time.perf_counter() - start
-        made, stats = list(done.token_ids), done.stats
+        generated, stats = list(done.token_ids), done.stats
     if stats.drafter_faults:
         raise RuntimeError(f"the drafter of {name!r} failed {stats.drafter_faults} times; see the log above")
-    return {"tokens": made, "seconds": seconds, "stats": stats.as_dict()}
+    return {"tokens": generated, "seconds": seconds, "stats": stats.as_dict()}
 
 
 def _params(tokens: int) -> SamplingParams:

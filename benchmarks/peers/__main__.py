@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.contenders import WORKERS
-from benchmarks.peers.lineup import BASE, both, lineup
+from benchmarks.peers.lineup import BASE, alternating, lineup
 from benchmarks.peers.table import assemble, markdown, plot
 from benchmarks.prompts import SETS, choice, load, shortened
 from benchmarks.protocol import ROOT, ContenderError
@@ -35,9 +35,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each set")
     parser.add_argument("--tokens", type=int, default=128, help="maximum new tokens per prompt")
-    own = "; without it each has the one that is fastest on prompts that are not measured"
-    parser.add_argument("--draft-tokens", type=int, help=f"draft length of every draft model{own}")
-    parser.add_argument("--lookup-tokens", type=int, help=f"draft length of every lookup{own}")
+    default = "; without it each has the one that is fastest on prompts that are not measured"
+    parser.add_argument("--draft-tokens", type=int, help=f"draft length of every draft model{default}")
+    parser.add_argument("--lookup-tokens", type=int, help=f"draft length of every lookup{default}")
     names = list(lineup())
     parser.add_argument("--only", nargs="+", choices=names, metavar="CONTENDER", help=f"of {', '.join(names)}")
     parser.add_argument("--target", help="checkpoint folder; the embedded model by default")
@@ -51,15 +51,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def versions(session: Session) -> dict[str, Any]:
     """The versions of each worker's packages, once per module. Dead workers are left out."""
-    found: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
     for name, worker in session.workers.items():
         try:
             said = worker.call("info")["versions"]
         except ContenderError:
             continue
-        if said not in found.values():
-            found[name] = said
-    return found
+        if said not in versions.values():
+            versions[name] = said
+    return versions
 
 
 def main(words: list[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def main(words: list[str] | None = None) -> int:
     keys = [key for key in contenders if key in (options.only or contenders) or key == BASE]
     how = choice(options.prompt_folder)
     measured, spare = load(options.prompt_folder, load_tokenizer(target), options.prompts)
-    prompts, spare = (shortened(both(sets), options.tokens) for sets in (measured, spare))
+    prompts, spare = (shortened(alternating(sets), options.tokens) for sets in (measured, spare))
     texts = {name: digest([options.prompt_folder / f"{name}.jsonl"]) for name in SETS}
     command = ["python", "-m", "benchmarks.peers", *(sys.argv[1:] if words is None else words)]
     source, neighbours = provenance(target, draft, texts, command), OtherProcesses()

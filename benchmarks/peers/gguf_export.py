@@ -84,15 +84,15 @@ def convert(checkpoint: str | Path, file: str | Path, texts: bool = False) -> No
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, end: int) -> None:
     """The byte-level BPE of tokenizer.json. end: id of the end-of-text token."""
-    found: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = found["model"]["vocab"] | {each["content"]: each["id"] for each in found["added_tokens"]}
-    special = {each["id"] for each in found["added_tokens"]}
+    tokenizer: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"] | {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
+    special = {each["id"] for each in tokenizer["added_tokens"]}
     kinds = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(sorted(vocabulary, key=lambda text: vocabulary[text]))
     writer.add_token_types([kinds[i in special] for i in range(len(vocabulary))])
-    writer.add_token_merges([" ".join(pair) for pair in found["model"]["merges"]])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
 

@@ -69,13 +69,13 @@ LOOKUP = {
 
 def exports(end: str, words: str) -> dict[str, Contender]:
     """OpenVINO GenAI's further contenders of one mode; end: of the names of its models."""
-    found = {}
+    exports = {}
     for bits, export in ((16, "fp16"), (8, "int8")):
         for suffix, arithmetic in (("", "f32"), ("_fast", "default")):
             label, model = f"OpenVINO GenAI {export} ({arithmetic}), {words}", export + suffix + end
             exact, note = bits == 16 and not suffix, FAST if suffix and not end else ""
-            found[f"genai_{model}"] = Contender(label, "genai", model, exact=exact, note=note, bits=bits)
-    return found
+            exports[f"genai_{model}"] = Contender(label, "genai", model, exact=exact, note=note, bits=bits)
+    return exports
 
 
 MODES = {
@@ -105,25 +105,25 @@ def lineup(draft_tokens: int | None = None, lookup_tokens: int | None = None) ->
     """All contenders, engine by engine. Each draft model and each lookup chooses its own draft length, unless all of
     them are given one."""
     given = {"plain": None, "draft model": draft_tokens, "lookup": lookup_tokens}
-    found = {}
+    entries = {}
     for mode, contenders in MODES.items():
         fixed = given[mode]
         for key, who in contenders.items():
             who = replace(who, prompts="both", mode=mode)
-            found[key] = replace(who, lengths=LENGTHS[mode]) if fixed is None else replace(who, draft_tokens=fixed)
+            entries[key] = replace(who, lengths=LENGTHS[mode]) if fixed is None else replace(who, draft_tokens=fixed)
     systems = list(dict.fromkeys(SYSTEMS.values()))
-    order = sorted(found, key=lambda key: (systems.index(SYSTEMS[found[key].worker]), -found[key].bits))
-    return {key: found[key] for key in order}
+    order = sorted(entries, key=lambda key: (systems.index(SYSTEMS[entries[key].worker]), -entries[key].bits))
+    return {key: entries[key] for key in order}
 
 
 def matches(contenders: Mapping[str, Contender]) -> list[Match]:
     """Slipstream's contender of each class and mode with every one of the other engines."""
-    others = [(key, who) for key, who in contenders.items() if who.worker != "slipstream"]
-    found = [Match(who.bits, who.mode, OURS.get((who.bits, who.mode)), key) for key, who in others]
-    return sorted(found, key=lambda match: (-match.bits, list(MODES).index(match.mode)))
+    rivals = [(key, who) for key, who in contenders.items() if who.worker != "slipstream"]
+    matches = [Match(who.bits, who.mode, OURS.get((who.bits, who.mode)), key) for key, who in rivals]
+    return sorted(matches, key=lambda match: (-match.bits, list(MODES).index(match.mode)))
 
 
-def both(prompts: Prompts) -> Prompts:
+def alternating(prompts: Prompts) -> Prompts:
     """Both sets, alternating as long as both last: code, edit, code, edit, ..."""
     pairs = zip_longest(prompts["code"], prompts["edit"])
     return {"both": [prompt for pair in pairs for prompt in pair if prompt is not None]}

@@ -69,24 +69,24 @@ def _match(match: Match, session: Session) -> dict[str, Any]:
         return row | {"verdict": NONE}
     if match.ours not in session.cells or match.theirs not in session.cells:
         return row | {"verdict": "not measured"}
-    found = ratio(session.cells[match.theirs], session.cells[match.ours])
-    verdict = "no difference shown" if unsure(vars(found)) else "faster" if found.value > 1 else "slower"
-    return row | vars(found) | {"verdict": verdict}
+    estimate = ratio(session.cells[match.theirs], session.cells[match.ours])
+    verdict = "no difference shown" if unsure(vars(estimate)) else "faster" if estimate.value > 1 else "slower"
+    return row | vars(estimate) | {"verdict": verdict}
 
 
 def best(compared: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
     """Of the comparisons with each system, within each class and mode, the one with its fastest contender; of a system
     that was not measured there, the first."""
-    found: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
     for row in compared:
         system = SYSTEMS[session.contenders[row["theirs"]].worker]
-        found.setdefault((row["bits"], row["mode"], system), []).append(row)
+        groups.setdefault((row["bits"], row["mode"], system), []).append(row)
 
     def seconds(row: dict[str, Any]) -> float:
         cells = session.cells.get(row["theirs"])
         return mean(cells).value if cells else np.inf
 
-    return [min(rows, key=seconds) | {"system": system} for (_, _, system), rows in found.items()]
+    return [min(rows, key=seconds) | {"system": system} for (_, _, system), rows in groups.items()]
 
 
 def _last(reason: str) -> str:
@@ -191,11 +191,11 @@ def speeds(results: dict[str, Any], labels: dict[str, str]) -> list[str]:
 
 def chosen(results: dict[str, Any]) -> list[str]:
     """How the prompts were chosen, and how many outputs loop all the same."""
-    found, count = results["provenance"].get("choice"), sum(map(len, results["prompts"].values()))
+    choice, count = results["provenance"].get("choice"), sum(map(len, results["prompts"].values()))
     how = "Prompts: the first of each file, not chosen by whether their outputs loop."
-    if found:
-        dropped = "; ".join(f"{name}: {n['kept']} of {n['examined']} qualify" for name, n in found["examined"].items())
-        how = f"Prompts: {found['criterion']} ({dropped}). choice.json has the digest {found['sha256']}."
+    if choice:
+        dropped = "; ".join(f"{name}: {n['kept']} of {n['examined']} qualify" for name, n in choice["examined"].items())
+        how = f"Prompts: {choice['criterion']} ({dropped}). choice.json has the digest {choice['sha256']}."
     limit = f"more than {100 * loops.LOOPING:.0f} % of their tokens"
     return [f"{how} In this run {results['loops']} of {count} outputs of plain decoding end in a loop ({limit})."]
 

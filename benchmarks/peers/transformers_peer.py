@@ -44,9 +44,9 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
     if draft_tokens and name == "lookup":
         options["prompt_lookup_num_tokens"] = draft_tokens
     elif draft_tokens:
-        own = models["draft"].generation_config
-        own.num_assistant_tokens = draft_tokens
-        own.num_assistant_tokens_schedule, own.assistant_confidence_threshold = settings[name]
+        config = models["draft"].generation_config
+        config.num_assistant_tokens = draft_tokens
+        config.num_assistant_tokens_schedule, config.assistant_confidence_threshold = settings[name]
         options["assistant_model"] = models["draft"]
     start = time.perf_counter()
     with torch.inference_mode():

@@ -58,31 +58,31 @@ def record(llm: LLM, prompt: list[int], name: str, note: str) -> Take:
 
 def rounds(llm: LLM, prompt: list[int], draft: str | list[str], length: int, note: str, count: int) -> list[list[Take]]:
     """[plain, speculative] of each round, after one warm-up round. The drafter is created again each time."""
-    found = []
+    takes = []
     for _ in range(count + 1):
         llm.use(None)
         plain = record(llm, prompt, "Plain decoding", "one token per forward pass")
         llm.use(draft)
         llm.draft_tokens = length
-        found.append([plain, record(llm, prompt, "Speculative decoding", note)])
-    return found[1:]
+        takes.append([plain, record(llm, prompt, "Speculative decoding", note)])
+    return takes[1:]
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=__doc__)
-    add = made.add_argument
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=__doc__)
+    add = parser.add_argument
     add("--draft", default="suffix", help="drafter as in LLM(draft=...); commas stack; default: suffix")
     add("--draft-tokens", type=int, default=10, help="draft length; default: 10")
     add("--executor", default="auto", choices=EXECUTORS, help="default: auto")
     add("--rounds", type=int, default=31, help="timed rounds, an odd number; default: 31")
     add("--seconds", type=float, default=7.0, help="how long plain decoding takes in the picture; default: 7")
     add("--out", type=Path, default=ROOT / "docs", help="folder of recording.svg and recording-narrow.svg")
-    return made
+    return parser
 
 
-def origin(llm: LLM, each: list[list[Take]], others: float | None) -> str:
-    """Where the picture comes from. each: the passes of each method by time; others: share of the machine's time that
-    went to other work, or None if the system does not tell."""
+def origin(llm: LLM, each: list[list[Take]], other_load: float | None) -> str:
+    """Where the picture comes from. each: the passes of each method by time; other_load: share of the machine's time
+    that went to other work, or None if the system does not tell."""
     cpu = machine()
     command = " ".join(["python -m benchmarks.recording", *sys.argv[1:]])
     times = [
@@ -96,8 +96,8 @@ def origin(llm: LLM, each: list[list[Take]], others: float | None) -> str:
         f"command: {command}",
         f"medians of {len(each[0])} interleaved passes (quartiles), prompt included: {', '.join(times)}",
     ]
-    if others is not None:
-        parts.append(f"{others:.0%} of the machine's time went to other work")
+    if other_load is not None:
+        parts.append(f"{other_load:.0%} of the machine's time went to other work")
     return "; ".join(parts).replace(f"{ROOT}/", "")
 
 
@@ -115,10 +115,10 @@ def main() -> int:
     llm = LLM(SMOLLM2, executor=options.executor)
     prompt = llm.chat_prompt(f"{REQUEST}\n\n{TEXT}")
     draft = names if len(names) > 1 else names[0]
-    others = OtherProcesses()
-    found = rounds(llm, prompt, draft, options.draft_tokens, note, options.rounds)
-    share = others.share()
-    each = [sorted(takes, key=lambda take: take.seconds) for takes in zip(*found, strict=True)]
+    other_processes = OtherProcesses()
+    recorded = rounds(llm, prompt, draft, options.draft_tokens, note, options.rounds)
+    share = other_processes.share()
+    each = [sorted(takes, key=lambda take: take.seconds) for takes in zip(*recorded, strict=True)]
     if len({take.text for takes in each for take in takes}) > 1:
         print("error: the texts differ, so there is nothing to compare", file=sys.stderr)
         return 1

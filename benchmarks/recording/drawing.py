@@ -221,10 +221,10 @@ def pane(
 
 def grouped(take: Take) -> dict[float, list[Piece]]:
     """Pieces by the time at which they appear."""
-    found: dict[float, list[Piece]] = {}
+    groups: dict[float, list[Piece]] = {}
     for piece in pieces(take):
-        found.setdefault(piece.seconds, []).append(piece)
-    return found
+        groups.setdefault(piece.seconds, []).append(piece)
+    return groups
 
 
 def captions(picture: Picture, recording: Recording, narrow: bool, margin: float, width: float, height: float) -> None:

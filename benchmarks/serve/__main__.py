@@ -58,12 +58,14 @@ def main(words: list[str] | None = None) -> int:
     results = json.loads(file.read_text()) if file.exists() else {"runs": {}, "probes": {}, "skipped": {}}
     for name in options.only or groups:
         measured(name, groups[name], options, pair, results, console)
-        made = vllm_lineup.rows(results["runs"], results["probes"]) if options.vllm else rows(*map(results.get, PARTS))
-        results["figures"] = [row.as_dict() for row in made]
+        table_rows = (
+            vllm_lineup.rows(results["runs"], results["probes"]) if options.vllm else rows(*map(results.get, PARTS))
+        )
+        results["figures"] = [row.as_dict() for row in table_rows]
         file.write_text(json.dumps(results, indent=1) + "\n")
-        file.with_suffix(".md").write_text(markdown(results, made))
+        file.with_suffix(".md").write_text(markdown(results, table_rows))
     print(file.with_suffix(".md").read_text())
-    return int(any(row.verdict == "missed" for row in made))
+    return int(any(row.verdict == "missed" for row in table_rows))
 
 
 def measured(
@@ -81,39 +83,39 @@ def measured(
         with running(group.servers(Path(folder), pair)) as (places, skipped):
             arms = running_arms(group, places, skipped)
             progress.update(task, description=name, total=requests_of(arms, config))
-            found = load_test(arms, config, advance=lambda: progress.advance(task)).as_dict()
+            result = load_test(arms, config, advance=lambda: progress.advance(task)).as_dict()
             if name == "streams":
                 results["probes"] = probed(places, pair)
             if name == "speed":
                 results["probes"] = {drafter: measure(drafter, str(pair.target)) for drafter in vllm_lineup.LOOKUPS}
-    for arm in found["data"]["arms"]:
+    for arm in result["data"]["arms"]:
         for part in ("first", "next", "whole"):  # of single requests: too much for a file that is kept
             del arm["cells"][part]
-    found["provenance"]["neighbours"] = neighbours.share()  # now that every server has been waited for
-    found["provenance"]["command"] = public(command_line(["python", "-m", "benchmarks.serve", *sys.argv[1:]]))
-    results["runs"][name] = found
+    result["provenance"]["neighbours"] = neighbours.share()  # now that every server has been waited for
+    result["provenance"]["command"] = public(command_line(["python", "-m", "benchmarks.serve", *sys.argv[1:]]))
+    results["runs"][name] = result
     results["skipped"] = {k: v for k, v in results["skipped"].items() if k not in places} | skipped
 
 
 def running_arms(group: Group, places: dict[str, Endpoint], skipped: dict[str, str]) -> list[LoadArm]:
     """The arms of the servers that run, without comparisons with others. Raises SystemExit if there are none."""
     absent = {name: Endpoint(f"http://absent/{number}") for number, name in enumerate(skipped)}
-    found: dict[int, LoadArm] = {}
+    arms: dict[int, LoadArm] = {}
     for arm in group.arms({**places, **absent}):
         if arm.endpoint not in absent.values():
-            found[id(arm)] = replace(arm, against=found.get(id(arm.against)))
-    if not found:
+            arms[id(arm)] = replace(arm, against=arms.get(id(arm.against)))
+    if not arms:
         raise SystemExit(f"no server started: {skipped}")
-    return list(found.values())
+    return list(arms.values())
 
 
 def probed(places: dict[str, Endpoint], pair: Pair) -> dict[str, Any]:
     """What `probes` and `host_work` measure."""
     texts = texts_of_prompts()
     known = {name: places[name].resolved() for name in ("auto", "off")}
-    found: dict[str, Any] = {"first": asyncio.run(probes.first_texts(known["auto"], texts, 12, 0))}
+    probed: dict[str, Any] = {"first": asyncio.run(probes.first_texts(known["auto"], texts, 12, 0))}
     for name, place in known.items():
-        found[f"gaps, {name}"] = asyncio.run(probes.gaps(place, texts, 6, 0))
+        probed[f"gaps, {name}"] = asyncio.run(probes.gaps(place, texts, 6, 0))
     worker = Worker("host work", "benchmarks.serve.host_work")
     try:
         drafters: dict[str, tuple[str | None, int]] = {"off": (None, 0)}
@@ -121,15 +123,15 @@ def probed(places: dict[str, Endpoint], pair: Pair) -> dict[str, Any]:
         for name, (draft, length) in drafters.items():
             worker.call("load", name=name, target=str(pair.target), draft=draft, draft_tokens=length)
         chosen = [ids[:96] for ids in texts[:16]]
-        found["host"] = {name: [] for name in drafters}
+        probed["host"] = {name: [] for name in drafters}
         for number in range(HOST_ROUNDS + 1):
             for name in drafters:
                 one = worker.call("measure", name=name, prompts=chosen, tokens=HOST_TOKENS)
                 if number:  # the first one warms up
-                    found["host"][name].append(one)
+                    probed["host"][name].append(one)
     finally:
         worker.close()
-    return found
+    return probed
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class Row:
         """Never rounded to the other side of the bar."""
         return beside(100 * value, 100 * self.reach, 1, " %") if self.share else beside(value, self.reach, unit="x")
 
-    def taken(self, found: Estimate, detail: str = "") -> Row:
-        self.value, self.low, self.high, self.note, self.detail = *astuple(found), detail
+    def taken(self, estimate: Estimate, detail: str = "") -> Row:
+        self.value, self.low, self.high, self.note, self.detail = *astuple(estimate), detail
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,22 +76,22 @@ def speed(arms: Arms, key: tuple[str, int]) -> str:
 def rows(runs: Mapping[str, Mapping[str, Any]], probes: Mapping[str, Any], skipped: Mapping[str, str]) -> list[Row]:
     """All figures. runs: group -> result; probes: name -> numbers, see `__main__`; skipped: server -> why."""
     streams, adaptive, peers = (arms_of(runs.get(name)) for name in ("streams", "adaptive", "peers"))
-    made = [_streams(streams), _best_drafter(streams)]
+    rows = [_streams(streams), _best_drafter(streams)]
     for many in LOADS:
         for draft, name in (("good", "auto"), ("bad", "auto, bad draft")):
             text = f"chosen lengths, {draft} draft, against off, {counted(many)}"
-            made.append(_against(adaptive, text, name, off_of(name), many, 0.97, "adaptive"))
-        made.append(_best_fixed(adaptive, many))
+            rows.append(_against(adaptive, text, name, off_of(name), many, 0.97, "adaptive"))
+        rows.append(_best_fixed(adaptive, many))
     for what, text in zip(EDITS, ("an edit of 190 to 220 tokens", "a text of 480 tokens"), strict=True):
         row = Row(f"{text}, with `prediction` against without", "streams", 1.5)
-        made.append(_pair(row, streams, (f"{what}, prediction", 1), (what, 1)))
-    made += _probed(probes)
+        rows.append(_pair(row, streams, (f"{what}, prediction", 1), (what, 1)))
+    rows += _probed(probes)
     for many in PEER_LOADS:
         text, reach = f"against vLLM, {counted(many)}", 1.0 if many == 64 else 1.2
-        made.append(_against(peers, text, "Slipstream", "vLLM", many, reach, "peers", skipped))
+        rows.append(_against(peers, text, "Slipstream", "vLLM", many, reach, "peers", skipped))
     text = "against llama-cpp-python's server, 1 stream"
-    made.append(_against(peers, text, "Slipstream", "llama-cpp-python", 1, 1.0, "peers", skipped))
-    return made
+    rows.append(_against(peers, text, "Slipstream", "llama-cpp-python", 1, 1.0, "peers", skipped))
+    return rows
 
 
 def counted(streams: int) -> str:
@@ -120,8 +120,8 @@ def _streams(arms: Arms) -> Row:
 
 def _best_drafter(arms: Arms) -> Row:
     row = Row("speculation on against off, 1 stream, best drafter", "streams", 1.6)
-    others = {"off", *(f"{what}{end}" for what in EDITS for end in ("", ", prediction"))}
-    known = [name for name, streams in arms if streams == 1 and name not in others]
+    rest = {"off", *(f"{what}{end}" for what in EDITS for end in ("", ", prediction"))}
+    known = [name for name, streams in arms if streams == 1 and name not in rest]
     if not known:
         row.reason = "not in this run"
         return row
@@ -153,31 +153,31 @@ def _over(arms: Arms, top: tuple[str, int], bottom: tuple[str, int]) -> list[flo
 
 
 def _probed(probes: Mapping[str, Any]) -> list[Row]:
-    made = []
+    rows = []
     row = Row("first text, cold over warm, prefix of 768 tokens", "streams", 8.0)
     if "first" in probes:
         cold, warm = probes["first"]["cold"], probes["first"]["warm"]
-        found = f"{1e3 * mean(cold).value:.1f} over {1e3 * mean(warm).value:.1f} ms"
-        row.taken(ratio(cold, warm), found)
-    made.append(row)
+        times = f"{1e3 * mean(cold).value:.1f} over {1e3 * mean(warm).value:.1f} ms"
+        row.taken(ratio(cold, warm), times)
+    rows.append(row)
     for name, text in (("auto", "chosen lengths"), ("off", "plain")):
         what = f"longest gap while a prompt of 768 tokens arrives, over the median gap, {text}"
         row = Row(what, "streams", 4.0, at_most=True)
         if f"gaps, {name}" in probes:
             longest, median = (probes[f"gaps, {name}"][part] for part in ("longest", "median"))
-            found = f"{1e3 * mean(longest).value:.1f} over {1e3 * mean(median).value:.1f} ms"
-            row.taken(ratio(longest, median), found)
-        made.append(row)
+            times = f"{1e3 * mean(longest).value:.1f} over {1e3 * mean(median).value:.1f} ms"
+            row.taken(ratio(longest, median), times)
+        rows.append(row)
     for name, text in (("off", "plain"), ("model", "draft model"), ("suffix", "suffix tree")):
         row = Row(f"engine time outside forwards, 16 streams, {text}", "streams", 0.1, True, True)
         if name in probes.get("host", {}):
             each = probes["host"][name]
             outside = [1e-9 + one["whole"] - one["forwards"] for one in each]
             row.taken(ratio(outside, [one["whole"] for one in each]), _per_step(each))
-        made.append(row)
-    for row in made:
+        rows.append(row)
+    for row in rows:
         row.reason = "" if row.value is not None else "not in this run"
-    return made
+    return rows
 
 
 def _per_step(each: Seq[Mapping[str, Any]]) -> str:

@@ -16,9 +16,9 @@ STREAMS = 16
 
 def load(name: str, target: str, draft: str | None, draft_tokens: int) -> dict[str, Any]:
     """A target with a drafter, which is a name or the folder of a draft model."""
-    made = LLM(target, draft, draft_tokens=draft_tokens, dtype="float32", threads=THREADS, max_batch=STREAMS)
-    clock_executors(made)
-    models[name] = made
+    llm = LLM(target, draft, draft_tokens=draft_tokens, dtype="float32", threads=THREADS, max_batch=STREAMS)
+    clock_executors(llm)
+    models[name] = llm
     return {}
 
 

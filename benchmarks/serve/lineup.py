@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.made_models import random_weights
-from benchmarks.serve.servers import Pair, Served, llamacpp, ours, vllm_by_hand
+from benchmarks.serve.servers import Pair, Served, llamacpp, slipstream_server, vllm_by_hand
 from slipstream import zoo
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.load import Load, LoadArm
@@ -48,8 +48,8 @@ def prompts(kinds: str, tokens: int, distinct: bool = True, **body: Any) -> Requ
     chosen = LoadPrompts(select(kinds)[0], tokens, {"temperature": 0, "ignore_eos": True}, distinct=distinct)
 
     def request(number: int, i: int) -> Request:
-        made = chosen.request(number, i)
-        return Request(made.path, {**made.body, **body})
+        base = chosen.request(number, i)
+        return Request(base.path, {**base.body, **body})
 
     return request
 
@@ -70,9 +70,9 @@ def fixed(name: str) -> str:
 def adaptive_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     bad = random_weights(folder / "random-draft", pair.draft)
     return {
-        "auto": ours(pair, "--draft-tokens", AUTO, draft=pair.draft),
-        "auto, bad draft": ours(pair, "--draft-tokens", AUTO, draft=bad),
-        "fixed": ours(pair, "--draft-tokens", str(max(FIXED)), draft=pair.draft),
+        "auto": slipstream_server(pair, "--draft-tokens", AUTO, draft=pair.draft),
+        "auto, bad draft": slipstream_server(pair, "--draft-tokens", AUTO, draft=bad),
+        "fixed": slipstream_server(pair, "--draft-tokens", str(max(FIXED)), draft=pair.draft),
     }
 
 
@@ -107,13 +107,13 @@ def decoding(speculation: dict[str, int]) -> Requests:
 
 def stream_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     drafters = {
-        name: ours(
+        name: slipstream_server(
             pair, "--drafter", name, "--draft-tokens", fixed(name), draft=pair.draft if name == "model" else None
         )
         for name in pair.drafters
     }
-    auto = ours(pair, "--draft-tokens", AUTO, draft=pair.draft)
-    return {"off": ours(pair, "--drafter", "none"), "auto": auto} | drafters
+    auto = slipstream_server(pair, "--draft-tokens", AUTO, draft=pair.draft)
+    return {"off": slipstream_server(pair, "--drafter", "none"), "auto": auto} | drafters
 
 
 def stream_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
@@ -194,8 +194,8 @@ def long_texts(place: Endpoint, predicted: bool) -> Requests:
 
 def peer_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
     return {
-        "Slipstream": ours(pair, "--draft-tokens", AUTO, draft=pair.draft),
-        "Slipstream, plain": ours(pair, "--drafter", "none"),
+        "Slipstream": slipstream_server(pair, "--draft-tokens", AUTO, draft=pair.draft),
+        "Slipstream, plain": slipstream_server(pair, "--drafter", "none"),
         "vLLM": vllm_by_hand(pair),
         "llama-cpp-python": llamacpp(pair, "F16"),
     }
@@ -207,8 +207,8 @@ def peer_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
     asked = prompts("code", TOKENS)
 
     def without_field(number: int, i: int) -> Request:
-        made = asked(number, i)
-        return Request(made.path, {name: value for name, value in made.body.items() if name != "ignore_eos"})
+        request = asked(number, i)
+        return Request(request.path, {name: value for name, value in request.body.items() if name != "ignore_eos"})
 
     for streams in PEER_LOADS:
         load = load_of(streams)

@@ -26,10 +26,10 @@ ARRIVALS = 3
 
 def ids(rng: random.Random, texts: Seq[Seq[int]], count: int) -> list[int]:
     """Token ids of so many tokens: real texts in random order, after a few random ids, so that no cache has them."""
-    found = [rng.randrange(1, 4000) for _ in range(8)]
-    while len(found) < count:
-        found += rng.choice(texts)
-    return found[:count]
+    ids = [rng.randrange(1, 4000) for _ in range(8)]
+    while len(ids) < count:
+        ids += rng.choice(texts)
+    return ids[:count]
 
 
 def asking(prompt: list[int], tokens: int) -> Request:
@@ -39,7 +39,7 @@ def asking(prompt: list[int], tokens: int) -> Request:
 
 async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
     """Seconds to the first text of `count` prompts: {"cold", "warm"}. Warm: the same prefix, another tail."""
-    rng, found = random.Random(seed), dict[str, list[float]](cold=[], warm=[])
+    rng, seconds = random.Random(seed), dict[str, list[float]](cold=[], warm=[])
     clock = asyncio.get_running_loop().time
     async with LoadClient(place, TIMEOUT) as client:
         await client.ask(asking(ids(rng, texts, PREFIX), 2), clock())  # opens the connection
@@ -49,14 +49,14 @@ async def first_texts(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: i
                 answered = read(await client.ask(asking(prefix + ids(rng, texts, TAIL), 2), clock()))
                 if answered.fault or answered.first is None:
                     raise RuntimeError(f"a request failed: {answered.fault}")
-                found[name].append(answered.first)
-    return found
+                seconds[name].append(answered.first)
+    return seconds
 
 
 async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> dict[str, list[float]]:
     """Of `count` streams into which prompts arrive, one entry for each prompt: {"longest": the longest gap while it was
     read, "median": the median gap of the stream while nothing else ran}, seconds."""
-    rng, found = random.Random(seed), dict[str, list[float]](longest=[], median=[])
+    rng, seconds = random.Random(seed), dict[str, list[float]](longest=[], median=[])
     async with LoadClient(place, TIMEOUT) as client:
         for _ in range(count):
             windows, times = await _disturbed(client, rng, texts)
@@ -64,11 +64,11 @@ async def gaps(place: Endpoint, texts: Seq[Seq[int]], count: int, seed: int) -> 
             for begin, end in windows:
                 within = [b - a for a, b in pairwise(times) if a < end and b > begin]
                 if within and quiet:
-                    found["longest"].append(max(within))
-                    found["median"].append(float(np.median(quiet)))
-    if not found["longest"]:
+                    seconds["longest"].append(max(within))
+                    seconds["median"].append(float(np.median(quiet)))
+    if not seconds["longest"]:
         raise RuntimeError("no prompt arrived while a stream ran")
-    return found
+    return seconds
 
 
 async def _disturbed(

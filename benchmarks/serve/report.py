@@ -13,14 +13,14 @@ from slipstream.bench.tables import ends
 ORDER = ("missed", "not measured", "reached")
 
 
-def markdown(results: dict[str, Any], made: list[Row]) -> str:
+def markdown(results: dict[str, Any], rows: list[Row]) -> str:
     """The whole page."""
-    return document(results, [lambda _: figures(made), *(_group(name) for name in results["runs"]), _notes])
+    return document(results, [lambda _: figures(rows), *(_group(name) for name in results["runs"]), _notes])
 
 
-def figures(made: list[Row]) -> list[str]:
+def figures(rows: list[Row]) -> list[str]:
     body = []
-    for row in sorted(made, key=lambda row: ORDER.index(row.verdict)):
+    for row in sorted(rows, key=lambda row: ORDER.index(row.verdict)):
         verdict = f"**{row.verdict}**" if row.verdict == "missed" else row.verdict
         if row.value is None:
             body.append([row.figure, row.must, "", "", verdict, row.reason])
@@ -38,8 +38,8 @@ def _group(name: str) -> Any:
         share = source.get("neighbours")
         machine = source["machine"]
         lines = [f"## {name}", "", *noise({"provenance": source}), ""]
-        for made in (speeds(result.data["arms"]), latencies(result.data["arms"])):
-            lines += [f"{made.title}. {made.note}", "", table(made), ""]
+        for section in (speeds(result.data["arms"]), latencies(result.data["arms"])):
+            lines += [f"{section.title}. {section.note}", "", table(section), ""]
         other = "" if share is None else f"; {100 * share:.0f} % of the machine's time went to other work"
         lines.append(
             f"{source['date']}, commit {source['commit']}; {machine['cpu']}, {machine['cores']} cores; "

@@ -33,12 +33,12 @@ class Text:
 def texts(vocabulary: str) -> list[list[int]]:
     """Sources of Python's library, long enough for every step to accept a whole draft."""
     tokenizer = load_tokenizer(vocabulary)
-    need, found = CONTEXT + STEPS * (MOST + 1) + MOST, list[list[int]]()
+    need, texts = CONTEXT + STEPS * (MOST + 1) + MOST, list[list[int]]()
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda file: -file.stat().st_size):
         ids = list(tokenizer.encode(file.read_text(encoding="utf-8")))
-        found += [ids[at : at + need] for at in range(0, len(ids) - need, need)]
-        if len(found) >= ROWS:
-            return found[:ROWS]
+        texts += [ids[at : at + need] for at in range(0, len(ids) - need, need)]
+        if len(texts) >= ROWS:
+            return texts[:ROWS]
     raise RuntimeError("Python's library is too small")
 
 
@@ -49,12 +49,12 @@ def measure(drafter: str, vocabulary: str) -> dict[str, float]:
     drafts = RowDrafts(drafter_of(1 << 20, drafter), MOST, CONTEXT + 4000, timed=False)
     alive, spent, accepted = {row.id for row in rows}, [], 0
     for _ in range(STEPS):
-        made = [row.step() for row in rows]
-        accepted += sum(row.gained - 1 for row in made)
+        steps = [row.step() for row in rows]
+        accepted += sum(row.gained - 1 for row in steps)
         begin = time.perf_counter()
-        found = drafts.propose(made, alive)
+        drafted = drafts.propose(steps, alive)
         spent.append(1e6 * (time.perf_counter() - begin) / ROWS)
-        for row, draft in zip(rows, found, strict=True):
+        for row, draft in zip(rows, drafted, strict=True):
             row.draft = draft
     later = spent[1:]
     return {"median": statistics.median(later), "slowest": max(later), "first": spent[0],

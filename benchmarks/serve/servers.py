@@ -56,7 +56,7 @@ class Served:
         return "" if self.needs is None or self.needs.exists() else f"not installed: run `make {self.make}`"
 
 
-def ours(pair: Pair, *options: str, draft: Path | None = None) -> Served:
+def slipstream_server(pair: Pair, *options: str, draft: Path | None = None) -> Served:
     """`slipstream serve` with these options. draft: of a drafter that is a model."""
     models = ["--target", str(pair.target), *(["--draft", str(draft)] if draft else [])]
     return Served(
@@ -115,14 +115,14 @@ def process(name: str, served: Served) -> Iterator[ServerProcess]:
     """A server that was started, and ends with the block."""
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(THREADS)}
     if served.server is not None:
-        with served.server.process(VLLM, name, environment=quiet | KEPT_SMALL) as made:
-            yield made
+        with served.server.process(VLLM, name, environment=quiet | KEPT_SMALL) as process:
+            yield process
         return
-    made = ServerProcess(name, served.command, quiet | {"PYTHONPATH": str(ROOT), **served.environment}, cwd=ROOT)
+    process = ServerProcess(name, served.command, quiet | {"PYTHONPATH": str(ROOT), **served.environment}, cwd=ROOT)
     try:
-        yield made
+        yield process
     finally:
-        made.stop()
+        process.stop()
 
 
 KEPT_SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}

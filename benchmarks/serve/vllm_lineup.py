@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.serve.figures import Arms, Row, arms_of, faster, speed
 from benchmarks.serve.lineup import Group, edits, fixed, prompts
-from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, ours, vllm, vllm_by_hand
+from benchmarks.serve.servers import CONTEXT, STREAMS, Pair, Served, slipstream_server, vllm, vllm_by_hand
 from slipstream.bench.configs import Choice
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import Estimate, ratio
@@ -36,8 +36,8 @@ def speculating(pair: Pair, drafter: str, draft_tokens: int, **more: Any) -> Ser
 
 
 def speed_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
-    own = {name: speculating(pair, "none", 0, speculative_config=lookup(k)) for name, k in NGRAM.items()}
-    return {PLAIN: speculating(pair, "none", 0), PLUG_IN: speculating(pair, "suffix", 16), **own}
+    ngram = {name: speculating(pair, "none", 0, speculative_config=lookup(k)) for name, k in NGRAM.items()}
+    return {PLAIN: speculating(pair, "none", 0), PLUG_IN: speculating(pair, "suffix", 16), **ngram}
 
 
 def cost_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
@@ -86,13 +86,15 @@ def load_of(streams: int) -> Load:
 
 
 def acceptance_servers(folder: Path, pair: Pair) -> Mapping[str, Served]:
-    found = {}
+    servers = {}
     for name in MODELS:
         draft = pair.draft if name == "model" else None
-        found[f"Slipstream, {name}"] = ours(pair, "--drafter", name, "--draft-tokens", fixed(name), draft=draft)
+        servers[f"Slipstream, {name}"] = slipstream_server(
+            pair, "--drafter", name, "--draft-tokens", fixed(name), draft=draft
+        )
         whole = {} if name == "model" else {"additional_config": {"slipstream": {"drafter": name, "lengths": "full"}}}
-        found[f"vLLM, {name}"] = speculating(pair, name, int(fixed(name)), **whole)
-    return found
+        servers[f"vLLM, {name}"] = speculating(pair, name, int(fixed(name)), **whole)
+    return servers
 
 
 def acceptance_arms(places: Mapping[str, Endpoint]) -> list[LoadArm]:
@@ -110,46 +112,46 @@ GROUPS = {
 def rows(runs: Mapping[str, Mapping[str, Any]], host: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """All figures. runs: group -> result; host: lookup -> microseconds, of `row_drafts_host.measure`."""
     speeds, costs, lengths = (arms_of(runs.get(group)) for group in GROUPS)
-    made = []
+    rows = []
     for streams in LOADS:
         for kind in KINDS:
             row = Row(f"plug-in against vLLM's n-gram, {kind}, {counted(streams)}", "speed", 0.97)
-            made.append(_row(row, lambda s=streams, k=kind: _against_ngram(speeds, k, s)))  # type: ignore[misc]
-        both = Row(f"plug-in against vLLM's n-gram, mean of edits and code, {counted(streams)}", "speed", 1.15)
-        made.append(_row(both, lambda s=streams: _mean_against_ngram(speeds, s)))  # type: ignore[misc]
+            rows.append(_row(row, lambda s=streams, k=kind: _against_ngram(speeds, k, s)))  # type: ignore[misc]
+        mean_row = Row(f"plug-in against vLLM's n-gram, mean of edits and code, {counted(streams)}", "speed", 1.15)
+        rows.append(_row(mean_row, lambda s=streams: _mean_against_ngram(speeds, s)))  # type: ignore[misc]
         row = Row(f"plug-in against vLLM plain, text that cannot be drafted, {counted(streams)}", "cost", 0.97)
-        made.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
+        rows.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{PLAIN}: {NOVEL}", s)))  # type: ignore[misc]
         row = Row(f"the same, against vLLM without async scheduling, {counted(streams)}", "cost", 0.97)
-        made.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{ONE_BY_ONE}: {NOVEL}", s)))  # type: ignore[misc]
+        rows.append(_row(row, lambda s=streams: _two(costs, f"{PLUG_IN}: {NOVEL}", f"{ONE_BY_ONE}: {NOVEL}", s)))  # type: ignore[misc]
         row = Row(
             f"predicted over measured speed-up, or the reverse, code, {counted(streams)}", "speed", 1.15, at_most=True
         )
-        made.append(_row(row, lambda s=streams: _predicted(speeds, s)))  # type: ignore[misc]
+        rows.append(_row(row, lambda s=streams: _predicted(speeds, s)))  # type: ignore[misc]
         row = Row(f"plug-in against vLLM plain, code, {counted(streams)}", "speed", 1.0)
-        made.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: code", f"{PLAIN}: code", s)))  # type: ignore[misc]
-    made.append(_row(Row("an edit with a prediction against without, 1 stream", "speed", 1.5),
+        rows.append(_row(row, lambda s=streams: _two(speeds, f"{PLUG_IN}: code", f"{PLAIN}: code", s)))  # type: ignore[misc]
+    rows.append(_row(Row("an edit with a prediction against without, 1 stream", "speed", 1.5),
                      lambda: _two(speeds, "edit, prediction", "edit", 1)))  # fmt: skip
-    made.append(_row(Row("our launcher against vLLM by hand, code, 8 streams", "cost", 0.97),
+    rows.append(_row(Row("our launcher against vLLM by hand, code, 8 streams", "cost", 0.97),
                      lambda: _two(costs, f"{PLAIN}: code", f"{HAND}: code", 8)))  # fmt: skip
     for name in MODELS:
         row = Row(f"mean acceptance length in vLLM against here, {name}", "acceptance", 0.95)
-        made.append(_row(row, lambda n=name: _lengths(lengths, n)))  # type: ignore[misc]
+        rows.append(_row(row, lambda n=name: _lengths(lengths, n)))  # type: ignore[misc]
     for name, spent in host.items():
         row = Row(
             f"host time of a row over 100 microseconds, 64 rows of 2,000 tokens, {name}", "speed", 1.0, at_most=True
         )
         share, detail = spent["median"] / 100, f"slowest step {spent['slowest']:.0f}, first {spent['first']:.0f}"
-        made.append(row.taken(Estimate(share, share, share, ""), f"{detail} microseconds a row"))
-    return made
+        rows.append(row.taken(Estimate(share, share, share, ""), f"{detail} microseconds a row"))
+    return rows
 
 
 def counted(streams: int) -> str:
     return f"{streams} stream{'s' * (streams > 1)}"
 
 
-def _row(row: Row, found: Callable[[], tuple[Estimate, str]]) -> Row:
+def _row(row: Row, compute: Callable[[], tuple[Estimate, str]]) -> Row:
     try:
-        return row.taken(*found())
+        return row.taken(*compute())
     except KeyError:
         row.reason = "not in this run"
         return row
@@ -167,8 +169,8 @@ def _best_ngram(arms: Arms, kind: str, streams: int) -> str:
 
 def _against_ngram(arms: Arms, kind: str, streams: int) -> tuple[Estimate, str]:
     best = _best_ngram(arms, kind, streams)
-    found, detail = _two(arms, f"{PLUG_IN}: {kind}", f"{best}: {kind}", streams)
-    return found, f"{detail}; {best.removeprefix('vLLM, n-gram, ')}"
+    estimate, detail = _two(arms, f"{PLUG_IN}: {kind}", f"{best}: {kind}", streams)
+    return estimate, f"{detail}; {best.removeprefix('vLLM, n-gram, ')}"
 
 
 def _mean_against_ngram(arms: Arms, streams: int) -> tuple[Estimate, str]:

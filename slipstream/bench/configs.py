@@ -75,7 +75,7 @@ def slipstream(choice: Choice) -> dict[str, Any]:
     return options
 
 
-def others(choice: Choice) -> dict[str, Settings]:
+def equivalents(choice: Choice) -> dict[str, Settings]:
     """The same choice for each of `PROGRAMS`."""
     return dict(zip(PROGRAMS, (write(choice) for write in (vllm, sglang, llama_server, transformers)), strict=True))
 

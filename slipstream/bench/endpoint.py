@@ -87,9 +87,9 @@ class Endpoint:
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
             "logprobs": logprobs, **(more or {}),
         }  # fmt: skip
-        found = self._call("/completions", asked)
+        answer = self._call("/completions", asked)
         try:
-            choice = found["choices"][0]
+            choice = answer["choices"][0]
             seen = choice.get("logprobs") or {}
             return Answer(
                 choice["text"], list(seen.get("tokens") or []), list(seen.get("token_logprobs") or []),
@@ -97,7 +97,7 @@ class Endpoint:
             )  # fmt: skip
         except (KeyError, IndexError, TypeError) as fault:
             raise ServedError(
-                f"{self.base_url} answered without a completion: {json.dumps(found)[:200]}",
+                f"{self.base_url} answered without a completion: {json.dumps(answer)[:200]}",
                 fix="give the URL of an OpenAI-compatible server, which ends in /v1",
             ) from fault
 

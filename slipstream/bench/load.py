@@ -200,9 +200,9 @@ async def one_pass(
     before = await client.counters()
 
     async def ask(request: Request, scheduled: float) -> Timed:
-        made = await client.ask(request, scheduled)
+        timed = await client.ask(request, scheduled)
         advance()
-        return made
+        return timed
 
     began = clock()
     if load.rate is None:
@@ -231,8 +231,8 @@ async def _in_flight(asked: Seq[Request], many: int, ask: Callable[[Request, flo
 async def _arriving(asked: Seq[Request], due: np.ndarray, ask: Callable[[Request, float], Any]) -> list[Timed]:
     async def later(request: Request, at: float) -> Timed:
         await asyncio.sleep(at - asyncio.get_running_loop().time())
-        made: Timed = await ask(request, at)
-        return made
+        timed: Timed = await ask(request, at)
+        return timed
 
     return list(await asyncio.gather(*(later(*each) for each in zip(asked, due.tolist(), strict=True))))
 

@@ -69,11 +69,11 @@ def load_weights_once(llm: LLM, drafter: Any, options: dict[str, Any] | None = N
     created again for every pass. Any drafter is created once here, so that bad options raise before anything is
     measured."""
     llm.use(drafter, **(options or {}))
-    made = llm.drafter
+    loaded = llm.drafter
     llm.use(None)
     if isinstance(drafter, list):
         return [load_weights_once(llm, each)[0] for each in drafter], dict(options or {})
-    return (drafter, dict(options or {})) if recreated_per_pass(drafter) else (made, {})
+    return (drafter, dict(options or {})) if recreated_per_pass(drafter) else (loaded, {})
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,12 @@ class Run:
             return Estimate(1.0, 1.0, 1.0)
         rounds = min(self.rounds, self.plain.rounds)
         top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
-        found = estimates.ratio(top, bottom, self.plain.weights(groups))
-        return found if self.stats(groups).proposed else replace(found, low=None, high=None, note=estimates.NO_DRAFTS)
+        estimate = estimates.ratio(top, bottom, self.plain.weights(groups))
+        return (
+            estimate
+            if self.stats(groups).proposed
+            else replace(estimate, low=None, high=None, note=estimates.NO_DRAFTS)
+        )
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
         """Median over prompts and passes."""

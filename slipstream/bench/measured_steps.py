@@ -137,8 +137,8 @@ class Measured(Strict):
     def length(self, draft_tokens: int) -> float:
         """Predicted mean acceptance length of a text, prefill included; at most the measured one, because the measured
         drafts are the longest."""
-        found = self.tokens / (1 + self.prediction(draft_tokens).steps)
-        return found if self.tau is None else min(found, self.tau)
+        length = self.tokens / (1 + self.prediction(draft_tokens).steps)
+        return length if self.tau is None else min(length, self.tau)
 
     def expected(self, draft_tokens: int) -> float:
         """Predicted speed-up at a draft length, scaled so that it agrees with the measurement at the measured length.
@@ -147,10 +147,10 @@ class Measured(Strict):
 
         At most the mean acceptance length: a step that drafts takes no less time than a plain one. Only noise in the
         costs says otherwise."""
-        found = self.prediction(draft_tokens).speedup
+        speedup = self.prediction(draft_tokens).speedup
         if self.speedup is not None:
-            found *= self.speedup.value / self.prediction(self.draft_tokens).speedup
-        return min(found, self.length(draft_tokens))
+            speedup *= self.speedup.value / self.prediction(self.draft_tokens).speedup
+        return min(speedup, self.length(draft_tokens))
 
     def best_length(self) -> tuple[int, float]:
         """(best draft length up to the measured one, its predicted speed-up); length 0 if none saves time. The smaller

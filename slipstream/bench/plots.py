@@ -109,9 +109,9 @@ def legend(axes: Axes, narrow: bool, columns: int = 3) -> None:
         )
 
 
-def errors(found: Seq[dict[str, Any]]) -> list[list[float]]:
+def errors(estimates: Seq[dict[str, Any]]) -> list[list[float]]:
     """The error bars of estimates: lengths below and above the values; 0 without an interval."""
-    ends = [(e["low"] or e["value"], e["value"], e["high"] or e["value"]) for e in found]
+    ends = [(e["low"] or e["value"], e["value"], e["high"] or e["value"]) for e in estimates]
     return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
 
 

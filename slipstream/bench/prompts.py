@@ -74,16 +74,16 @@ class PromptSet:
                 f"a context of {tokens} tokens was asked for, the target has room for {most} before the answer",
                 fix=f"give at most {most}, or fewer new tokens",
             )
-        found = []
-        for i, own in enumerate(self.ids):
-            others = [ids for k in range(1, len(self.ids)) for ids in [self.ids[i - k]]] or [own]
-            row = list(own)
-            for earlier in cycle(others):
+        rows = []
+        for i, prompt in enumerate(self.ids):
+            neighbours = [ids for k in range(1, len(self.ids)) for ids in [self.ids[i - k]]] or [prompt]
+            row = list(prompt)
+            for earlier in cycle(neighbours):
                 if len(row) >= tokens:
                     break
                 row = [*earlier, *row]
-            found.append(row[-tokens:])
-        return found
+            rows.append(row[-tokens:])
+        return rows
 
     @property
     def categories(self) -> list[str]:
@@ -200,10 +200,10 @@ def entries(source: str) -> list[Entry]:
     except (OSError, UnicodeDecodeError) as fault:
         raise PromptError(f"{source} cannot be read: {fault}", fix="give UTF-8 text or JSON lines") from fault
     lines = path.suffix in (".jsonl", ".json", ".ndjson") or text.lstrip().startswith("{")
-    found = list(_json_lines(path, text) if lines else _plain_text(path, text))
-    if not found:
+    rows = list(_json_lines(path, text) if lines else _plain_text(path, text))
+    if not rows:
         raise PromptError(f"{source} holds no prompt", fix="one JSON object a line, or one prompt a line")
-    return found
+    return rows
 
 
 def _name(entry: dict[str, Any]) -> str:
@@ -242,7 +242,7 @@ def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) 
 
     drafter = llm.drafter
     chat = template == "chat" or (template == "auto" and bool(getattr(llm.tokenizer, "chat_template", None)))
-    said, found = [entry.text], []
+    said, prompt_turns = [entry.text], []
     try:
         llm.use(None)
         for turn, question in enumerate(entry.later[: turns - 1], start=2):
@@ -251,10 +251,10 @@ def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) 
             ids = _conversation(llm, said, chat)
             if len(ids) > llm.checks.longest:
                 break
-            found.append(Prompt(ids, entry.category, f"{entry.name}, turn {turn}"))
+            prompt_turns.append(Prompt(ids, entry.category, f"{entry.name}, turn {turn}"))
     finally:
         llm.use(drafter)
-    return found
+    return prompt_turns
 
 
 def _conversation(llm: LLM, said: Seq[str], chat: bool) -> list[int]:
@@ -276,29 +276,29 @@ def _json_lines(path: Path, text: str) -> Iterable[Entry]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                found = json.loads(line)
+                value = json.loads(line)
             except json.JSONDecodeError as fault:
                 raise PromptError(
                     f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",
                     fix="one JSON object a line, without line breaks inside",
                 ) from fault
-            yield _entry(path, number, found)
+            yield _entry(path, number, value)
 
 
-def _entry(path: Path, number: int, found: Any) -> Entry:
+def _entry(path: Path, number: int, value: Any) -> Entry:
     where = f"{path.name}, line {number},"
-    if not isinstance(found, dict):
-        raise PromptError(f"{where} is a {type(found).__name__}, an object is needed", fix='as in {"prompt": "..."}')
-    category = str(found.get("category") or ("HumanEval" if "task_id" in found else path.stem))
-    name = str(found.get("question_id", found.get("task_id", number)))
-    turns = found.get("turns")
+    if not isinstance(value, dict):
+        raise PromptError(f"{where} is a {type(value).__name__}, an object is needed", fix='as in {"prompt": "..."}')
+    category = str(value.get("category") or ("HumanEval" if "task_id" in value else path.stem))
+    name = str(value.get("question_id", value.get("task_id", number)))
+    turns = value.get("turns")
     later: tuple[Any, ...] = ()
     if isinstance(turns, list) and turns:
         text, request, later = turns[0], True, tuple(turns[1:])
     else:
-        text, request = found.get("prompt", found.get("text")), False
+        text, request = value.get("prompt", value.get("text")), False
     if not isinstance(text, str) or not text.strip():
-        has = ", ".join(map(repr, found)) or "nothing"
+        has = ", ".join(map(repr, value)) or "nothing"
         raise PromptError(f"{where} holds no prompt; it has {has}", fix="needed is turns, prompt or text, not empty")
     if not all(isinstance(turn, str) and turn.strip() for turn in later):
         raise PromptError(f"{where} holds a turn that is not text", fix="give each turn as a string, not empty")

@@ -73,10 +73,10 @@ class OtherProcesses:
     process nor by any that it started. None if the system does not report it."""
 
     def __init__(self) -> None:
-        self._start, self._used = monotonic(), _others()
+        self._start, self._used = monotonic(), _ticks_elsewhere()
 
     def share(self) -> float | None:
-        now = _others()
+        now = _ticks_elsewhere()
         if not now or not self._used:
             return None
         # What a process used before the start counts for its parent once it has ended, so only sums may be compared.
@@ -84,7 +84,7 @@ class OtherProcesses:
         return seconds / ((monotonic() - self._start) * (os.cpu_count() or 1))
 
 
-def _others(proc: Path = Path("/proc")) -> dict[int, int]:
+def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
     """Clock ticks that each other process has used so far, with the children that it has waited for; at 0, those that
     the host has taken from a virtual machine. Of init not its children: it waits for orphans, ours among them."""
     ticks, parents = dict[int, int](), dict[int, int]()

@@ -188,8 +188,8 @@ def axis_plots(fast: list[dict[str, Any]], axes: dict[str, list[Any]], axis: str
     """Speed-up and acceptance rate over `axis`, a line for each combination of the other axes."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for arm in fast:
-        others = {name: value(arm, name) for name in axes if name != axis}
-        label = ", ".join(str(v) if name == "drafter" else f"{AXES.get(name, name)} {v}" for name, v in others.items())
+        rest = {name: value(arm, name) for name in axes if name != axis}
+        label = ", ".join(str(v) if name == "drafter" else f"{AXES.get(name, name)} {v}" for name, v in rest.items())
         lines.setdefault(label or arm["label"], []).append(arm)
     series = list(lines.items())
     return [speed(series, axis), acceptance(series, axis)]

@@ -96,20 +96,20 @@ def read(path: str | Path, kind: str | None = None) -> Result:
     """Loads a result file. Raises ResultError if it is not one of this version, or not of `kind` if that is given."""
     path = Path(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as fault:
         raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
     except (UnicodeDecodeError, json.JSONDecodeError) as fault:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
-    return _checked(str(path), found, kind)
+    return _checked(str(path), content, kind)
 
 
-def _checked(path: str, found: Any, kind: str | None = None) -> Result:
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+def _checked(path: str, content: Any, kind: str | None = None) -> Result:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultError(
             f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"
         )
-    version = found.get("format_version")
+    version = content.get("format_version")
     if version != FORMAT_VERSION:
         raise ResultError(
             f"{path} has format version {version}, this Slipstream reads version {FORMAT_VERSION}",
@@ -117,22 +117,22 @@ def _checked(path: str, found: Any, kind: str | None = None) -> Result:
             fix="measure again with this version, or read it with the Slipstream that wrote it",
         )
     names = ("kind", "settings", "provenance", "warnings", "data", "complete")
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in content]
     if missing:
         raise ResultError(f"{path} lacks {', '.join(missing)}", why="it is damaged", fix="measure again")
-    if kind is not None and found["kind"] != kind:
-        raise ResultError(f"{path} is the result of {found['kind']!r}, one of {kind!r} is needed")
-    return Result(**{name: found[name] for name in names})
+    if kind is not None and content["kind"] != kind:
+        raise ResultError(f"{path} is the result of {content['kind']!r}, one of {kind!r} is needed")
+    return Result(**{name: content[name] for name in names})
 
 
 def read_all(path: str | Path) -> list[Result]:
     """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
     `read`."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = None  # `read` says what is wrong
-    runs = found.get("runs") if isinstance(found, dict) else None
+        content = None  # `read` says what is wrong
+    runs = content.get("runs") if isinstance(content, dict) else None
     if not isinstance(runs, dict) or not runs:
         return [read(path)]
     return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]

@@ -62,7 +62,7 @@ class ServerProcess:
         """The lines that name an error, if it printed any, else the last ones."""
         self._reader.join(1.0 if self.process.poll() is not None else 0.0)
         log = [line.strip() for line in self._log if line.strip()]
-        wrong = dict.fromkeys(line[found.start() :] for line in log if (found := ERROR.search(line)))
+        wrong = dict.fromkeys(line[match.start() :] for line in log if (match := ERROR.search(line)))
         return "\n".join(line[:WIDEST] for line in (list(wrong) or log)[-lines:])
 
     def ready(self, seconds: float, given_up: Event | None = None) -> str:

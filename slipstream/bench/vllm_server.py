@@ -48,14 +48,14 @@ class VllmServer(Strict):
     def values(self) -> dict[str, Any]:
         """All arguments by name. Raises ParameterError where vLLM does not have the drafter, and for arguments that it
         would refuse or ignore beside speculation."""
-        made = vllm(self.choice)
-        if made.values is None:
-            raise ParameterError(made.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix or "
+        settings = vllm(self.choice)
+        if settings.values is None:
+            raise ParameterError(settings.note, fix="choose model, eagle, eagle3, none, or lookups: ngram, suffix or "
                                  "several of them")  # fmt: skip
-        values = dict(made.values)
+        values = dict(settings.values)
         for name, value in self.arguments.items():
-            both = isinstance(value, Mapping) and isinstance(values.get(name), Mapping)
-            values[name] = {**values[name], **value} if both else value
+            mappings = isinstance(value, Mapping) and isinstance(values.get(name), Mapping)
+            values[name] = {**values[name], **value} if mappings else value
         if "speculative_config" in values and values.get("logits_processors"):
             raise ParameterError("logits_processors is given beside speculation", why=BESIDE_SPECULATION,
                                  fix="leave one of them out")  # fmt: skip
@@ -63,13 +63,13 @@ class VllmServer(Strict):
 
     def command(self, python: Path, host: str = "127.0.0.1") -> list[str]:
         """The process' command; {port} stands for the port."""
-        made = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.choice.target),
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.choice.target),
                 "--host", host, "--port", "{port}"]  # fmt: skip
         for name, value in self.values.items():
-            made.append(f"--{name.replace('_', '-')}")
+            command.append(f"--{name.replace('_', '-')}")
             if value is not True:
-                made.append(json.dumps(value) if isinstance(value, (Mapping, list)) else str(value))
-        return made
+                command.append(json.dumps(value) if isinstance(value, (Mapping, list)) else str(value))
+        return command
 
     @contextmanager
     def process(

@@ -83,7 +83,8 @@ def bench(
     """Compare drafters with plain decoding in one interleaved run on the same prompts.
 
     Options that take several values make a grid: every draft length, temperature, batch size and context is measured
-    with every other, and plotted beside the predictions of the closed forms.
+    with every other, and plotted beside the predictions of the closed forms. Lengths that are chosen at run time
+    (-k auto, the default) have no prediction: with --context alone, only the measurements are plotted.
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.bench.benchmark import Contender, checkpoints, figures, warnings
-from slipstream.bench.configs import Choice, others, slipstream
+from slipstream.bench.configs import Choice, equivalents, slipstream
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
 from slipstream.bench.prompts import PromptSet
@@ -249,7 +249,7 @@ class _Tuning:
 def configurations(picked: Choice) -> dict[str, Any]:
     """The choice for Slipstream and for other programs; for those, "embedded" is replaced by the folder."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
-    elsewhere = others(replace(picked, draft=folder))
+    elsewhere = equivalents(replace(picked, draft=folder))
     return {"slipstream": slipstream(picked)} | {name: settings.as_dict() for name, settings in elsewhere.items()}
 
 

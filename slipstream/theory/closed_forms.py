@@ -174,8 +174,19 @@ def predict(
     batch           sequences a step, each counted as the mean one; seconds are those of the whole batch.
 
     Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
-    last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain.
+    last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain. Raises
+    ParameterError for rates or shares that cannot have been measured, and for less than one token.
     """
+    for j, rate in enumerate(position_rates, start=1):
+        check_number(f"the rate at position {j}", rate, 0.0, 1.0)
+    if drafted is not None:
+        check_rates(drafted)
+        if len(drafted) != len(position_rates):
+            raise ParameterError(
+                f"{len(position_rates)} rates by position and {len(drafted)} shares of steps were given"
+            )
+    if tokens is not None:
+        check_integer("tokens", tokens, 1)
     deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the steps at depth j or deeper
     reach = [1.0, *(rate * share for rate, share in zip(position_rates, deep[1:], strict=False))]
     plain = costs(batch) + plain_host

@@ -69,10 +69,10 @@ def test_a_prediction_from_known_cells():
     fast.seconds |= {"target": 0.11, "draft": 0.022}
     runs[0].cells = [[Cell(0.41, 41, 0.01, slow)]]
     runs[1].cells = [[Cell(0.132, 41, 0.01, fast)]]
-    found = predicted(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
-    assert found["mean_acceptance_length"] == pytest.approx(4)
-    assert found["tokens_per_second"] == pytest.approx(41 / 0.13, rel=0.02)
-    assert found["speedup"] == pytest.approx(0.41 / 0.13, rel=0.02)
+    prediction = predicted(runs[1], runs, CostCurve((1, 4), (1.0, 1.0)))
+    assert prediction["mean_acceptance_length"] == pytest.approx(4)
+    assert prediction["tokens_per_second"] == pytest.approx(41 / 0.13, rel=0.02)
+    assert prediction["speedup"] == pytest.approx(0.41 / 0.13, rel=0.02)
 
 
 def test_trees_are_distinguished_from_chains():

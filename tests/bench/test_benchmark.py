@@ -17,8 +17,8 @@ from slipstream.llm import LLM
 
 
 def test_every_condition_has_plain_decoding_of_its_own(bench_result):
-    found = [(arm["label"], arm["temperature"], arm["against"]) for arm in bench_result.data["arms"]]
-    assert found == [
+    arms = [(arm["label"], arm["temperature"], arm["against"]) for arm in bench_result.data["arms"]]
+    assert arms == [
         ("plain", 0.0, None), ("model", 0.0, 0), ("ngram", 0.0, 0),
         ("plain", 1.0, None), ("model", 1.0, 3), ("ngram", 1.0, 3),
     ]  # fmt: skip
@@ -48,14 +48,14 @@ def test_figures_and_invariants(bench_result):
 
 
 def test_provenance_says_where_the_numbers_come_from(bench_result):
-    found = bench_result.provenance
-    assert found["dtype"] == "float64"
-    assert found["executor"] == "torch"
-    assert found["seed"] == 0
-    assert len(found["target"]["sha256"]) == 16
-    assert {"slipstream", "torch", "python"} <= set(found["versions"])
-    assert found["template"]
-    assert [len(draft["sha256"]) for draft in found["drafts"].values()] == [16]
+    provenance = bench_result.provenance
+    assert provenance["dtype"] == "float64"
+    assert provenance["executor"] == "torch"
+    assert provenance["seed"] == 0
+    assert len(provenance["target"]["sha256"]) == 16
+    assert {"slipstream", "torch", "python"} <= set(provenance["versions"])
+    assert provenance["template"]
+    assert [len(draft["sha256"]) for draft in provenance["drafts"].values()] == [16]
     json.dumps(bench_result.as_dict(), allow_nan=False)
 
 
@@ -114,8 +114,8 @@ class Silent(Faulty):
 
 
 def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set):
-    made = [Contender("faulty", Faulty(), 3), Contender("silent", Silent(), 3)]
-    result = bench(tiny_llm, made, prompt_set, BenchConfig(tokens=4, rounds=1))
+    contenders = [Contender("faulty", Faulty(), 3), Contender("silent", Silent(), 3)]
+    result = bench(tiny_llm, contenders, prompt_set, BenchConfig(tokens=4, rounds=1))
     said = "\n".join(result.warnings)
     assert "faulty (temperature 0, batch 1): the drafter failed" in said
     assert "silent (temperature 0, batch 1): nothing was drafted" in said

@@ -12,8 +12,8 @@ from slipstream.bench.configs import (
     PLUGIN,
     PROGRAMS,
     Choice,
+    equivalents,
     llama_server,
-    others,
     sglang,
     slipstream,
     transformers,
@@ -77,9 +77,9 @@ def test_what_a_shell_reads_is_the_json():
 
 def test_settings_without_an_equivalent_are_reported():
     for drafter in ("lookahead", "medusa"):
-        found = others(Choice(drafter, 4, draft="d"))
-        assert set(found) == set(PROGRAMS)
-        for each in found.values():
+        settings = equivalents(Choice(drafter, 4, draft="d"))
+        assert set(settings) == set(PROGRAMS)
+        for each in settings.values():
             assert (each.values, each.text) == (None, "")
             assert f"no counterpart of {drafter!r}" in each.note
     assert "0.32" in vllm(Choice("medusa", 4, draft="d")).note
@@ -103,7 +103,7 @@ def test_an_exit_of_the_target_itself():
 
 
 def test_plain_decoding_has_settings_too():
-    for each in others(Choice("none")).values():
+    for each in equivalents(Choice("none")).values():
         assert (each.values, each.text) == ({}, "")
         assert each.note.startswith("plain decoding")
     assert "draft" not in slipstream(Choice("ngram", 3, draft="d"))
@@ -118,8 +118,8 @@ def test_a_model_without_a_name_is_refused():
 
 
 def test_our_own_names_are_options_of_generate():
-    made = slipstream(Choice("suffix+model", 6, "t", "d", options={"min_match": 3}))
-    assert made == {
+    settings = slipstream(Choice("suffix+model", 6, "t", "d", options={"min_match": 3}))
+    assert settings == {
         "target": "t", "draft": "d", "drafter": "suffix,model", "draft_tokens": 6, "drafter_option": ["min_match=3"]
     }  # fmt: skip
 
@@ -136,9 +136,9 @@ def test_settings_of_a_draft_model_are_left_out_with_a_drafter_that_has_none():
 
 def test_another_tokenizer_has_a_counterpart_in_transformers_alone():
     same, string = (
-        others(Choice("model", 4, draft="d", engine={"draft_tokenizer": method})) for method in ("same", "string")
+        equivalents(Choice("model", 4, draft="d", engine={"draft_tokenizer": method})) for method in ("same", "string")
     )
-    assert same == others(Choice("model", 4, draft="d"))
+    assert same == equivalents(Choice("model", 4, draft="d"))
     assert string["vllm"].values is string["sglang"].values is string["llama-server"].values is None
     assert "assistant_tokenizer" in string["transformers"].note
 
@@ -146,8 +146,8 @@ def test_another_tokenizer_has_a_counterpart_in_transformers_alone():
 @pytest.mark.parametrize(("drafter", "key"), [("model", "pard_token"), ("eagle3", "ptd_token_id")])
 def test_vllm_is_told_of_a_draft_that_takes_one_pass(tmp_path: Path, drafter: str, key: str):
     (tmp_path / "config.json").write_text(json.dumps({key: 7}))
-    made = vllm(Choice(drafter, 5, draft=str(tmp_path)))
-    assert made.values["speculative_config"]["parallel_drafting"] is True
-    assert "V1 runner" in made.note
+    settings = vllm(Choice(drafter, 5, draft=str(tmp_path)))
+    assert settings.values["speculative_config"]["parallel_drafting"] is True
+    assert "V1 runner" in settings.note
     (tmp_path / "config.json").write_text(json.dumps({key: None}))
     assert "parallel_drafting" not in vllm(Choice(drafter, 5, draft=str(tmp_path))).values["speculative_config"]

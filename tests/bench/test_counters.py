@@ -15,9 +15,9 @@ TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).
 
 
 def known(server: str) -> dict:
-    found = read_counters(TEXTS[server])
-    assert found.server == server
-    return {name: value for name, value in found.as_dict().items() if value is not None}
+    counters = read_counters(TEXTS[server])
+    assert counters.server == server
+    return {name: value for name, value in counters.as_dict().items() if value is not None}
 
 
 def test_every_server_of_the_table_has_a_text() -> None:
@@ -42,25 +42,25 @@ def test_llama_server_counts_cached_prompt_tokens_apart_and_tells_no_kv_usage_an
 
 @pytest.mark.parametrize("server", ["vllm", "slipstream"])
 def test_vllm_and_slipstream_report_everything_and_the_figures_agree(server: str) -> None:
-    found = known(server)
-    assert found.keys() >= NAMES.keys()
-    assert 0 < found["accepted_tokens"] < found["draft_tokens"]
-    assert found["requests"] > 0
-    assert found["accepted_at"] == sorted(found["accepted_at"], reverse=True)
-    assert sum(found["accepted_at"]) == pytest.approx(found["accepted_tokens"] / found["drafts"])
-    assert found["mean_acceptance_length"] == pytest.approx(1 + sum(found["accepted_at"]))
+    counters = known(server)
+    assert counters.keys() >= NAMES.keys()
+    assert 0 < counters["accepted_tokens"] < counters["draft_tokens"]
+    assert counters["requests"] > 0
+    assert counters["accepted_at"] == sorted(counters["accepted_at"], reverse=True)
+    assert sum(counters["accepted_at"]) == pytest.approx(counters["accepted_tokens"] / counters["drafts"])
+    assert counters["mean_acceptance_length"] == pytest.approx(1 + sum(counters["accepted_at"]))
 
 
 def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server() -> None:
     collected = ServerMetrics("m").registry.collect()
-    own = {each.name + ("_total" if each.type == "counter" else "") for each in collected}
-    assert {f"slipstream:{name_of(quantity, 'slipstream')}" for quantity in NAMES} <= own
+    exported = {each.name + ("_total" if each.type == "counter" else "") for each in collected}
+    assert {f"slipstream:{name_of(quantity, 'slipstream')}" for quantity in NAMES} <= exported
 
 
 def test_slipstream_with_vllms_prefix_is_still_slipstream() -> None:
-    found = read_counters(ServerMetrics("m", "vllm").text().decode())
-    assert found.server == "slipstream"
-    assert found.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}
+    counters = read_counters(ServerMetrics("m", "vllm").text().decode())
+    assert counters.server == "slipstream"
+    assert counters.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}
 
 
 def test_growth_leaves_out_what_was_before_and_what_holds_now_stays() -> None:
@@ -78,8 +78,8 @@ def test_a_counter_that_fell_belongs_to_a_restarted_server_and_counts_from_zero(
 
 
 def test_positions_that_no_draft_reached_have_a_rate_of_zero() -> None:
-    found = Counters("slipstream", {"drafts": 10, "draft_tokens": 38, "accepted_tokens": 7, "accepted_at 1": 7})
-    assert found.as_dict()["accepted_at"] == [0.7, 0.0, 0.0, 0.0]
+    counters = Counters("slipstream", {"drafts": 10, "draft_tokens": 38, "accepted_tokens": 7, "accepted_at 1": 7})
+    assert counters.as_dict()["accepted_at"] == [0.7, 0.0, 0.0, 0.0]
     none = Counters("slipstream", {"drafts": 10, "draft_tokens": 20, "accepted_tokens": 0})
     assert none.as_dict()["accepted_at"] == [0.0, 0.0]
 
@@ -91,8 +91,8 @@ def test_a_page_without_known_counters_reports_nothing(text: str) -> None:
 
 def test_a_server_without_speculation_reports_no_drafts() -> None:
     text = "".join(line for line in TEXTS["vllm"].splitlines(keepends=True) if "spec_decode" not in line)
-    found = read_counters(text)
-    shown = found.as_dict()
+    counters = read_counters(text)
+    shown = counters.as_dict()
     assert shown["output_tokens"] > 0
     assert [shown[name] for name in ("drafts", "accepted_at", "acceptance_rate", "mean_acceptance_length")] == [
         None

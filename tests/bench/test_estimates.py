@@ -13,41 +13,41 @@ def test_ratio_is_of_geometric_means_over_passes_then_totals_over_prompts():
 
 def test_interval_of_a_constant_ratio_is_a_point():
     bottom = np.full((5, 4), 0.5)
-    found = ratio(3 * bottom, bottom)
-    assert (found.low, found.value, found.high) == pytest.approx((3.0, 3.0, 3.0))
+    estimate = ratio(3 * bottom, bottom)
+    assert (estimate.low, estimate.value, estimate.high) == pytest.approx((3.0, 3.0, 3.0))
 
 
 def test_pairing_cancels_disturbances_of_both_sides():
     rng = np.random.default_rng(1)
     noise = rng.lognormal(0, 1, size=(1, 9))  # one factor per round
     bottom = np.ones((6, 9)) * noise
-    found = ratio(2 * bottom, bottom)
-    assert found.high - found.low < 1e-6
+    estimate = ratio(2 * bottom, bottom)
+    assert estimate.high - estimate.low < 1e-6
 
 
 def test_passes_of_the_whole_have_their_t_interval():
     logs = np.array([0.1, 0.3, 0.2, 0.4])
-    found = ratio(np.exp(logs), np.ones(4))
+    estimate = ratio(np.exp(logs), np.ones(4))
     low, high = student.interval(0.95, 3, logs.mean(), logs.std(ddof=1) / 2)
-    assert (found.value, found.low, found.high) == pytest.approx(np.exp([0.25, low, high]), rel=1e-3)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx(np.exp([0.25, low, high]), rel=1e-3)
 
 
 def test_no_interval_is_narrower_than_that_of_the_speed_ups_of_single_passes():
     rng = np.random.default_rng(3)
     for _ in range(20):
         plain, fast = rng.lognormal(0, 0.2, (2, 6, 4))
-        found = ratio(plain, fast)
+        estimate = ratio(plain, fast)
         whole = ratio(plain.prod(0) ** (1 / 6), fast.prod(0) ** (1 / 6))
-        assert found.high / found.low > 0.9 * whole.high / whole.low  # those weigh every prompt the same
+        assert estimate.high / estimate.low > 0.9 * whole.high / whole.low  # those weigh every prompt the same
 
 
 @pytest.mark.parametrize(
     ("prompts", "passes", "note"), [(4, 2, "few passes"), (2, 5, "few prompts"), (1, 5, "few prompts"), (3, 3, "")]
 )
 def test_too_few_prompts_or_passes_have_no_interval(prompts, passes, note):
-    found = ratio(np.full((prompts, passes), 2.0), np.ones((prompts, passes)))
-    assert (found.value, found.note) == (pytest.approx(2.0), note)
-    assert (found.low is None) == (found.high is None) == bool(note)
+    estimate = ratio(np.full((prompts, passes), 2.0), np.ones((prompts, passes)))
+    assert (estimate.value, estimate.note) == (pytest.approx(2.0), note)
+    assert (estimate.low is None) == (estimate.high is None) == bool(note)
 
 
 def test_one_long_prompt_among_short_ones_is_few_prompts():
@@ -76,17 +76,17 @@ def test_shapes_must_match():
 
 def test_weights_make_it_the_ratio_of_the_totals():
     top, bottom = np.repeat([[2.0], [6.0], [6.0]], 3, 1), np.repeat([[1.0], [2.0], [2.0]], 3, 1)
-    found = ratio(top, bottom, weights=[1, 2, 1])
-    assert found.value == pytest.approx((2 + 12 + 6) / (1 + 4 + 2))
-    assert found.low <= 2.0  # a further prompt may be like the first
-    assert found.high >= 3.0
+    estimate = ratio(top, bottom, weights=[1, 2, 1])
+    assert estimate.value == pytest.approx((2 + 12 + 6) / (1 + 4 + 2))
+    assert estimate.low <= 2.0  # a further prompt may be like the first
+    assert estimate.high >= 3.0
     assert ratio(top, bottom, weights=[5, 5, 5]).value == pytest.approx(14 / 5)
 
 
 def test_weighted_mean_and_its_inverse():
-    found = mean(np.repeat([[1.0], [2.0], [3.0]], 3, 1), weights=[1, 1, 2])
-    assert found.value == pytest.approx(2.25)
-    assert found.low <= 2.25 <= found.high
-    turned = found.inverse()
-    assert (turned.low, turned.value, turned.high) == (1 / found.high, 1 / found.value, 1 / found.low)
+    estimate = mean(np.repeat([[1.0], [2.0], [3.0]], 3, 1), weights=[1, 1, 2])
+    assert estimate.value == pytest.approx(2.25)
+    assert estimate.low <= 2.25 <= estimate.high
+    turned = estimate.inverse()
+    assert (turned.low, turned.value, turned.high) == (1 / estimate.high, 1 / estimate.value, 1 / estimate.low)
     assert mean([1.0, 2.0]).inverse().low is None

@@ -13,10 +13,10 @@ def test_divergence_tells_near_ties_from_bugs(tiny, tmp_path):
     target = Decoder.load(tiny.target, **EXACT)
     prompt = [5, 6, 7]
     assert divergence(target, prompt, [1, 2], [1, 2]) is None
-    found = divergence(target, prompt, [1, 2, 3], [1, 2, 4])
-    assert found.position == 2
-    assert not found.near_tie
-    assert "bug" in str(found)
+    difference = divergence(target, prompt, [1, 2, 3], [1, 2, 4])
+    assert difference.position == 2
+    assert not difference.near_tie
+    assert "bug" in str(difference)
     assert divergence(target, prompt, [1, 2], [1, 2, 4]).position == 2
     assert Divergence(3, 1e-7, 1e-6).near_tie
     tied = make_tied(tmp_path / "tied", tiny)

@@ -62,32 +62,32 @@ def race(
     seconds += rng.normal(0.0, noise.turns, (ways, 1, passes))
     stalls = rng.random(seconds.shape) < noise.stalls
     seconds += np.where(stalls, np.log1p(rng.pareto(2, seconds.shape)), 0.0)
-    found = np.exp(seconds) * rng.lognormal(0.0, 0.1, prompts)[:, None]
-    return found[0], found[-1] / np.broadcast_to(gains, prompts)[:, None], tokens
+    times = np.exp(seconds) * rng.lognormal(0.0, 0.1, prompts)[:, None]
+    return times[0], times[-1] / np.broadcast_to(gains, prompts)[:, None], tokens
 
 
 def identical_work(prompts: int, passes: int, noise: Noise, trials: int) -> list[Estimate]:
     """What is found of ways that do the same."""
-    found = []
+    estimates = []
     for trial in range(trials):
         plain, same, tokens = race(
             np.random.default_rng((trial, prompts, passes)), prompts, passes, noise, ways=2 + trial % 3
         )
-        found.append(ratio(plain, same, weights=tokens))
-    return found
+        estimates.append(ratio(plain, same, weights=tokens))
+    return estimates
 
 
-def excluding_1(found: list[Estimate]) -> float:
-    return float(np.mean([e.low is not None and e.high is not None and not e.low <= 1 <= e.high for e in found]))
+def excluding_1(estimates: list[Estimate]) -> float:
+    return float(np.mean([e.low is not None and e.high is not None and not e.low <= 1 <= e.high for e in estimates]))
 
 
 @pytest.mark.parametrize("prompts", PROMPTS)
 def test_at_most_7_percent_of_the_intervals_of_identical_work_exclude_1(prompts: int) -> None:
     for passes in PASSES:
-        found = identical_work(prompts, passes, REALISTIC, 150)
-        assert excluding_1(found) <= 0.07, passes
+        estimates = identical_work(prompts, passes, REALISTIC, 150)
+        assert excluding_1(estimates) <= 0.07, passes
         if prompts < FEWEST_PROMPTS or passes < FEWEST_PASSES:
-            assert {e.low for e in found} == {None}
+            assert {e.low for e in estimates} == {None}
 
 
 @pytest.mark.parametrize(("prompts", "passes"), [(3, 3), (4, 5), (12, 3), (12, 7)])
@@ -107,18 +107,18 @@ def test_where_prompts_differ_the_truth_is_held_in_93_percent_of_the_runs_or_mor
             rng = np.random.default_rng((trial, prompts, passes))
             gains = rng.lognormal(math.log(1.5), spread, prompts)
             plain, fast, tokens = race(rng, prompts, passes, noise, gains)
-            found = ratio(plain, fast, tokens if weighted else None)
-            if found.low is not None and found.high is not None:
-                hits.append(found.low <= truth <= found.high)
+            estimate = ratio(plain, fast, tokens if weighted else None)
+            if estimate.low is not None and estimate.high is not None:
+                hits.append(estimate.low <= truth <= estimate.high)
     assert len(hits) > 250
     assert np.mean(hits) >= 0.93
 
 
 def test_a_real_gain_is_found() -> None:
     """A fifth faster, on 8 prompts in 5 passes, the defaults of `slipstream bench`."""
-    found = []
+    estimates = []
     for trial in range(200):
         plain, fast, tokens = race(np.random.default_rng(trial), 8, 5, REALISTIC, 1.2)
-        found.append(ratio(plain, fast, weights=tokens))
-    assert excluding_1(found) >= 0.9
-    assert all(e.low is not None for e in found)
+        estimates.append(ratio(plain, fast, weights=tokens))
+    assert excluding_1(estimates) >= 0.9
+    assert all(e.low is not None for e in estimates)

@@ -25,13 +25,18 @@ def figures(server: ScriptedServer, load: Load, rounds: int = 3, **config: float
 def test_latencies_of_requests_that_do_not_disturb_each_other_are_those_of_the_server() -> None:
     """The i-th request's first text comes after i + 1 hundredths, and its 10 further tokens after 5 times 0.02."""
     server = ScriptedServer(lambda i: Script(first=(i + 1) / 100, gap=0.02, pieces=6, tokens=2))
-    found = figures(server, Load(concurrency=1, requests=100), rounds=1)
-    assert [found["first"][name] for name in ("p50", "p95", "p99")] == pytest.approx([0.505, 0.9505, 0.9901])
-    assert [found["next"][name] for name in ("p50", "p99")] == pytest.approx([0.1 / 11] * 2)
-    assert [found["gap"][name] for name in ("p50", "p99")] == pytest.approx([0.02] * 2)
-    assert found["whole"]["max"] == pytest.approx(1.1)
-    assert found["tokens_per_second"]["value"] == pytest.approx(1200 / (50.5 + 10))
-    assert (found["answered"], found["errors"], found["output_tokens"], found["prompt_tokens"]) == (100, {}, 1200, 700)
+    result = figures(server, Load(concurrency=1, requests=100), rounds=1)
+    assert [result["first"][name] for name in ("p50", "p95", "p99")] == pytest.approx([0.505, 0.9505, 0.9901])
+    assert [result["next"][name] for name in ("p50", "p99")] == pytest.approx([0.1 / 11] * 2)
+    assert [result["gap"][name] for name in ("p50", "p99")] == pytest.approx([0.02] * 2)
+    assert result["whole"]["max"] == pytest.approx(1.1)
+    assert result["tokens_per_second"]["value"] == pytest.approx(1200 / (50.5 + 10))
+    assert (result["answered"], result["errors"], result["output_tokens"], result["prompt_tokens"]) == (
+        100,
+        {},
+        1200,
+        700,
+    )
 
 
 def test_a_stall_delays_the_requests_that_were_due_behind_it() -> None:
@@ -40,13 +45,13 @@ def test_a_stall_delays_the_requests_that_were_due_behind_it() -> None:
     load = Load(rate=1.0, requests=60)
     due = load.arrivals([0, 1])
     server = ScriptedServer(lambda i: Script(first=100.0 if i == 9 else 0.01, gap=0.0, pieces=1), places=1)
-    found = figures(server, load, rounds=1)
+    result = figures(server, load, rounds=1)
     ends = np.zeros(60)
     for i, at in enumerate(due):
         ends[i] = max(at, ends[i - 1] if i else 0.0) + (100.0 if i == 9 else 0.01)
-    assert found["cells"]["first"][0] == pytest.approx(list(ends - due))
-    assert found["first"]["p50"] == pytest.approx(float(np.percentile(ends - due, 50)))
-    assert found["first"]["p50"] > 30
+    assert result["cells"]["first"][0] == pytest.approx(list(ends - due))
+    assert result["first"]["p50"] == pytest.approx(float(np.percentile(ends - due, 50)))
+    assert result["first"]["p50"] > 30
     assert server.arrived == pytest.approx(list(due)), "requests are sent when they are due, whatever the server does"
     waiting = figures(ScriptedServer(server.script, places=1), Load(concurrency=1, requests=60), rounds=1)
     assert waiting["first"]["p95"] == pytest.approx(0.01), "what a client hides that waits with its requests"
@@ -61,38 +66,38 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_their_distribution() -
 
 def test_so_many_requests_are_in_flight_as_asked_for_and_each_is_due_when_the_one_before_has_ended() -> None:
     server = ScriptedServer(lambda i: Script(first=1.0, gap=1.0, pieces=2))
-    found = figures(server, Load(concurrency=4, requests=12), rounds=1)
+    result = figures(server, Load(concurrency=4, requests=12), rounds=1)
     assert server.arrived == pytest.approx([0] * 4 + [2] * 4 + [4] * 4)
-    assert found["first"]["max"] == pytest.approx(1.0)
-    assert found["tokens_per_second"]["value"] == pytest.approx(24 / 6)
+    assert result["first"]["max"] == pytest.approx(1.0)
+    assert result["tokens_per_second"]["value"] == pytest.approx(24 / 6)
 
 
 def test_the_warm_up_does_not_count() -> None:
     server = ScriptedServer(lambda i: Script(first=50.0 if i < 3 else 0.5, pieces=1))
-    found = figures(server, Load(concurrency=1, requests=2, warm_up=3))
-    assert (found["answered"], found["first"]["max"]) == (6, pytest.approx(0.5))
+    result = figures(server, Load(concurrency=1, requests=2, warm_up=3))
+    assert (result["answered"], result["first"]["max"]) == (6, pytest.approx(0.5))
     assert [each["number"] for each in server.asked] == [-1, -1, -1, 0, 0, 1, 1, 2, 2]
     assert server.asked[0].items() >= {"model": "words", "stream": True, "path": "/v1/chat/completions"}.items()
 
 
 def test_passes_give_the_interval_of_the_speed() -> None:
     server = ScriptedServer(lambda i: Script(first=1.0 + 0.1 * (i // 4), gap=0.0, pieces=1, tokens=10))
-    found = figures(server, Load(concurrency=1, requests=4))
-    speed = found["tokens_per_second"]
+    result = figures(server, Load(concurrency=1, requests=4))
+    speed = result["tokens_per_second"]
     assert speed["value"] == pytest.approx(10 / (1.0 * 1.1 * 1.2) ** (1 / 3))
     assert speed["low"] < 10 / 1.2
     assert speed["high"] > 10
-    assert found["rounds"] == 3
+    assert result["rounds"] == 3
     assert figures(ScriptedServer(), Load(concurrency=1, requests=4), rounds=9, seconds=10.0)["rounds"] == 3
 
 
 def test_errors_are_counted_by_kind_and_their_latencies_are_left_out() -> None:
     scripts = [Script(), Script(status=429), Script(first=99.0), Script(cut=True), Script(), Script()]
     server = ScriptedServer(lambda i: scripts[i])
-    found = figures(server, Load(concurrency=1, requests=6), rounds=1, timeout=10.0)
-    assert found["errors"] == {"status 429": 1, "timeout": 1, "stream ended early": 1}
-    assert (found["answered"], found["first"]["max"], found["output_tokens"]) == (3, pytest.approx(0.5), 15)
-    (few, failed) = warnings([found])
+    result = figures(server, Load(concurrency=1, requests=6), rounds=1, timeout=10.0)
+    assert result["errors"] == {"status 429": 1, "timeout": 1, "stream ended early": 1}
+    assert (result["answered"], result["first"]["max"], result["output_tokens"]) == (3, pytest.approx(0.5), 15)
+    (few, failed) = warnings([result])
     assert "not enough passes" in few
     assert '3 requests failed (1 x status 429, 1 x timeout, 1 x stream ended early): {"error":' in failed
 
@@ -103,9 +108,9 @@ def test_a_server_that_answers_nothing_ends_the_test() -> None:
 
 
 def test_without_usage_pieces_are_counted_and_the_report_says_so() -> None:
-    found = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Load(concurrency=1, requests=4))
-    assert (found["output_tokens"], found["counted"]) == (3 * 4 * 5, False)
-    assert any("pieces of text were counted instead of tokens" in said for said in warnings([found]))
+    result = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Load(concurrency=1, requests=4))
+    assert (result["output_tokens"], result["counted"]) == (3 * 4 * 5, False)
+    assert any("pieces of text were counted instead of tokens" in said for said in warnings([result]))
 
 
 @pytest.mark.parametrize("prefix", ["vllm", "slipstream"])
@@ -121,8 +126,8 @@ def test_acceptance_is_that_of_the_passes_by_the_servers_counters(prefix: str) -
             for engine in "01"
         )  # fmt: skip
 
-    found = figures(ScriptedServer(metrics=metrics), Load(concurrency=2, requests=6, warm_up=2))
-    assert (found["acceptance_rate"], found["mean_acceptance_length"]) == (pytest.approx(25 / 40), pytest.approx(3.5))
+    result = figures(ScriptedServer(metrics=metrics), Load(concurrency=2, requests=6, warm_up=2))
+    assert (result["acceptance_rate"], result["mean_acceptance_length"]) == (pytest.approx(25 / 40), pytest.approx(3.5))
     silent = figures(ScriptedServer(), Load(concurrency=2, requests=6))
     assert (silent["acceptance_rate"], silent["mean_acceptance_length"]) == (None, None)
 
@@ -135,9 +140,9 @@ def test_arms_take_turns_and_are_compared_within_passes() -> None:
     run(measure([base, fast], LoadConfig(rounds=3), transport=server))
     order = [each["arm"] for each in server.asked[::2]]
     assert order == ["slow", "fast", "fast", "slow", "fast", "slow"]
-    found = figures_of(fast, [base, fast])
-    assert found["ratio"]["value"] == pytest.approx((1.0 / 0.5 * 0.6 / 1.0 * 1.8 / 1.2) ** (1 / 3))
-    assert found["against"] == 0
+    result = figures_of(fast, [base, fast])
+    assert result["ratio"]["value"] == pytest.approx((1.0 / 0.5 * 0.6 / 1.0 * 1.8 / 1.2) ** (1 / 3))
+    assert result["against"] == 0
 
 
 def test_a_late_client_and_a_warm_cache_are_told() -> None:

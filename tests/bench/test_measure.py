@@ -137,8 +137,13 @@ def test_without_drafts_it_is_plain_decoding_and_has_no_interval(llm):
     runs = line_up(pair(llm), PROMPTS[:3])
     runs[0].cells = [[cell(1.07, 10)] * 3] * 3
     runs[1].cells = [[replace(cell(1.0, 10), stats=SpecStats(tokens=10, steps=10))] * 3] * 3
-    found = runs[1].speedup()
-    assert (found.value, found.low, found.high, found.note) == (pytest.approx(1.07), None, None, "no drafts")
+    estimate = runs[1].speedup()
+    assert (estimate.value, estimate.low, estimate.high, estimate.note) == (
+        pytest.approx(1.07),
+        None,
+        None,
+        "no drafts",
+    )
     runs[1].cells[0] = [cell(1.0, 10)] * 3  # one prompt had drafts
     assert runs[1].speedup().low is not None
     assert runs[1].speedup([1, 2]).note == "no drafts"

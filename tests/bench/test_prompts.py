@@ -29,15 +29,15 @@ def test_spec_bench_files(tmp_path, llm):
         {"question_id": 82, "category": "writing", "turns": ["Write a letter."]},
     ]
     path = lines(tmp_path / "question.jsonl", *rows)
-    found = entries(path)
-    assert [(e.text, e.category, e.name, e.request) for e in found] == [
+    file_entries = entries(path)
+    assert [(e.text, e.category, e.name, e.request) for e in file_entries] == [
         ("Write a poem.", "writing", "81", True),
         ("1 + 1?", "math", "111", True),
         ("Write a letter.", "writing", "82", True),
     ]
-    made = load(llm, path)
-    assert made.as_dict()["categories"] == {"writing": 2, "math": 1}
-    assert made.prompts[0].ids == llm.chat_prompt("Write a poem.")
+    prompt_set = load(llm, path)
+    assert prompt_set.as_dict()["categories"] == {"writing": 2, "math": 1}
+    assert prompt_set.prompts[0].ids == llm.chat_prompt("Write a poem.")
     assert load(llm, path, categories=["math"]).categories == ["math"]
 
 
@@ -51,10 +51,10 @@ def test_human_eval_json_lines_and_text(tmp_path):
 
 
 def test_the_embedded_prompts(llm):
-    made = load(llm, "code,edit", 4)
-    assert made.categories == ["code", "code", "edit", "edit"]
-    assert made.source == "code,edit"
-    assert all(0 < len(p.ids) < llm.target.context for p in made.prompts)
+    prompt_set = load(llm, "code,edit", 4)
+    assert prompt_set.categories == ["code", "code", "edit", "edit"]
+    assert prompt_set.source == "code,edit"
+    assert all(0 < len(p.ids) < llm.target.context for p in prompt_set.prompts)
 
 
 @pytest.mark.parametrize(
@@ -88,23 +88,23 @@ def test_names_that_are_wrong(tmp_path, llm):
 
 def test_too_many_prompts_are_reduced_evenly_over_categories(tmp_path):
     kinds = ["a"] * 5 + ["b"] + ["c"] * 3
-    found = entries(lines(tmp_path / "x.jsonl", *({"prompt": f"p{i}", "category": k} for i, k in enumerate(kinds))))
-    assert [e.category for e in in_turns(found, 6)] == ["a", "a", "a", "b", "c", "c"]
-    assert [e.text for e in in_turns(found, None)] == [e.text for e in found]
-    assert len(in_turns(found, 99)) == 9
+    rows = entries(lines(tmp_path / "x.jsonl", *({"prompt": f"p{i}", "category": k} for i, k in enumerate(kinds))))
+    assert [e.category for e in in_turns(rows, 6)] == ["a", "a", "a", "b", "c", "c"]
+    assert [e.text for e in in_turns(rows, None)] == [e.text for e in rows]
+    assert len(in_turns(rows, 99)) == 9
 
 
 def test_repeated_prompts_are_left_out_and_reported(tmp_path, llm):
     path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
-    made = load(llm, path)
-    assert len(made.prompts) == 2
-    assert any("1 of 3 prompts left out as repetitions" in warning for warning in made.warnings)
+    prompt_set = load(llm, path)
+    assert len(prompt_set.prompts) == 2
+    assert any("1 of 3 prompts left out as repetitions" in warning for warning in prompt_set.warnings)
 
 
 def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
-    made = load(llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
-    assert len(made.prompts) == 1
-    assert any("too long for the context" in warning for warning in made.warnings)
+    prompt_set = load(llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
+    assert len(prompt_set.prompts) == 1
+    assert any("too long for the context" in warning for warning in prompt_set.warnings)
     with pytest.raises(PromptError, match="no prompt of"):
         load(llm, lines(tmp_path / "y.txt", "word " * 400))
 
@@ -117,10 +117,10 @@ def conversation(tmp_path: Path) -> Path:
 
 def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
     drafter = tiny_llm.drafter
-    made = load(tiny_llm, str(conversation(tmp_path)), turns=3, tokens=5)
-    assert [prompt.name for prompt in made.prompts] == ["81", "81, turn 2", "81, turn 3"]
-    assert set(made.categories) == {"qa"}
-    first, second, third = made.ids
+    prompt_set = load(tiny_llm, str(conversation(tmp_path)), turns=3, tokens=5)
+    assert [prompt.name for prompt in prompt_set.prompts] == ["81", "81, turn 2", "81, turn 3"]
+    assert set(prompt_set.categories) == {"qa"}
+    first, second, third = prompt_set.ids
     answer = tiny_llm.generate([first], SamplingParams(max_tokens=5))[0].text
     said = [("user", "for x in y"), ("assistant", answer), ("user", "if a:")]
     assert second == tiny_llm.chat_prompt([{"role": role, "content": text} for role, text in said])
@@ -130,7 +130,7 @@ def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
 
 def test_later_turns_are_used_if_asked_for_and_change_the_digest(tiny_llm, tmp_path):
     one, two = (load(tiny_llm, str(conversation(tmp_path)), turns=turns) for turns in (1, 2))
-    assert [len(made.prompts) for made in (one, two)] == [1, 2]
+    assert [len(prompt_set.prompts) for prompt_set in (one, two)] == [1, 2]
     assert one.digest != two.digest
 
 
@@ -144,8 +144,8 @@ def test_a_turn_that_is_not_text_is_refused(tmp_path):
 def test_a_context_is_earlier_text_before_each_prompt(prompt_set):
     rows = prompt_set.in_context(8, 100)
     assert [len(row) for row in rows] == [8, 8, 8]
-    for row, own in zip(rows, prompt_set.ids, strict=True):
-        assert row[-len(own) :] == own
+    for row, prompt in zip(rows, prompt_set.ids, strict=True):
+        assert row[-len(prompt) :] == prompt
     assert prompt_set.in_context(2, 100)[0] == [6, 7]  # its end
     with pytest.raises(ParameterError, match="room for 5 before the answer"):
         prompt_set.in_context(8, 5)

@@ -29,14 +29,14 @@ def results() -> dict[str, Result]:
 
 
 def test_one_page_of_both(results):
-    made = page(list(results.values()))
+    report = page(list(results.values()))
     for part in (
         "No bug found in random &lt;b&gt;",
         "What limits the speed-up",
         "Which drafter and draft length?",
     ):
-        assert part in made
-    assert "<b>" not in made.split("<main>")[1]
+        assert part in report
+    assert "<b>" not in report.split("<main>")[1]
 
 
 def test_the_tables_say_what_was_found(results):
@@ -72,6 +72,6 @@ def test_the_tables_say_what_was_found(results):
 )
 def test_interrupted_runs_have_a_page_too(kind, data, said):
     settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection", "reach": 0, "params": {"max_tokens": 8}}
-    made = page([Result(kind, settings, {}, data)])
-    assert said in made
-    assert "the run was interrupted" in made.lower()
+    report = page([Result(kind, settings, {}, data)])
+    assert said in report
+    assert "the run was interrupted" in report.lower()

@@ -26,9 +26,9 @@ def test_numbers_that_json_cannot_represent_become_null(tmp_path):
 
 def test_another_version_is_refused_with_both_versions_named(tmp_path):
     write(result(), tmp_path / "a.json")
-    found = json.loads((tmp_path / "a.json").read_text())
-    found["format_version"] = 99
-    (tmp_path / "a.json").write_text(json.dumps(found))
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["format_version"] = 99
+    (tmp_path / "a.json").write_text(json.dumps(content))
     with pytest.raises(ResultError, match=rf"format version 99, this Slipstream reads version {FORMAT_VERSION}"):
         read(tmp_path / "a.json")
 
@@ -78,10 +78,10 @@ def test_a_folder_without_permission_is_refused(tmp_path):
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError])
 def test_what_was_measured_survives_an_interruption(tmp_path, fault):
     seen: list[int] = []
-    made = Result("bench", {}, {})
+    result = Result("bench", {}, {})
 
     def measure() -> None:
-        with recording(made, tmp_path / "a.json", lambda: {"arms": list(seen)}) as save:
+        with recording(result, tmp_path / "a.json", lambda: {"arms": list(seen)}) as save:
             seen.append(1)
             save()
             assert not read(tmp_path / "a.json").complete
@@ -98,7 +98,7 @@ def test_a_finished_run_is_marked_complete(tmp_path):
     with recording(Result("bench", {}, {}), tmp_path / "a.json", lambda: {"x": 1}):
         pass
     assert read(tmp_path / "a.json").complete
-    made = Result("bench", {}, {})
-    with recording(made, None, lambda: {"x": 2}):
+    result = Result("bench", {}, {})
+    with recording(result, None, lambda: {"x": 2}):
         pass
-    assert (made.data, made.complete) == ({"x": 2}, True)
+    assert (result.data, result.complete) == ({"x": 2}, True)

@@ -54,9 +54,9 @@ def test_every_token_has_its_drafter_and_the_rejected_draft_token(trace_result):
 
 def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
     params = SamplingParams(max_tokens=12)
-    found = trace(tiny_llm, Contender("ngram", "ngram", 4), [5, 6, 7, 5, 6, 7, 5, 6], params)
-    assert found.settings["distribution"] == "softmax"
-    for t in found.data["tokens"]:
+    traced = trace(tiny_llm, Contender("ngram", "ngram", 4), [5, 6, 7, 5, 6, 7, 5, 6], params)
+    assert traced.settings["distribution"] == "softmax"
+    for t in traced.data["tokens"]:
         assert 0 < t["p"] < 1  # one-hot would be 1
         assert all(g["p"] <= t["p"] for g in t["rejected"])  # greedy: the most probable token
         assert t["q"] is None
@@ -65,8 +65,8 @@ def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
 def test_members_of_a_stack_are_distinguished(tiny_llm, contenders):
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 4)
-    found = trace(tiny_llm, stack, [5, 6, 7] * 8, params)
-    named = {t["by"] for t in found.data["tokens"]} | {g["by"] for t in found.data["tokens"] for g in t["rejected"]}
+    traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params)
+    named = {t["by"] for t in traced.data["tokens"]} | {g["by"] for t in traced.data["tokens"] for g in t["rejected"]}
     assert named == {"target", "ngram", "model"}
 
 
@@ -97,11 +97,11 @@ def test_tokens_appended_by_a_lookup_are_attributed_to_it():
 
 def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_llm, contenders):
     params = SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=1.3, seed=2, ignore_eos=True)
-    found = trace(tiny_llm, contenders[0], [5, 6, 7], params)
+    traced = trace(tiny_llm, contenders[0], [5, 6, 7], params)
     tiny_llm.use(contenders[0].drafter)
     tiny_llm.draft_tokens = contenders[0].draft_tokens
-    assert tiny_llm.generate([[5, 6, 7]], params)[0].token_ids == [t["token"] for t in found.data["tokens"]]
-    assert all(t["p"] > 0 for t in found.data["tokens"])
+    assert tiny_llm.generate([[5, 6, 7]], params)[0].token_ids == [t["token"] for t in traced.data["tokens"]]
+    assert all(t["p"] > 0 for t in traced.data["tokens"])
 
 
 def test_the_rolling_rate_forgets():

@@ -19,8 +19,8 @@ from tests.bench.vllm_environment import python as python
 
 def facts(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{url}/models") as answer:
-        found: dict[str, Any] = json.load(answer)["data"][0]
-    return found
+        facts: dict[str, Any] = json.load(answer)["data"][0]
+    return facts
 
 
 def test_a_choice_becomes_the_arguments_of_the_server(python: Callable[..., Path]) -> None:
@@ -59,10 +59,10 @@ def test_its_environment_finds_this_package_and_its_entry_point_and_none_of_ours
             "import importlib.metadata as m, slipstream; print(slipstream.__version__, "
             "[e.value for e in m.entry_points(group='vllm.general_plugins') if e.name == 'slipstream'])"
         )
-        found = subprocess.run([sys.executable, "-S", "-c", ask], env={"PYTHONPATH": folder}, capture_output=True,
+        done = subprocess.run([sys.executable, "-S", "-c", ask], env={"PYTHONPATH": folder}, capture_output=True,
                                text=True, check=True)  # fmt: skip
-        assert "slipstream.integrations.vllm:register" in found.stdout
-        assert sorted(os.listdir(folder)) == ["slipstream", f"slipstream-{found.stdout.split()[0]}.dist-info"]
+        assert "slipstream.integrations.vllm:register" in done.stdout
+        assert sorted(os.listdir(folder)) == ["slipstream", f"slipstream-{done.stdout.split()[0]}.dist-info"]
 
 
 def test_a_server_that_dies_while_starting_shows_its_error(python: Callable[..., Path]) -> None:

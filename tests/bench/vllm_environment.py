@@ -13,7 +13,7 @@ FAKE = Path(__file__).parent / "fake_vllm.py"
 def python(tmp_path: Path) -> Callable[..., Path]:
     """A Python of an environment with that version of vLLM, whose server is the stand-in."""
 
-    def made(mode: str = "serves", version: str = "0.32.0") -> Path:
+    def interpreter(mode: str = "serves", version: str = "0.32.0") -> Path:
         script = tmp_path / f"python-{mode}"
         script.write_text(
             f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\nshift 2\n'
@@ -22,4 +22,4 @@ def python(tmp_path: Path) -> Callable[..., Path]:
         script.chmod(0o755)
         return script
 
-    return made
+    return interpreter

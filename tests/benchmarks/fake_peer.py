@@ -16,10 +16,10 @@ def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> d
     if name == "dying":
         raise SystemExit(3)
     count = tokens - 1 if name == "short" else tokens
-    made = [ids[-1] + i + 1 for i in range(count)]
+    generated = [ids[-1] + i + 1 for i in range(count)]
     if name == "other":
-        made[-1] += 1
-    return {"tokens": made, "seconds": 1.0 / (1 + draft_tokens)}
+        generated[-1] += 1
+    return {"tokens": generated, "seconds": 1.0 / (1 + draft_tokens)}
 
 
 if __name__ == "__main__":

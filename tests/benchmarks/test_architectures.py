@@ -31,8 +31,8 @@ def test_the_table_agrees_with_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", ["bloom", "gemma4_text", "rwkv"])
 def test_an_architecture_that_is_tried_anew_is_where_the_table_has_it(name: str) -> None:
-    found = tried(name).outcome
-    assert RUN.get(found, found) == listed(TEXT)[name]
+    outcome = tried(name).outcome
+    assert RUN.get(outcome, outcome) == listed(TEXT)[name]
 
 
 def test_sizes_become_small_and_each_kind_of_layer_is_kept() -> None:
@@ -43,11 +43,11 @@ def test_sizes_become_small_and_each_kind_of_layer_is_kept() -> None:
 
 
 def test_a_page_keeps_what_stands_around_the_table() -> None:
-    found = {"a": Found(PACKED), "b": Found(ONE_EACH, note="float32"), "c-d": Found(REFUSED, "no <cache>"),
+    outcomes = {"a": Found(PACKED), "b": Found(ONE_EACH, note="float32"), "c-d": Found(REFUSED, "no <cache>"),
              "e": Found(NOT_BUILT, "ValueError: x\n y")}  # fmt: skip
-    page = replaced(replaced(TEXT, {}), found)
+    page = replaced(replaced(TEXT, {}), outcomes)
     assert listed(page) == {"a": RUN[PACKED], "b": RUN[ONE_EACH], "c-d": REFUSED, "e": NOT_BUILT}
     assert replaced(page, {}) == replaced(TEXT, {})
     assert "4 architectures: 2 run, 1 are refused, 1 were not built" in page
-    assert not bad(found)
+    assert not bad(outcomes)
     assert bad({"f": Found(CRASHED)})

@@ -45,8 +45,8 @@ def test_every_figure_compares_passes_that_both_sides_run():
 
 
 def test_options_choose_groups_contenders_and_passes():
-    found = chosen(["1B"], ["native", "native_w8a8"], [8], prompt=True)
-    assert found["1B"].passes == {"native_w8a8": (8,), "native": (8, PROMPT)}
+    groups = chosen(["1B"], ["native", "native_w8a8"], [8], prompt=True)
+    assert groups["1B"].passes == {"native_w8a8": (8,), "native": (8, PROMPT)}
     assert chosen(["gpt2"], ["native"], [4, 8], prompt=False)["gpt2"].passes == {"native": (8, 4)}
     assert chosen(["gpt2"], ["llamacpp_f16"], [8], prompt=False) == {}
 

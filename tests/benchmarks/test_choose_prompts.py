@@ -31,10 +31,10 @@ def test_looping_and_overlong_candidates_are_dropped_and_counted(tmp_path):
         {"prompt": "Loop"}, {"prompt": "Good", "canonical_solution": "x"}, {"prompt": "x" * 1000}, {"prompt": "End"},
     ]  # fmt: skip
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = examine(file, "code", 64, TOKENIZER, decode)
-    assert [(e["prompt"], e["line"]) for e in found.kept] == [("Good", 2), ("End", 4)]
-    assert "canonical_solution" not in found.kept[0]
-    counts = found.as_dict()
+    candidates = examine(file, "code", 64, TOKENIZER, decode)
+    assert [(e["prompt"], e["line"]) for e in candidates.kept] == [("Good", 2), ("End", 4)]
+    assert "canonical_solution" not in candidates.kept[0]
+    counts = candidates.as_dict()
     assert (counts["examined"], counts["kept"], counts["loops"], counts["too_long"]) == (4, 2, 1, 1)
 
 
@@ -83,19 +83,19 @@ def chosen(monkeypatch, tmp_path):
 
 
 def test_the_command_writes_prompts_and_how_they_were_chosen(chosen):
-    made = json.loads((chosen / "choice.json").read_text())
-    assert made["examined"]["texts.jsonl"]["kept"] == made["examined"]["texts.jsonl"]["loops"] == 10
-    assert made["measured"]["code"] == {"texts.jsonl": 2, "code.jsonl": 2}
-    assert "output of 32 tokens" in made["criterion"]
+    record = json.loads((chosen / "choice.json").read_text())
+    assert record["examined"]["texts.jsonl"]["kept"] == record["examined"]["texts.jsonl"]["loops"] == 10
+    assert record["measured"]["code"] == {"texts.jsonl": 2, "code.jsonl": 2}
+    assert "output of 32 tokens" in record["criterion"]
     measured, spare = load(chosen, TOKENIZER, 12)
     assert [len(measured[name]) for name in SETS] == [4, 4]
     assert [p.kind for p in spare["edit"]] == ["edit"] * 3
 
 
 def test_prompts_that_were_changed_later_are_refused(chosen, tmp_path):
-    found = choice(chosen)
-    assert set(found["digests"]) == set(SETS)
-    assert len(found["sha256"]) == 16
+    record = choice(chosen)
+    assert set(record["digests"]) == set(SETS)
+    assert len(record["sha256"]) == 16
     assert choice(tmp_path) is None
     (chosen / "edit.jsonl").write_text("")
     with pytest.raises(SystemExit, match=r"edit\.jsonl is not the file"):

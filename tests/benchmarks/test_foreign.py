@@ -19,22 +19,26 @@ TEXT = "def add(first, second):\n    return first + second  # naïve ☃\n"
 
 
 def test_other_tokenizers_share_what_they_should(tmp_path: Path) -> None:
-    ours = load_tokenizer(zoo.target_dir())
+    target_tokenizer = load_tokenizer(zoo.target_dir())
     for path, share in ((renamed(tmp_path / "renamed"), 1.0), (cut(tmp_path / "cut"), SHARE)):
-        theirs, width = load_tokenizer(path), DecoderConfig.load(path).vocab_size
-        assert theirs.decode(theirs.encode(TEXT)) == TEXT
-        shared = vocabularies(ours, theirs, (len(ours), width))
-        assert len(shared.to_theirs) == round(share * len(ours)) == width
+        tokenizer, width = load_tokenizer(path), DecoderConfig.load(path).vocab_size
+        assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+        shared = vocabularies(target_tokenizer, tokenizer, (len(target_tokenizer), width))
+        assert len(shared.to_theirs) == round(share * len(target_tokenizer)) == width
         assert shared.to_theirs[0] == DecoderConfig.load(path).eos_ids[0] != 0
         long = zoo.prompts("code")[0]["prompt"]
-        one, other = ours.encode(long), theirs.encode(long)
+        one, other = target_tokenizer.encode(long), tokenizer.encode(long)
         assert (len(other) > len(one)) == (share < 1)
 
 
 def test_a_renamed_draft_model_predicts_the_same(tmp_path: Path) -> None:
-    ours, path = load_tokenizer(zoo.draft_dir()), renamed(tmp_path / "renamed")
-    theirs = load_tokenizer(path)
-    shared = vocabularies(ours, theirs, (len(ours), len(theirs)))
-    a = as_target(zoo.draft_dir(), executor="torch").run([Sequence(ours.encode(TEXT))], Draft.empty(1)).logits
-    b = as_target(path, executor="torch").run([Sequence(theirs.encode(TEXT))], Draft.empty(1)).logits
+    target_tokenizer, path = load_tokenizer(zoo.draft_dir()), renamed(tmp_path / "renamed")
+    tokenizer = load_tokenizer(path)
+    shared = vocabularies(target_tokenizer, tokenizer, (len(target_tokenizer), len(tokenizer)))
+    a = (
+        as_target(zoo.draft_dir(), executor="torch")
+        .run([Sequence(target_tokenizer.encode(TEXT))], Draft.empty(1))
+        .logits
+    )
+    b = as_target(path, executor="torch").run([Sequence(tokenizer.encode(TEXT))], Draft.empty(1)).logits
     torch.testing.assert_close(a[:, list(shared.to_theirs)], b[:, list(shared.to_ours)])

@@ -30,12 +30,12 @@ def test_a_contender_of_a_much_higher_perplexity_does_not_count() -> None:
     seconds["ik_llama.cpp Q4_K_M"] = [[0.1, 0.11], [0.1, 0.11]]
     seconds["ik_llama.cpp Q8_0"] = [[0.5, 0.55], [0.5, 0.55]]
     quality = {name: {"perplexity": 20.0} for name in names} | {"ik_llama.cpp Q4_K_M": {"perplexity": 134.0}}
-    run = SimpleNamespace(found=quality, seconds=dict.fromkeys(whats, seconds))
-    made = figures_of(run, "smollm2")  # type: ignore[arg-type]
-    assert [row["text"] for row in made if "ik_llama" in row["text"]] == [
+    run = SimpleNamespace(facts=quality, seconds=dict.fromkeys(whats, seconds))
+    rows = figures_of(run, "smollm2")  # type: ignore[arg-type]
+    assert [row["text"] for row in rows if "ik_llama" in row["text"]] == [
         f"{what}: slipstream Q4_1 against ik_llama.cpp Q8_0" for what in ("requests", "prompt of 512")
     ]
-    assert made[0]["value"] == pytest.approx(0.5)
+    assert rows[0]["value"] == pytest.approx(0.5)
     quality["ik_llama.cpp Q4_K_M"] = {"perplexity": 20.5}
     assert figures_of(run, "smollm2")[0]["value"] == pytest.approx(0.1)  # type: ignore[arg-type]
 

@@ -74,11 +74,11 @@ def test_rows_are_reordered_so_that_both_rotary_embeddings_agree(export):
     heads, width, hidden = 3, 8, 5
     rng = np.random.default_rng(1)
     weight, x, angle = rng.normal(size=(heads * width, hidden)), rng.normal(size=hidden), rng.normal(size=width // 2)
-    ours = (weight @ x).reshape(heads, 2, -1)  # the pair (i, i + d/2) of Hugging Face
-    theirs = (export.paired(weight, heads) @ x).reshape(heads, -1, 2)  # the pair (2i, 2i + 1) of llama.cpp
+    halves = (weight @ x).reshape(heads, 2, -1)  # the pair (i, i + d/2) of Hugging Face
+    pairs = (export.paired(weight, heads) @ x).reshape(heads, -1, 2)  # the pair (2i, 2i + 1) of llama.cpp
     cos, sin = np.cos(angle), np.sin(angle)
-    a = np.stack([ours[:, 0] * cos - ours[:, 1] * sin, ours[:, 1] * cos + ours[:, 0] * sin], axis=1)
-    b = np.stack([theirs[..., 0] * cos - theirs[..., 1] * sin, theirs[..., 1] * cos + theirs[..., 0] * sin], axis=-1)
+    a = np.stack([halves[:, 0] * cos - halves[:, 1] * sin, halves[:, 1] * cos + halves[:, 0] * sin], axis=1)
+    b = np.stack([pairs[..., 0] * cos - pairs[..., 1] * sin, pairs[..., 1] * cos + pairs[..., 0] * sin], axis=-1)
     np.testing.assert_allclose(a.swapaxes(1, 2), b)
 
 
@@ -88,8 +88,10 @@ def test_weights_keep_their_values_and_the_settings_their_meaning(export, checkp
     written, facts = Writer.last.tensors, Writer.last.facts
     assert written.keys() == set(NAMES.values())
     assert {tensor.dtype for tensor in written.values()} == {np.dtype("float32")}
-    for ours, theirs in NAMES.items():
-        assert np.array_equal(np.sort(written[theirs], axis=None), np.sort(weights[ours].astype(np.float32), axis=None))
+    for checkpoint_name, gguf_name in NAMES.items():
+        assert np.array_equal(
+            np.sort(written[gguf_name], axis=None), np.sort(weights[checkpoint_name].astype(np.float32), axis=None)
+        )
     assert np.array_equal(written["blk.0.attn_v.weight"], weights["model.layers.0.self_attn.v_proj.weight"])
     assert (facts["add_head_count"], facts["add_head_count_kv"], facts["add_key_length"]) == (2, 1, 4)
     assert (facts["add_rope_freq_base"], facts["add_tokenizer_model"], facts["add_vocab_size"]) == (500.0, "none", 6)

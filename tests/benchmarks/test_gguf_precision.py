@@ -23,23 +23,25 @@ def test_every_token_counts_alike() -> None:
 
 
 def test_the_loss_is_compared_text_by_text() -> None:
-    found = {"rows": [result("f16", 1.0), result("q4_k_m", 1.01)], "provenance": {"processor_time": False}}
-    assert compared(found) == (
+    results = {"rows": [result("f16", 1.0), result("q4_k_m", 1.01)], "provenance": {"processor_time": False}}
+    assert compared(results) == (
         "Q4_K_M (75% Q4_K, 25% F32 of the bytes): the negative log-likelihood of the 4 texts is 1.0100 times that of "
         "F16 (1.0100 to 1.0100)."
     )
-    assert "| Q4_K_M | 4.0 | 100 | 1.20x (1.10-1.30) | 100 | 1.20x (1.10-1.30) | 50% | 2.746 | 4.010 |" in table(found)
+    assert "| Q4_K_M | 4.0 | 100 | 1.20x (1.10-1.30) | 100 | 1.20x (1.10-1.30) | 50% | 2.746 | 4.010 |" in table(
+        results
+    )
 
 
 def test_a_run_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
     assert main(["--prompts", "1", "--tokens", "4", "--rounds", "1", "--processor-time", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["kind"] for row in found["rows"]] == list(KINDS)
-    for row in found["rows"]:
+    output = json.loads(capsys.readouterr().out)
+    assert [row["kind"] for row in output["rows"]] == list(KINDS)
+    for row in output["rows"]:
         assert 1.5 < row["perplexity"]["code"] < 40
         assert 1.0 < row["perplexity"]["edit"] < 3
         assert 0 < row["acceptance_rate"] <= 1
-    sizes = [sum(row["stored"].values()) for row in found["rows"]]
+    sizes = [sum(row["stored"].values()) for row in output["rows"]]
     assert sizes == sorted(sizes, reverse=True)

@@ -45,6 +45,6 @@ def test_every_contender_writes_the_text_of_generate(tmp_path: Path) -> None:
         for length in (0, *([3] if "draft" in how or name == "lookup" else [])):
             texts[worker, name, length] = of.generate(name, ids, 12, length)["tokens"]
     assert len(set(map(tuple, texts.values()))) == 1
-    found = slipstream_worker.batch("plain", [ids, ids[:3]], 4, rounds=2)
-    assert found["same_texts"]
-    assert len(found["together"]) == len(found["apart"]) == 2
+    output = slipstream_worker.batch("plain", [ids, ids[:3]], 4, rounds=2)
+    assert output["same_texts"]
+    assert len(output["together"]) == len(output["apart"]) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.contenders import CONTENDERS, WORKERS, WorkerKind, loads
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.lineup import MODES, OURS, SYSTEMS, both, lineup, matches
+from benchmarks.peers.lineup import MODES, OURS, SYSTEMS, alternating, lineup, matches
 from benchmarks.peers.table import assemble, markdown, plot, verdict
 from benchmarks.prompts import Prompt
 from benchmarks.session import Session
@@ -41,11 +41,11 @@ def results() -> dict[str, Any]:
     session.notes["llamacpp_q8"] = "stored as 100% Q8_0"
     session.skip(["genai"], "genai is not installed: run `make peer-genai`")
     session.skip(["llamacpp_draft"], "it died:\nRuntimeError: no memory\n")
-    made = assemble(session, PROMPTS, PROVENANCE)
-    for row in made["contenders"]:  # as `Session.margins` would have it from transformers
+    table = assemble(session, PROMPTS, PROVENANCE)
+    for row in table["contenders"]:  # as `Session.margins` would have it from transformers
         for each in (row["text"] or {}).get("divergences", []):
             each["margin"] = {"vllm": 1e-5, "transformers": 0.25}.get(row["key"], 1.0)
-    return json.loads(json.dumps(made))
+    return json.loads(json.dumps(table))
 
 
 def rows(results) -> dict[str, str]:
@@ -60,10 +60,10 @@ def test_every_contender_of_both_tables_can_be_loaded_and_nothing_else_is_named(
 
 def test_every_worker_can_be_made_by_a_make_target():
     text = (Path(command.ROOT) / "benchmarks" / "make.mk").read_text()
-    made = set(re.findall(r"^(peer-\w+|vllm):", text, re.MULTILINE))
-    assert made == {kind.make for kind in WORKERS.values() if kind.make}
+    targets = set(re.findall(r"^(peer-\w+|vllm):", text, re.MULTILINE))
+    assert targets == {kind.make for kind in WORKERS.values() if kind.make}
     everything = re.search(r"^peers: (.*)$", text, re.MULTILINE)
-    assert set(everything[1].split()) == made
+    assert set(everything[1].split()) == targets
 
 
 def test_each_chooses_its_own_draft_length_unless_one_is_given():
@@ -84,16 +84,16 @@ def test_every_contender_has_a_class_and_a_mode():
 
 
 def test_matches_stay_within_a_class_and_mode_and_leave_nobody_out():
-    found = matches(LINEUP)
-    for match in found:
-        theirs = LINEUP[match.theirs]
-        assert (match.bits, match.mode) == (theirs.bits, theirs.mode)
+    pairs = matches(LINEUP)
+    for match in pairs:
+        rival = LINEUP[match.theirs]
+        assert (match.bits, match.mode) == (rival.bits, rival.mode)
         if match.ours:
-            ours = LINEUP[match.ours]
-            assert (ours.worker, ours.bits, ours.mode) == ("slipstream", theirs.bits, theirs.mode)
-    assert {match.theirs for match in found} == {key for key, who in LINEUP.items() if who.worker != "slipstream"}
-    assert [match.theirs for match in found if match.ours is None] == ["llamacpp_q4"]
-    assert {match.ours for match in found} == {*OURS.values(), None}
+            slipstream = LINEUP[match.ours]
+            assert (slipstream.worker, slipstream.bits, slipstream.mode) == ("slipstream", rival.bits, rival.mode)
+    assert {match.theirs for match in pairs} == {key for key, who in LINEUP.items() if who.worker != "slipstream"}
+    assert [match.theirs for match in pairs if match.ours is None] == ["llamacpp_q4"]
+    assert {match.ours for match in pairs} == {*OURS.values(), None}
 
 
 def test_all_have_the_same_prompts_and_one_length_if_one_is_given():
@@ -106,7 +106,7 @@ def test_all_have_the_same_prompts_and_one_length_if_one_is_given():
 
 def test_code_and_edits_take_turns():
     sets = {"code": [Prompt([1]), Prompt([2]), Prompt([3])], "edit": [Prompt([4]), Prompt([5])]}
-    assert [p.ids for p in both(sets)["both"]] == [[1], [4], [2], [5], [3]]
+    assert [p.ids for p in alternating(sets)["both"]] == [[1], [4], [2], [5], [3]]
 
 
 def test_a_missing_peer_has_a_row_with_the_reason(results):
@@ -135,10 +135,10 @@ def test_losses_come_first_and_a_class_that_slipstream_lacks_is_named(results):
 
 
 def test_the_first_table_takes_the_fastest_setting_of_each_system(results):
-    found = {(row["bits"], row["mode"], row["system"]): row["theirs"] for row in results["best"]}
-    assert len(found) == len(results["best"])
-    assert found[16, "plain", "llama.cpp"] == "llamacpp"  # 0.4 s; F16 has 0.45 s here
-    assert found[8, "plain", "llama.cpp"] == "llamacpp_q8"
+    best = {(row["bits"], row["mode"], row["system"]): row["theirs"] for row in results["best"]}
+    assert len(best) == len(results["best"])
+    assert best[16, "plain", "llama.cpp"] == "llamacpp"  # 0.4 s; F16 has 0.45 s here
+    assert best[8, "plain", "llama.cpp"] == "llamacpp_q8"
     assert any(row["theirs"] == "llamacpp_f16" for row in results["matches"])
 
 

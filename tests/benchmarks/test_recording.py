@@ -29,8 +29,8 @@ def drawn(request: pytest.FixtureRequest) -> str:
 
 
 def test_tokens_are_laid_out_in_lines_and_columns() -> None:
-    found = [(piece.text, piece.line, piece.column) for piece in pieces(take("", 4, 1.0))]
-    assert found == [
+    places = [(piece.text, piece.line, piece.column) for piece in pieces(take("", 4, 1.0))]
+    assert places == [
         ("# a", 0, 0), ("note", 0, 4), ("def", 1, 0), ("f", 1, 4), ("(x", 1, 5), ("):", 1, 7), ("return", 2, 4),
         ("x", 2, 11), ("<", 2, 13), ("2", 2, 15),
     ]  # fmt: skip
@@ -57,8 +57,8 @@ def test_tokens_appear_when_they_were_measured_and_drafted_ones_are_marked(drawn
     assert len(panes) == 2
     for pane, step, seconds in zip(panes, (1, 4), (0.12, 0.04), strict=True):
         groups = [group for group in pane if group.tag == f"{SVG}g"][:-1]  # the last one holds the figures
-        found = {round(times[str(group.get("class"))] / 50, 3) for group in groups}
-        assert found <= {round(seconds * n * step / 12, 3) for n in range(1, 13)}
+        appeared = {round(times[str(group.get("class"))] / 50, 3) for group in groups}
+        assert appeared <= {round(seconds * n * step / 12, 3) for n in range(1, 13)}
         pills = [each for group in groups for each in group if each.get("class") == "pill"]
         assert len(pills) == (0 if step == 1 else sum(piece.drafted for piece in pieces(take("", 4, 1.0))))
 

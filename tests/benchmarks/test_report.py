@@ -27,16 +27,16 @@ PROVENANCE = {
 
 
 def session() -> Session:
-    found = Session("t", "d")
+    session = Session("t", "d")
     for key, seconds in SECONDS.items():
-        found.cells[key] = [[seconds] * 3, [seconds] * 3]
-        found.chosen[key] = 4 if CONTENDERS[key].lengths else 0
-        found.outputs[key] = [[5, 6], [7, 8]]
-    found.outputs["transformers"] = [[5, 6], [7, 9]]
-    found.counts["draft"] = [STATS]
-    found.skipped |= dict.fromkeys(("genai", "genai_draft"), "genai is not installed: run `make peers`")
-    found.skip(["transformers_draft"], "it died:\nRuntimeError: no memory")
-    return found
+        session.cells[key] = [[seconds] * 3, [seconds] * 3]
+        session.chosen[key] = 4 if CONTENDERS[key].lengths else 0
+        session.outputs[key] = [[5, 6], [7, 8]]
+    session.outputs["transformers"] = [[5, 6], [7, 9]]
+    session.counts["draft"] = [STATS]
+    session.skipped |= dict.fromkeys(("genai", "genai_draft"), "genai is not installed: run `make peers`")
+    session.skip(["transformers_draft"], "it died:\nRuntimeError: no memory")
+    return session
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import pytest
 
-from slipstream.bench.configs import PROGRAMS, Choice, others, slipstream
+from slipstream.bench.configs import PROGRAMS, Choice, equivalents, slipstream
 from slipstream.cli.drafters import defaults, summary
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
@@ -65,7 +65,7 @@ class TestEachSpec:
 
     def test_other_programs_are_told_of_it(self, spec: DrafterSpec) -> None:
         choice = Choice(spec.name, 4, draft="d")
-        assert set(others(choice)) == set(PROGRAMS)
+        assert set(equivalents(choice)) == set(PROGRAMS)
         assert ("draft" in slipstream(choice)) == spec.reads_draft
 
     def test_bad_options_are_refused_by_name(self, spec: DrafterSpec) -> None:

@@ -166,20 +166,20 @@ def test_rates_of_an_alpha_and_impossible_rates():
 
 def test_a_prediction_for_the_long_run_is_the_closed_form():
     flat = CostCurve((1,), (0.010,))
-    found = predict(geometric_rates(0.8, 4), flat, draft_seconds=4 * 0.05 * 0.010)
-    assert found.speedup == pytest.approx(speedup(0.8, 4, 0.05))
-    assert found.tau == pytest.approx(expected_tokens(0.8, 4))
+    prediction = predict(geometric_rates(0.8, 4), flat, draft_seconds=4 * 0.05 * 0.010)
+    assert prediction.speedup == pytest.approx(speedup(0.8, 4, 0.05))
+    assert prediction.tau == pytest.approx(expected_tokens(0.8, 4))
     assert predict(geometric_rates(0.8, 4), STEEP, 0.4).speedup == pytest.approx(speedup(0.8, 4, 0.05, STEEP))
 
 
 def test_host_work_and_prefill_count_for_both():
     """Plain: 1 s + 10 (0.1 + 0.05) s. An exact draft of 4: 1 + 0.5 s, then 2 steps of 0.1 + 0.02 + 0.08 s."""
-    found = predict([1.0] * 4, CostCurve((1,), (0.1,)), 0.02, step_host=0.08, plain_host=0.05, prefill=1.0,
+    prediction = predict([1.0] * 4, CostCurve((1,), (0.1,)), 0.02, step_host=0.08, plain_host=0.05, prefill=1.0,
                     draft_prefill=0.5, tokens=11)  # fmt: skip
-    assert found.plain_seconds == pytest.approx(1 + 10 * 0.15)
-    assert found.steps == 2
-    assert found.seconds == pytest.approx({"prefill": 1.5, "draft": 0.04, "target": 0.2, "host": 0.16})
-    assert found.speedup == pytest.approx(2.5 / 1.9)
+    assert prediction.plain_seconds == pytest.approx(1 + 10 * 0.15)
+    assert prediction.steps == 2
+    assert prediction.seconds == pytest.approx({"prefill": 1.5, "draft": 0.04, "target": 0.2, "host": 0.16})
+    assert prediction.speedup == pytest.approx(2.5 / 1.9)
 
 
 def enumerate_seconds(left, rates, costs, draft, host):
@@ -198,24 +198,24 @@ def enumerate_seconds(left, rates, costs, draft, host):
 def test_short_texts_are_predicted_exactly(tokens):
     """The last steps draft less: a text of 2 has a step without a draft after the prefill."""
     rates = [0.7, 0.4, 0.3]
-    found = predict(rates, STEEP, 0.3, step_host=0.1, tokens=tokens, prefill=5.0)
-    assert found.total_seconds - 5.0 == pytest.approx(enumerate_seconds(tokens - 1, rates, STEEP, 0.3, 0.1))
-    assert found.plain_seconds == pytest.approx(5.0 + 2.0 * (tokens - 1))
+    prediction = predict(rates, STEEP, 0.3, step_host=0.1, tokens=tokens, prefill=5.0)
+    assert prediction.total_seconds - 5.0 == pytest.approx(enumerate_seconds(tokens - 1, rates, STEEP, 0.3, 0.1))
+    assert prediction.plain_seconds == pytest.approx(5.0 + 2.0 * (tokens - 1))
 
 
 def test_steps_that_draft_nothing_are_counted_at_their_own_cost():
     """Half of the steps find no n-gram: tau = 1 + .5 (.8 + .6), and the target verifies 1 or 3 rows."""
-    found = predict([0.8, 0.6], STEEP, 0.1, drafted=[0.5, 0.5])
-    assert found.tau == pytest.approx(1.7)
-    assert found.seconds["target"] == pytest.approx(0.5 * STEEP(1) + 0.5 * STEEP(3))
+    prediction = predict([0.8, 0.6], STEEP, 0.1, drafted=[0.5, 0.5])
+    assert prediction.tau == pytest.approx(1.7)
+    assert prediction.seconds["target"] == pytest.approx(0.5 * STEEP(1) + 0.5 * STEEP(3))
     assert predict([0.8, 0.6], STEEP, 0.1, drafted=[0.5, 0.5], tokens=5000).speedup == pytest.approx(
-        found.speedup, rel=1e-3
+        prediction.speedup, rel=1e-3
     )
 
 
 def test_batches_verify_all_their_rows_at_once():
-    found = predict([0.5], STEEP, 0.0, batch=4)
-    assert found.speedup == pytest.approx(1.5 * STEEP(4) / STEEP(8))
+    prediction = predict([0.5], STEEP, 0.0, batch=4)
+    assert prediction.speedup == pytest.approx(1.5 * STEEP(4) / STEEP(8))
 
 
 def test_predictions_from_counters_of_the_decoder_itself():
@@ -226,5 +226,14 @@ def test_predictions_from_counters_of_the_decoder_itself():
         accepted = min(depth, rng.choice((0, 1, 1, 2, 3)))
         stats.count(range(1, depth + 1), accepted, accepted + 1)
     drafted = [stats.drafted_at[d] / stats.steps for d in sorted(stats.drafted_at)]
-    found = predict(stats.position_rates, STEEP, 0.1, drafted=drafted)
-    assert found.tau == pytest.approx(stats.mean_acceptance_length)
+    prediction = predict(stats.position_rates, STEEP, 0.1, drafted=drafted)
+    assert prediction.tau == pytest.approx(stats.mean_acceptance_length)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"position_rates": [1.2]}, {"position_rates": [float("nan")]}, {"drafted": [0.5]}, {"drafted": [0.5, 0.9]},
+    {"tokens": 0},
+])  # fmt: skip
+def test_predict_refuses_impossible_rates(wrong):
+    with pytest.raises(ParameterError):
+        predict(**{"position_rates": [0.8, 0.6], "costs": STEEP, "draft_seconds": 0.1} | wrong)

@@ -30,25 +30,25 @@ def near(sampled: Sampled, value: float) -> bool:
 @pytest.mark.parametrize("costs", [FREE, STEEP, StepCosts(0.3, CostCurve.flat(0.1), batch=4)])
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
 def test_a_forecast_is_the_closed_form_at_the_best_length(alpha: float, costs: StepCosts) -> None:
-    found = forecast(Rates.constant(alpha), costs)
+    predicted = forecast(Rates.constant(alpha), costs)
     k = best_gamma(alpha, costs.c, LONGEST_DRAFT, costs.target, costs.batch, costs.host)
-    assert found.draft_tokens == k
-    assert found.tau == pytest.approx(expected_tokens(alpha, k))
-    assert found.speedup == pytest.approx(speedup(alpha, k, costs.c, costs.target, costs.batch, costs.host))
-    assert found.speedup == pytest.approx(found.tau / found.step_cost)
+    assert predicted.draft_tokens == k
+    assert predicted.tau == pytest.approx(expected_tokens(alpha, k))
+    assert predicted.speedup == pytest.approx(speedup(alpha, k, costs.c, costs.target, costs.batch, costs.host))
+    assert predicted.speedup == pytest.approx(predicted.tau / predicted.step_cost)
 
 
 def test_a_forecast_is_the_long_run_of_a_prediction_from_measurements() -> None:
-    found = forecast(Rates(MEASURED), STEEP, 3)
+    predicted = forecast(Rates(MEASURED), STEEP, 3)
     expected = predict(MEASURED, STEEP.target, STEEP.c * 3, step_host=STEEP.host)
-    assert found.speedup == pytest.approx(expected.speedup)
-    assert found.tau == pytest.approx(expected.tau)
+    assert predicted.speedup == pytest.approx(expected.speedup)
+    assert predicted.tau == pytest.approx(expected.tau)
 
 
 def test_no_length_is_chosen_if_none_is_faster() -> None:
-    found = forecast(Rates.constant(0.3), StepCosts(0.5))
-    assert (found.draft_tokens, found.speedup, found.step_cost) == (0, 1.0, 1.0)
-    assert found.break_even == pytest.approx(0.5)
+    predicted = forecast(Rates.constant(0.3), StepCosts(0.5))
+    assert (predicted.draft_tokens, predicted.speedup, predicted.step_cost) == (0, 1.0, 1.0)
+    assert predicted.break_even == pytest.approx(0.5)
 
 
 def test_break_even_is_for_the_given_length_or_for_the_best() -> None:
@@ -129,5 +129,5 @@ def test_no_speed_up_is_above_the_mean_acceptance_length(costs, host):
     for alpha in (0.0, 0.5, 1.0):
         for c in (0.0, 0.1, 2.0):
             for k in (1, 4, 16):
-                found = forecast(Rates.constant(alpha), StepCosts(c, costs, host=host), k)
-                assert found.speedup <= found.tau <= k + 1
+                predicted = forecast(Rates.constant(alpha), StepCosts(c, costs, host=host), k)
+                assert predicted.speedup <= predicted.tau <= k + 1

@@ -90,8 +90,8 @@ def test_verification_accepts_the_predicted_number_of_tokens(nodes: int) -> None
     """The production rule, enumerated: candidates whose ranks have these chances, as a tree of point masses."""
     tree = optimal_tree(TENTHS, nodes)
     world = replace(steady(probs(5, 2, 1, 2), probs(5, 2, 1, 2)), fixed=lambda text, node: tree.ranks[node])
-    found = mean_accepted(RULES["rejection"], world, Shape(tree.parents, "p" * nodes))
-    assert 1 + found == expected_tokens(tree, TENTHS)
+    accepted = mean_accepted(RULES["rejection"], world, Shape(tree.parents, "p" * nodes))
+    assert 1 + accepted == expected_tokens(tree, TENTHS)
 
 
 # --- its size ---------------------------------------------------------------------------------------------------------
