@@ -11,7 +11,7 @@ BACKENDS = ("native", "torch")
 """Folders of `slipstream.backends`, in the order in which "auto" prefers them."""
 
 TRANSFORMERS = "transformers"
-"""The executor that runs a model by transformers' own code (`slipstream.targets.huggingface`)."""
+"""The executor that runs a model by the code of transformers (`slipstream.targets.huggingface`)."""
 
 LLAMACPP = "llamacpp"
 """The executor that runs GGUF files by llama.cpp (`slipstream.targets.gguf`)."""
@@ -27,7 +27,7 @@ class WeightFormat:
     bits         of a weight.
     activations  bits of the other factor.
     kernels      of the native backend (`backends.native.kernels.formats`), the preferred ones first.
-    head         kernel of the output head; None: as of the others.
+    head         kernel of the output head; None: that of the other matrices.
     bytes_per_weight  in memory, with scales and minima.
     """
 

@@ -29,17 +29,17 @@ class Text:
 
 
 class Rereader:
-    """model: the draft model, any `Target`. both: its tokens and those of the texts.
+    """model: the draft model, any `Target`. vocabularies: its tokens and those of the texts.
 
     reserve  how many of the draft model's tokens fit into its context after every text.
     """
 
-    def __init__(self, model: Target, both: Vocabularies):
-        self.model, self.both = model, both
+    def __init__(self, model: Target, vocabularies: Vocabularies):
+        self.model, self.vocabularies = model, vocabularies
         self.memory = model.capabilities.memory
         self.reserve = min(RESERVE, model.context // 2)
         self._texts: dict[int, Text] = {}
-        roles = both.theirs.roles
+        roles = vocabularies.draft.roles
         self._filler = next((id_ for role in ("bos", "eos") if (id_ := roles[role]) is not None), 0)
 
     def follow(self, seq: Sequence, length: int) -> Sequence:
@@ -49,7 +49,7 @@ class Rereader:
         text = self._texts.get(seq.id)
         cached = text is None and seq.prefix_cache and self.memory is not None
         if text is None:
-            text = self._texts[seq.id] = Text(Reading(self.both), Sequence([], context=self.model.context))
+            text = self._texts[seq.id] = Text(Reading(self.vocabularies), Sequence([], context=self.model.context))
         kept = text.reading.update(seq.tokens[:length], text.known)
         text.known = length
         ids = text.reading.ids
@@ -59,7 +59,7 @@ class Rereader:
             text.sequence, text.begin, kept = Sequence([], context=self.model.context), begin, 0
         sequence = text.sequence
         if begin:
-            ids = [*self.both.theirs.begin, *ids[begin + len(self.both.theirs.begin) :]]
+            ids = [*self.vocabularies.draft.begin, *ids[begin + len(self.vocabularies.draft.begin) :]]
             kept = max(0, kept - begin)
         ids = ids or [self._filler]
         if cached:

@@ -47,7 +47,7 @@ class Writer:
     """A draft model and the tokens of both models: what `StringDrafter` is made of."""
 
     model: Target
-    both: Vocabularies
+    vocabularies: Vocabularies
 
 
 def with_own_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int) -> Writer:
@@ -61,18 +61,18 @@ def with_own_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: An
     return Writer(model, vocabularies(target_tokenizer, draft_tokenizer, (vocab_size, model.vocab_size)))
 
 
-def vocabularies(ours: Any, theirs: Any, width: tuple[int, int]) -> Vocabularies:
+def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularies:
     """What is known of both tokenizers; raises as `with_own_tokenizer`. width: of both models' logits."""
-    for tokenizer, whose in ((ours, "the target"), (theirs, "the draft model")):
+    for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:
             raise PairError(
                 f"draft_tokenizer is 'string', but the tokenizer of {whose} is unknown",
                 why="draft tokens are split from what tokens write",
                 fix="name folders that have one, or use slipstream.drafters.string_match.with_own_tokenizer",
             )
-    vocabularies = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
-    vocabularies.theirs.require_faithful()
-    vocabularies.ours.require_faithful()
+    vocabularies = Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
+    vocabularies.draft.require_faithful()
+    vocabularies.target.require_faithful()
     log.info("draft_tokenizer='string': %s", vocabularies)
     return vocabularies
 
@@ -84,9 +84,9 @@ class StringDrafter:
     traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
 
     def __init__(self, writer: Writer, device: torch.device):
-        self.model, self.both, self.device = writer.model, writer.both, device
+        self.model, self.vocabularies, self.device = writer.model, writer.vocabularies, device
         self._steps = self.model.capabilities.multi_step
-        self._reader = Rereader(self.model, self.both)
+        self._reader = Rereader(self.model, self.vocabularies)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         copies, steps, members = list[Sequence](), list[int](), list[int]()
@@ -137,8 +137,8 @@ class StringDrafter:
     def _split(self, seq: Sequence, written: Seq[int]) -> list[int]:
         """The target's tokens for what the draft model wrote after a text, up to a special token, which is drafted if
         the target has it."""
-        target_texts = self.both.ours
-        texts = [self.both.theirs.text_of(id_) for id_ in written]
+        target_texts = self.vocabularies.target
+        texts = [self.vocabularies.draft.text_of(id_) for id_ in written]
         ends = next((n for n, text in enumerate(texts) if text is None), len(texts))
         word = target_texts.bytes_of(seq.tokens[self._reader.open_word(seq.id) :])
         data = b"".join(text for text in texts[:ends] if text is not None)
@@ -149,13 +149,13 @@ class StringDrafter:
         missing = next((n for n in range(len(text)) if not cut_at_end(begun + text[:n])), len(text))
         pieces = list(target_texts.pieces(text[:missing]))
         pieces += self._tokens(b"" if missing else last_text(word), text[missing:])
-        special = self.both.to_ours.get(written[ends]) if ends < len(written) else None
+        special = self.vocabularies.to_target.get(written[ends]) if ends < len(written) else None
         return pieces if special is None or target_texts.bytes_of(pieces) != data else [*pieces, special]
 
     def _tokens(self, word: bytes, text: bytes) -> list[int]:
         """The target's tokens for `text` after its last word, of which `word` is there already; those up to the first
         that its tokenizer changes."""
-        texts = self.both.ours
+        texts = self.vocabularies.target
         ids = _after(texts.ids((word + text).decode()), texts, len(word))
         if ids is None:  # its tokenizer would not end a token where the text does
             ids = texts.ids(text.decode())

@@ -189,7 +189,7 @@ class Executor(Protocol):
 
     @property
     def packed_embedding(self) -> Any:
-        """The embedding in the backend's own format, for heads of the same backend; None if it has no such format."""
+        """The embedding in the backend's format, for heads of the same backend; None if it has no such format."""
         ...
 
     def forward(

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most others rebuild it."""
+"""Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most other classes rebuild it."""
 
 OTHER_CLASSES = ("mistral", "mixtral", "qwen2")
 """Model types for which transformers may choose or change the tokenizer whatever the folder says."""

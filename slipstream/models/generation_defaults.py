@@ -1,7 +1,7 @@
 """`GenerationDefaults`: what a checkpoint's generation_config.json asks for where a request says nothing.
 
 Two kinds of settings are in that file. Some belong to the model: penalties and forbidden ids, without which its greedy
-text is not that of transformers' `generate`. They hold for every request that does not give its own. The others say how
+text is not that of transformers' `generate`. They hold for every request that gives none. The other settings say how
 to sample (temperature, top-p, ...): conversations and servers begin with them, as in vLLM.
 
 Encoder-decoders honour the first kind in their target (`targets.huggingface.output_rules`). Does not import torch.
@@ -110,7 +110,7 @@ def shown(sampling: Mapping[str, Any]) -> str:
 def generation_defaults(
     choice: str | Path, module: Any, folder: Path | str | None, encoder_decoder: bool
 ) -> GenerationDefaults:
-    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (the target's own), "none", or a
+    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target), "none", or a
     folder or file. folder: of the target; None: `module` is the target, loaded already.
 
     Raises ParameterError and ConfigError."""

@@ -56,7 +56,7 @@ def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16")
     quantize  one of `QUANTISATIONS`. Matrices whose rows do not divide into blocks are stored with more bits.
 
     Raises ParameterError for an unknown quantisation, UnsupportedModelError for a model that llama.cpp does not run as
-    our own decoder does, LoadError without the packages that are needed, and what reading the checkpoint raises.
+    our decoder does, LoadError without the packages that are needed, and what reading the checkpoint raises.
     """
     if quantize not in QUANTISATIONS:
         raise ParameterError(f"the quantisation is {quantize!r}", fix=did_you_mean(quantize, QUANTISATIONS))

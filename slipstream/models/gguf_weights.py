@@ -1,4 +1,4 @@
-"""GGUF files for our own decoder: `gguf_config` reads the architecture from the header, `GgufWeights` the weights.
+"""GGUF files for our decoder: `gguf_config` reads the architecture from the header, `GgufWeights` the weights.
 
 Blocks of integers stay what they are in the file (`Blocks`); everything else is read as float32 or as its dtype. The
 file is mapped, and each tensor is read when it is asked for.
@@ -51,7 +51,7 @@ _SIZES = {name: (count, size) for name, count, size in TYPES.values()}
 
 
 def refusal(header: GgufHeader) -> str | None:
-    """Why our own decoder does not run a GGUF file; None if it does."""
+    """Why our decoder does not run a GGUF file; None if it does."""
     if header.architecture not in FAMILIES:
         return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
     for tensor in header.tensors:

@@ -1,6 +1,6 @@
 """llama.cpp, through the low-level interface of llama-cpp-python (the extra `gguf`).
 
-llama.cpp writes what it does on standard error, and its reasons for failing as well. Here both are kept instead, and
+llama.cpp writes what it does on standard error, and its reasons for failing as well. Here the log is kept instead, and
 the reasons become part of our errors.
 """
 

@@ -24,7 +24,7 @@ from slipstream.models.checkpoint import few, read_json, resolve
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _WITHOUT_EFFECT = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin the training that leave the model's own weights as they are."""
+"""Ways to begin the training that leave the model's weights as they are."""
 _READ = frozenset(
     (
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",

@@ -1,6 +1,6 @@
-"""`ModuleShape`: the architecture of a model that transformers runs, as far as others ask about it. Needs no torch.
+"""`ModuleShape`: the architecture of a model that transformers runs. Importing it does not import torch.
 
-`DecoderConfig` decides every difference between the families that our own decoder runs. Here transformers decides them;
+`DecoderConfig` decides every difference between the families that our decoder runs. Here transformers decides them;
 sizes are read from its configuration, whose names differ between families.
 """
 

@@ -23,31 +23,31 @@ WHITESPACE = b" \t\n\r"
 
 
 class Vocabularies:
-    """Tokens of a target (`ours`) and of its draft model (`theirs`), and which of them are the same: those that write
+    """Tokens of a target and of its draft model, and which of them are the same: those that write
     the same bytes, and special tokens with the same text or the same role. Each has at most one counterpart.
 
     width  of the logits of the target and of the draft model: ids beyond them are never predicted.
     """
 
-    def __init__(self, ours: TokenTexts, theirs: TokenTexts, width: tuple[int, int]):
-        self.ours, self.theirs = ours, theirs
+    def __init__(self, target: TokenTexts, draft: TokenTexts, width: tuple[int, int]):
+        self.target, self.draft = target, draft
         pairs = [
-            (id_, their_id) for data, id_ in ours.id_of.items() if (their_id := theirs.id_of.get(data)) is not None
+            (id_, draft_id) for data, id_ in target.id_of.items() if (draft_id := draft.id_of.get(data)) is not None
         ]
-        pairs += [(ours.special[name], theirs.special[name]) for name in ours.special.keys() & theirs.special.keys()]
+        pairs += [(target.special[name], draft.special[name]) for name in target.special.keys() & draft.special.keys()]
         for role in ROLES:
-            our_id, their_id = ours.roles[role], theirs.roles[role]
-            if our_id is not None and their_id is not None:
-                pairs = [pair for pair in pairs if our_id != pair[0] and their_id != pair[1]]
-                pairs.append((our_id, their_id))
-        self.to_theirs = {a: b for a, b in sorted(pairs) if a < width[0] and b < width[1]}
-        self.to_ours = {b: a for a, b in self.to_theirs.items()}
+            target_id, draft_id = target.roles[role], draft.roles[role]
+            if target_id is not None and draft_id is not None:
+                pairs = [pair for pair in pairs if target_id != pair[0] and draft_id != pair[1]]
+                pairs.append((target_id, draft_id))
+        self.to_draft = {a: b for a, b in sorted(pairs) if a < width[0] and b < width[1]}
+        self.to_target = {b: a for a, b in self.to_draft.items()}
 
     def __str__(self) -> str:
-        shared, ours, theirs = len(self.to_theirs), len(self.ours.written), len(self.theirs.written)
+        shared, target, draft = len(self.to_draft), len(self.target.written), len(self.draft.written)
         return (
-            f"{shared} tokens are shared, {shared / max(1, ours):.0%} of the target's {ours} and "
-            f"{shared / max(1, theirs):.0%} of the draft model's {theirs}"
+            f"{shared} tokens are shared, {shared / max(1, target):.0%} of the target's {target} and "
+            f"{shared / max(1, draft):.0%} of the draft model's {draft}"
         )
 
 
@@ -55,9 +55,9 @@ class Reading:
     """ids: the text as the draft model reads it, what its tokenizer puts before a text included. Empty if that is
     nothing, and the text has no token that it knows."""
 
-    def __init__(self, both: Vocabularies):
-        self._both = both
-        self.ids: list[int] = list(both.theirs.begin)
+    def __init__(self, vocabularies: Vocabularies):
+        self._vocabularies = vocabularies
+        self.ids: list[int] = list(vocabularies.draft.begin)
         self._read = 0  # how many tokens of the target's have been read
         self._words: list[tuple[int, int]] = [(0, len(self.ids))]  # where each word begins, in tokens and in ids
 
@@ -71,7 +71,7 @@ class Reading:
         del self.ids[kept:]
         word, complete = b"", True  # complete: no character of the word is cut at its end
         for n in range(at, len(tokens)):
-            written = self._both.ours.text_of(tokens[n])
+            written = self._vocabularies.target.text_of(tokens[n])
             if written is None:
                 self._end_word(word, at)
                 self._add_special(tokens[n], n)
@@ -96,33 +96,33 @@ class Reading:
     def _end_word(self, word: bytes, at: int) -> None:
         if not word:
             return
-        first = len(self.ids) == len(self._both.theirs.begin)
-        if first and self._both.ours.drops_space:
+        first = len(self.ids) == len(self._vocabularies.draft.begin)
+        if first and self._vocabularies.target.drops_space:
             word = word.removeprefix(b" ")
-        self.ids += self._both.theirs.pieces(word, first)
+        self.ids += self._vocabularies.draft.pieces(word, first)
 
     def _add_special(self, token: int, place: int) -> None:
         """Special tokens that the draft model does not have are left out, and so is a BOS that it has already read."""
-        vocabularies = self._both
-        if token in vocabularies.to_theirs and not (place == 0 and token == vocabularies.ours.roles["bos"]):
-            self.ids.append(vocabularies.to_theirs[token])
+        vocabularies = self._vocabularies
+        if token in vocabularies.to_draft and not (place == 0 and token == vocabularies.target.roles["bos"]):
+            self.ids.append(vocabularies.to_draft[token])
 
     def _add_open(self, tokens: Seq[int]) -> None:
         """The tokens of the last word, one by one; those that write a character together, together."""
-        to_theirs, data = self._both.to_theirs, b""
+        to_draft, data = self._vocabularies.to_draft, b""
         for token in tokens:
-            if not data and token in to_theirs:
-                self.ids.append(to_theirs[token])
+            if not data and token in to_draft:
+                self.ids.append(to_draft[token])
                 continue
-            data += self._both.ours.text_of(token) or b""
+            data += self._vocabularies.target.text_of(token) or b""
             if not cut_at_end(data):
-                self.ids += self._both.theirs.pieces(data)
+                self.ids += self._vocabularies.draft.pieces(data)
                 data = b""
-        self.ids += self._both.theirs.pieces(data)
+        self.ids += self._vocabularies.draft.pieces(data)
 
 
 def _begins_word(word: bytes, written: bytes) -> bool:
-    """Whether text that goes on after `word` with `written` is a word of its own."""
+    """Whether text that goes on after `word` with `written` begins a new word."""
     if written.startswith(b" ") and word[-1] not in WHITESPACE:
         return True
     return len(word) >= LONGEST

@@ -87,7 +87,7 @@ def stray_byte(tokenizer: Any) -> int | None:
     if not isinstance(tokenizer, FolderTokenizer):
         from transformers import PreTrainedTokenizerBase  # imported here: it takes long
 
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # one of the user's own: nothing is known of its tokens
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # of the user: nothing is known of its tokens
             return None
     byte = tokenizer.convert_tokens_to_ids("<0xFF>")
     return byte if isinstance(byte, int) and byte != tokenizer.unk_token_id else None

@@ -62,7 +62,7 @@ def is_byte_name(token: str) -> bool:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable bytes are themselves, the others are characters from U+0100 on."""
+    """The alphabet of byte-level BPE: printable bytes are themselves, other bytes are characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}

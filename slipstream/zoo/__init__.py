@@ -11,7 +11,7 @@ from slipstream.errors import CheckpointError, LoadError, ParameterError
 
 HERE = Path(__file__).parent
 REQUESTS = ("edit", "proofread", "summary", "chat")
-"""Kinds of prompts that are messages to a chat model; the others are texts to continue."""
+"""Kinds of prompts that are messages to a chat model; all other prompts are texts to continue."""
 PROMPT_KINDS = ("code", *REQUESTS, "varied")
 EMBEDDED = "embedded"
 """The name that selects an embedded model."""
@@ -60,7 +60,7 @@ def smollm2_file() -> Path:
 
 def head_dir(kind: str, target: Path | None) -> Path:
     """Folder of the embedded draft head of a kind ("medusa", "eagle3") for the target in a folder. Only the embedded
-    target has heads: raises ParameterError for others."""
+    target has heads: raises ParameterError for other targets."""
     folder = HERE / "models" / kind
     if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
         trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if folder.is_dir() else ""

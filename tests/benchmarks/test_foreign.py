@@ -24,8 +24,8 @@ def test_other_tokenizers_share_what_they_should(tmp_path: Path) -> None:
         tokenizer, width = load_tokenizer(path), DecoderConfig.load(path).vocab_size
         assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
         shared = vocabularies(target_tokenizer, tokenizer, (len(target_tokenizer), width))
-        assert len(shared.to_theirs) == round(share * len(target_tokenizer)) == width
-        assert shared.to_theirs[0] == DecoderConfig.load(path).eos_ids[0] != 0
+        assert len(shared.to_draft) == round(share * len(target_tokenizer)) == width
+        assert shared.to_draft[0] == DecoderConfig.load(path).eos_ids[0] != 0
         long = zoo.prompts("code")[0]["prompt"]
         one, other = target_tokenizer.encode(long), tokenizer.encode(long)
         assert (len(other) > len(one)) == (share < 1)
@@ -41,4 +41,4 @@ def test_a_renamed_draft_model_predicts_the_same(tmp_path: Path) -> None:
         .logits
     )
     b = as_target(path, executor="torch").run([Sequence(tokenizer.encode(TEXT))], Draft.empty(1)).logits
-    torch.testing.assert_close(a[:, list(shared.to_theirs)], b[:, list(shared.to_ours)])
+    torch.testing.assert_close(a[:, list(shared.to_draft)], b[:, list(shared.to_target)])

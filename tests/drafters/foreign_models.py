@@ -18,9 +18,9 @@ THEIRS = ("b", "ab", "x", "a", " ", " b", "c", "bc")
 MERGES = (("a", "b"), ("b", "c"), (" ", "b"))
 
 
-def vocabularies(ours: Any, theirs: Any, width: tuple[int, int]) -> Vocabularies:
+def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularies:
     """Without the check that the tokenizers give text back: those of toy models know few characters."""
-    return Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
+    return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
 
 
 def toy_vocabularies() -> Vocabularies:

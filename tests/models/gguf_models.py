@@ -41,7 +41,7 @@ def gguf_model(
     folder: Path, config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """(file, its canonical weights where they are floating-point). Matrices are stored in these kinds in turn."""
-    known = {theirs: ours for ours, theirs in FAMILIES.items()} | {"mixtral": "llama"}
+    known = {architecture: model_type for model_type, architecture in FAMILIES.items()} | {"mixtral": "llama"}
     name = known[config.model_type]
     keys: dict[str, Any] = {
         "block_count": config.layers, "context_length": config.context, "embedding_length": config.hidden_size,

@@ -41,7 +41,7 @@ TEMPLATES = {
 }
 
 
-def theirs(template: str, opening: bool) -> str:
+def rendered_by_transformers(template: str, opening: bool) -> str:
     rendered, _ = render_jinja_template([MESSAGES], chat_template=template, add_generation_prompt=opening, **NAMES)
     return rendered[0]  # type: ignore[no-any-return]
 
@@ -49,7 +49,7 @@ def theirs(template: str, opening: bool) -> str:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("opening", [False, True])
 def test_a_template_renders_as_in_transformers(name, opening):
-    assert render(TEMPLATES[name], MESSAGES, opening, **NAMES) == theirs(TEMPLATES[name], opening)
+    assert render(TEMPLATES[name], MESSAGES, opening, **NAMES) == rendered_by_transformers(TEMPLATES[name], opening)
 
 
 def test_the_time_is_that_of_now():
@@ -69,11 +69,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_transformers_refuses_is_refused_with_the_same_class_of_error(name):
-    with pytest.raises(TemplateError) as found:
+    with pytest.raises(TemplateError) as error:
         render(REFUSED[name], MESSAGES, False, **NAMES)
     with pytest.raises(TemplateError) as wanted:
-        theirs(REFUSED[name], False)
-    assert type(found.value) is type(wanted.value)
+        rendered_by_transformers(REFUSED[name], False)
+    assert type(error.value) is type(wanted.value)
 
 
 def test_the_error_of_a_template_is_shown():
@@ -89,4 +89,4 @@ def test_the_error_of_a_template_is_shown():
 def test_the_embedded_template_renders_as_in_transformers():
     template = json.loads((target_dir() / "tokenizer_config.json").read_text())["chat_template"]
     for opening in (False, True):
-        assert render(template, MESSAGES, opening) == theirs(template, opening)
+        assert render(template, MESSAGES, opening) == rendered_by_transformers(template, opening)

@@ -63,9 +63,9 @@ def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
 
 
 def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    held = load_file(folder / SINGLE)
-    change(held)
-    save_file(held, folder / SINGLE)
+    weights = load_file(folder / SINGLE)
+    change(weights)
+    save_file(weights, folder / SINGLE)
     return folder
 
 
@@ -105,11 +105,11 @@ def test_gpt2_without_prefix_and_with_mask_buffers_as_on_the_hub(copy: Callable[
     folder = copy("gpt2")
     before = dict(load_weights(folder, DecoderConfig.load(folder)))
 
-    def strip(held: dict[str, torch.Tensor]) -> None:
-        for name in list(held):
-            held[name.removeprefix("transformer.")] = held.pop(name)
-        held["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
-        held["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    def strip(weights: dict[str, torch.Tensor]) -> None:
+        for name in list(weights):
+            weights[name.removeprefix("transformer.")] = weights.pop(name)
+        weights["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+        weights["h.0.attn.masked_bias"] = torch.tensor(-1e4)
 
     same(load_weights(tensors(folder, strip), DecoderConfig.load(folder)), before)
 
@@ -232,7 +232,7 @@ DAMAGES: list[tuple[Callable[[Path], object], type[LoadError], str]] = [
     (lambda f: stored(f, lambda data: data[:8] + b"!" + data[9:]), CheckpointError, BROKEN),
     (lambda f: stored(f, lambda data: re.sub(rb'(offsets":\[)\d', rb"\g<1>9", data, count=1)), CheckpointError, BROKEN),
     *(
-        (lambda f, v=v: tensors(f, lambda held: held[DOWN][3, 5].fill_(v)), CheckpointError, f"{DOWN}.*NaN or infinity")
+        (lambda f, v=v: tensors(f, lambda t: t[DOWN][3, 5].fill_(v)), CheckpointError, f"{DOWN}.*NaN or infinity")
         for v in (math.nan, math.inf, -math.inf)
     ),
     (
@@ -361,12 +361,12 @@ def test_a_sliding_window_counts_where_it_does_in_transformers(family: str) -> N
     on how the text was cut into forward passes."""
     changes, honoured = WINDOWS[family]
     torch.manual_seed(0)
-    made = getattr(transformers, f"{family}Config")(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, head_dim=16,
         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
         sliding_window=8, **changes,
     )  # fmt: skip
-    model = getattr(transformers, f"{family}ForCausalLM")(made).double().eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).double().eval()
     assert any(DecoderConfig.of_module(model).windows) == honoured
     prompt = list(range(5, 25))
     said = model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, use_cache=False)

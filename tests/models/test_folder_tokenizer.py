@@ -28,11 +28,11 @@ SAMPLES = [
 
 
 def trained(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
-    made = Tokenizer(model)
+    tokenizer = Tokenizer(model)
     for name, part in parts.items():
-        setattr(made, name, part)
-    made.train_from_iterator(TEXTS * 3, trainer)
-    return made
+        setattr(tokenizer, name, part)
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    return tokenizer
 
 
 def byte_level() -> Tokenizer:
@@ -40,14 +40,16 @@ def byte_level() -> Tokenizer:
     parts = [pre_tokenizers.Split(split, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    made = trained(models.BPE(), trainer, pre_tokenizer=pre_tokenizers.Sequence(parts), decoder=decoders.ByteLevel())
-    made.post_processor = processors.Sequence(
+    tokenizer = trained(
+        models.BPE(), trainer, pre_tokenizer=pre_tokenizers.Sequence(parts), decoder=decoders.ByteLevel()
+    )
+    tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),
             processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]),
         ]
     )
-    return made
+    return tokenizer
 
 
 def metaspace() -> Tokenizer:
@@ -62,21 +64,21 @@ def word_level() -> Tokenizer:
 
 
 def with_added_tokens() -> Tokenizer:
-    made = byte_level()
-    made.add_tokens([AddedToken("return", single_word=True), AddedToken("++", lstrip=True, rstrip=True)])
-    made.add_special_tokens([AddedToken("<pad>", normalized=True)])
-    return made
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("return", single_word=True), AddedToken("++", lstrip=True, rstrip=True)])
+    tokenizer.add_special_tokens([AddedToken("<pad>", normalized=True)])
+    return tokenizer
 
 
 def with_truncation_and_padding() -> Tokenizer:
-    made = byte_level()
-    made.enable_truncation(4)
-    made.enable_padding(length=32, pad_id=0, pad_token="<unk>")
-    return made
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=32, pad_id=0, pad_token="<unk>")
+    return tokenizer
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
-    made.__name__: made for made in (byte_level, metaspace, word_level, with_added_tokens, with_truncation_and_padding)
+    kind.__name__: kind for kind in (byte_level, metaspace, word_level, with_added_tokens, with_truncation_and_padding)
 }
 KINDS |= {
     kind.__name__: lambda kind=kind: Tokenizer.from_str(kind().backend_tokenizer.to_str())
@@ -97,43 +99,43 @@ def folder_of(folder: Path, kind: str = "byte_level", model_type: str = "llama",
 
 
 def assert_equal(folder: Path) -> Any:
-    """Everything that the project asks a tokenizer for is what transformers answers. Returns our tokenizer."""
-    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    """Everything that the project asks a tokenizer for is what transformers answers. Returns the tokenizer."""
+    tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     rng = random.Random(0)
     texts = [*SAMPLES, *("".join(rng.choices("".join(SAMPLES), k=rng.randint(1, 30))) for _ in range(100))]
     for text in texts:
-        assert ours.encode(text) == theirs.encode(text)
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
-    decode = decoder_of(ours)
+        assert tokenizer.encode(text) == reference.encode(text)
+        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text, add_special_tokens=False)
+    decode = decoder_of(tokenizer)
     for _ in range(200):
-        ids = [rng.randrange(len(theirs)) for _ in range(rng.randint(0, 20))]
+        ids = [rng.randrange(len(reference)) for _ in range(rng.randint(0, 20))]
         for skip in (False, True):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
-        assert decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert len(ours) == len(theirs)
-    assert ours.chat_template == theirs.chat_template
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
+        assert decode(ids) == reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert len(tokenizer) == len(reference)
+    assert tokenizer.chat_template == reference.chat_template
     for role in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"):
         for name in (f"{role}_token", f"{role}_token_id"):
-            assert getattr(ours, name) == getattr(theirs, name), name
+            assert getattr(tokenizer, name) == getattr(reference, name), name
     for token in ("<s>", "a", "<0xFF>", "no such token"):
-        assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
-    if theirs.chat_template:
+        assert tokenizer.convert_tokens_to_ids(token) == reference.convert_tokens_to_ids(token)
+    if reference.chat_template:
         talk = [{"role": "user", "content": "<hi> é"}, {"role": "assistant", "content": "ho"}]
         for opening in (False, True):
             given = {"tokenize": False, "add_generation_prompt": opening}
-            assert ours.apply_chat_template(talk, **given) == theirs.apply_chat_template(talk, **given)
-    assert stray_byte(ours) == stray_byte(theirs)
-    return ours
+            assert tokenizer.apply_chat_template(talk, **given) == reference.apply_chat_template(talk, **given)
+    assert stray_byte(tokenizer) == stray_byte(reference)
+    return tokenizer
 
 
-def is_ours(tokenizer: Any) -> bool:
+def without_transformers(tokenizer: Any) -> bool:
     """Whether transformers was not needed."""
     return isinstance(tokenizer, FolderTokenizer) and tokenizer._whole is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_tokenizer_json_is_read_as_transformers_reads_it(tmp_path, kind):
-    assert is_ours(assert_equal(folder_of(tmp_path / kind, kind)))
+    assert without_transformers(assert_equal(folder_of(tmp_path / kind, kind)))
 
 
 def test_the_embedded_tokenizer_and_that_of_the_tests_need_no_transformers(tmp_path):
@@ -142,14 +144,16 @@ def test_the_embedded_tokenizer_and_that_of_the_tests_need_no_transformers(tmp_p
     make_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for folder in (target_dir(), draft_dir(), tmp_path):
-        assert is_ours(assert_equal(folder))
+        assert without_transformers(assert_equal(folder))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_model_family_gets_the_tokenizer_that_transformers_chooses(tmp_path, family):
     FAMILIES[family]().save_pretrained(tmp_path)
     model_type = json.loads((tmp_path / "config.json").read_text())["model_type"]
-    assert is_ours(assert_equal(folder_of(tmp_path, model_type=model_type))) == (model_type not in OTHER_CLASSES)
+    assert without_transformers(assert_equal(folder_of(tmp_path, model_type=model_type))) == (
+        model_type not in OTHER_CLASSES
+    )
 
 
 def test_every_model_type_has_a_family_in_these_tests():
@@ -168,7 +172,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_folder_are_honoured(tmp_path, name):
-    assert is_ours(assert_equal(folder_of(tmp_path, **SETTINGS[name])))
+    assert without_transformers(assert_equal(folder_of(tmp_path, **SETTINGS[name])))
 
 
 def test_added_tokens_of_the_configuration_that_the_tokenizer_has_are_no_change(tmp_path):
@@ -178,31 +182,33 @@ def test_added_tokens_of_the_configuration_that_the_tokenizer_has_are_no_change(
     decoder = {str(token["id"]): {flag: token[flag] for flag in flags} for token in listed}
     folder_of(tmp_path, "with_added_tokens", added_tokens_decoder=decoder)
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<s>"}')  # of no effect beside a decoder
-    assert is_ours(assert_equal(tmp_path))
+    assert without_transformers(assert_equal(tmp_path))
     decoder["4"] = decoder["3"] | {"content": "def"}
-    assert not is_ours(assert_equal(folder_of(tmp_path, "with_added_tokens", added_tokens_decoder=decoder)))
+    assert not without_transformers(
+        assert_equal(folder_of(tmp_path, "with_added_tokens", added_tokens_decoder=decoder))
+    )
 
 
 def test_a_map_of_special_tokens_comes_before_the_configuration(tmp_path):
     folder_of(tmp_path, eos_token="<|user|>")
     listed = {"eos_token": {"content": "</s>", "lstrip": False}, "additional_special_tokens": ["<|user|>"]}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(listed))
-    ours = assert_equal(tmp_path)
-    assert is_ours(ours)
-    assert ours.eos_token == "</s>"
+    tokenizer = assert_equal(tmp_path)
+    assert without_transformers(tokenizer)
+    assert tokenizer.eos_token == "</s>"
 
 
 def test_a_template_file_comes_before_the_configuration(tmp_path):
     folder_of(tmp_path, chat_template=TALK)
     (tmp_path / "chat_template.jinja").write_text("file: " + TALK)
-    assert is_ours(assert_equal(tmp_path))
+    assert without_transformers(assert_equal(tmp_path))
 
 
 BEYOND: dict[str, dict[str, Any]] = {
     "bos and eos": {"add_bos_token": False, "add_eos_token": True},
     "a special token that is a word": {"eos_token": "return"}, "a new special token": {"pad_token": "<new>"},
     "a new list of them": {"additional_special_tokens": ["<new>", "<|user|>"]},
-    "a token with a name of its own": {"image_token": "<|user|>"},
+    "a token with an unknown role": {"image_token": "<|user|>"},
     "named extra tokens": {"extra_special_tokens": {"image_token": "<|user|>"}}, "unknown": {"some_setting": 1},
     "split": {"split_special_tokens": True}, "another class": {"tokenizer_class": "GPT2Tokenizer"},
     "no class": {"tokenizer_class": None},
@@ -212,12 +218,12 @@ BEYOND: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_a_folder_that_needs_more_than_its_tokenizer_json_is_read_by_transformers(tmp_path, name):
-    assert not is_ours(assert_equal(folder_of(tmp_path, **BEYOND[name])))
+    assert not without_transformers(assert_equal(folder_of(tmp_path, **BEYOND[name])))
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece", "word_level"])
 def test_spaces_are_cleaned_up_by_transformers(tmp_path, kind):
-    assert not is_ours(assert_equal(folder_of(tmp_path, kind, clean_up_tokenization_spaces=True)))
+    assert not without_transformers(assert_equal(folder_of(tmp_path, kind, clean_up_tokenization_spaces=True)))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +234,7 @@ def test_tokens_and_templates_beside_the_tokenizer_are_read_by_transformers(tmp_
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     (tmp_path / "chat_template.jinja").write_text(TALK)
-    assert not is_ours(assert_equal(tmp_path))
+    assert not without_transformers(assert_equal(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -251,24 +257,26 @@ def test_a_broken_file_is_an_error_of_loading(tmp_path, file, text):
 
 
 @pytest.fixture
-def ours(tmp_path):
+def tokenizer(tmp_path):
     return load_tokenizer(folder_of(tmp_path, chat_template=TALK))
 
 
 @pytest.fixture
-def theirs(ours, tmp_path):
+def reference(tokenizer, tmp_path):
     return AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_what_it_lacks_transformers_does(ours, theirs):
-    made = ours(["def", "a b"], padding=False)
-    assert made["input_ids"] == theirs(["def", "a b"])["input_ids"]
-    assert ours.convert_ids_to_tokens([5, 6]) == theirs.convert_ids_to_tokens([5, 6])
-    assert ours.encode("def", return_tensors="pt").tolist() == theirs.encode("def", return_tensors="pt").tolist()
-    assert ours.decode([[5, 6], [7]]) == theirs.decode([[5, 6], [7]])
-    assert ours.get_vocab() == theirs.get_vocab()
+def test_what_it_lacks_transformers_does(tokenizer, reference):
+    encoding = tokenizer(["def", "a b"], padding=False)
+    assert encoding["input_ids"] == reference(["def", "a b"])["input_ids"]
+    assert tokenizer.convert_ids_to_tokens([5, 6]) == reference.convert_ids_to_tokens([5, 6])
+    assert (
+        tokenizer.encode("def", return_tensors="pt").tolist() == reference.encode("def", return_tensors="pt").tolist()
+    )
+    assert tokenizer.decode([[5, 6], [7]]) == reference.decode([[5, 6], [7]])
+    assert tokenizer.get_vocab() == reference.get_vocab()
     with pytest.raises(AttributeError, match="no_such_member"):
-        ours.no_such_member  # noqa: B018
+        tokenizer.no_such_member  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -280,35 +288,35 @@ def test_what_it_lacks_transformers_does(ours, theirs):
         ([{"role": "user", "content": "x"}], {"tokenize": False, "chat_template": "{{ messages }}"}),
     ],
 )
-def test_other_conversations_and_options_are_rendered_by_transformers(ours, theirs, talk, named):
-    assert ours.apply_chat_template(talk, **named) == theirs.apply_chat_template(talk, **named)
-    assert not is_ours(ours)
+def test_other_conversations_and_options_are_rendered_by_transformers(tokenizer, reference, talk, named):
+    assert tokenizer.apply_chat_template(talk, **named) == reference.apply_chat_template(talk, **named)
+    assert not without_transformers(tokenizer)
 
 
-def test_its_tokens_are_those_of_the_transformers_tokenizer(ours, theirs):
-    mine, other = (json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (ours, theirs))
-    assert is_ours(ours)
+def test_its_tokens_are_those_of_the_transformers_tokenizer(tokenizer, reference):
+    parts, other = (json.loads(each.backend_tokenizer.to_str()) for each in (tokenizer, reference))
+    assert without_transformers(tokenizer)
     for part in ("model", "added_tokens", "decoder", "normalizer", "pre_tokenizer"):
-        assert mine[part] == other[part]
-    ours.add_tokens(["wholly"])
-    assert "wholly" in ours.backend_tokenizer.get_vocab()
+        assert parts[part] == other[part]
+    tokenizer.add_tokens(["wholly"])
+    assert "wholly" in tokenizer.backend_tokenizer.get_vocab()
 
 
-def test_a_change_holds_for_everything(ours):
-    before, count = ours.encode("wholly new"), len(ours)
-    ours.add_tokens(["wholly"])
-    assert ours.encode("wholly new") != before
-    assert ours.decode(ours.encode("wholly", add_special_tokens=False)) == "wholly"
-    assert len(ours) == count + 1
-    ours.chat_template = "changed"
-    assert ours.chat_template == "changed"
-    assert ours.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "changed"
-    ours.eos_token = "<s>"
-    assert ours.eos_token_id == 1
+def test_a_change_holds_for_everything(tokenizer):
+    before, count = tokenizer.encode("wholly new"), len(tokenizer)
+    tokenizer.add_tokens(["wholly"])
+    assert tokenizer.encode("wholly new") != before
+    assert tokenizer.decode(tokenizer.encode("wholly", add_special_tokens=False)) == "wholly"
+    assert len(tokenizer) == count + 1
+    tokenizer.chat_template = "changed"
+    assert tokenizer.chat_template == "changed"
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "changed"
+    tokenizer.eos_token = "<s>"
+    assert tokenizer.eos_token_id == 1
 
 
-def test_a_copy_is_a_tokenizer_of_its_own(ours):
-    for copied in (copy.copy(ours), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert copied.encode("wholly") == ours.encode("wholly")
+def test_a_copy_is_independent(tokenizer):
+    for copied in (copy.copy(tokenizer), copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert copied.encode("wholly") == tokenizer.encode("wholly")
     copied.add_tokens(["wholly"])
-    assert copied.encode("wholly") != ours.encode("wholly")
+    assert copied.encode("wholly") != tokenizer.encode("wholly")

@@ -39,45 +39,45 @@ def converted(source: Path, quantize: str = "f16") -> Path:
     return convert_to_gguf(source, source.with_suffix(f".{quantize}.gguf"), quantize).file
 
 
-def llamas_own(file: Path) -> GgufTokenizer:
+def llamacpp_tokenizer(file: Path) -> GgufTokenizer:
     pytest.importorskip("llama_cpp")
     return GgufTokenizer(LlamaModel(file, vocab_only=True))
 
 
 def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
     file = convert_to_gguf(tiny.target, tmp_path / "a.gguf").file
-    theirs, ours = load_tokenizer(tiny.target), load_tokenizer(file)
-    assert ours.encode(TEXT) == theirs.encode(TEXT)
-    assert ours.decode(ours.encode(TEXT)) == TEXT
-    assert len(ours) == len(theirs)
-    assert ours.chat_template == theirs.chat_template
+    source, tokenizer = load_tokenizer(tiny.target), load_tokenizer(file)
+    assert tokenizer.encode(TEXT) == source.encode(TEXT)
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer) == len(source)
+    assert tokenizer.chat_template == source.chat_template
     named = {"tokenize": False, "add_generation_prompt": True}
-    assert ours.apply_chat_template(CHAT, **named) == theirs.apply_chat_template(CHAT, **named)
-    assert (ours.eos_token, ours.eos_token_id, ours.pad_token_id) == ("<|endoftext|>", 0, 0)
-    assert ours.transformers.encode(TEXT) == theirs.encode(TEXT)
+    assert tokenizer.apply_chat_template(CHAT, **named) == source.apply_chat_template(CHAT, **named)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.pad_token_id) == ("<|endoftext|>", 0, 0)
+    assert tokenizer.transformers.encode(TEXT) == source.encode(TEXT)
     assert facts(file).tokenizer.tokens == facts(tiny.target).tokenizer.tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("split", [None, SPLITS["qwen2"][0]], ids=["gpt2", "qwen2"])
 def test_llamacpp_encodes_byte_level_texts_in_the_same_way(tmp_path: Path, split: str | None) -> None:
-    """Its own tokenizer, for files that do not hold tokenizer.json."""
+    """For files that do not hold tokenizer.json."""
     tokenizer = Tokenizer.from_str(byte_level(318, split=split).backend_tokenizer.to_str())
     tokenizer.add_tokens(["<added>"])
     source = folder(tmp_path / "m", tokenizer, eos_token="<|end|>")
-    own, theirs = llamas_own(converted(source)), load_tokenizer(source)
+    llama, reference = llamacpp_tokenizer(converted(source)), load_tokenizer(source)
     for text in (TEXT, "<|user|>hi <added><|end|>", "", " ", "  two", *TEXTS):
-        assert own.encode(text) == theirs.encode(text)
-        assert own.decode(own.encode(text)) == text
-    known = sorted(theirs.backend_tokenizer.get_vocab().values())
-    assert [own.decode([i], skip_special_tokens=True) for i in known if i < 2] == ["", ""]
-    assert len(own) == len(known)
-    assert own.convert_tokens_to_ids("<|user|>") == 1
-    added = theirs.convert_tokens_to_ids("<added>")
-    assert own.convert_tokens_to_ids(["<added>", "nonesuch"]) == [added, None]
-    assert (own.eos_token, own.eos_token_id, own.bos_token_id) == ("<|end|>", 0, None)
-    assert own.apply_chat_template(CHAT, tokenize=False, tools=None) == "hello!"
-    assert decoder_keeping(own, ["<|user|>"])([1, 0, added]) == "<|user|><added>"
-    stream, ids = TextStream(decoder_of(own)), own.encode(TEXT)
+        assert llama.encode(text) == reference.encode(text)
+        assert llama.decode(llama.encode(text)) == text
+    known = sorted(reference.backend_tokenizer.get_vocab().values())
+    assert [llama.decode([i], skip_special_tokens=True) for i in known if i < 2] == ["", ""]
+    assert len(llama) == len(known)
+    assert llama.convert_tokens_to_ids("<|user|>") == 1
+    added = reference.convert_tokens_to_ids("<added>")
+    assert llama.convert_tokens_to_ids(["<added>", "nonesuch"]) == [added, None]
+    assert (llama.eos_token, llama.eos_token_id, llama.bos_token_id) == ("<|end|>", 0, None)
+    assert llama.apply_chat_template(CHAT, tokenize=False, tools=None) == "hello!"
+    assert decoder_keeping(llama, ["<|user|>"])([1, 0, added]) == "<|user|><added>"
+    stream, ids = TextStream(decoder_of(llama)), llama.encode(TEXT)
     pieces = [piece for i in ids for piece in stream.add([i], [False], False)] + stream.finish(None)
     assert "".join(piece.text for piece in pieces) == TEXT
 
@@ -86,30 +86,30 @@ def test_llamacpp_encodes_texts_with_bytes_for_unknown_characters_in_the_same_wa
     special = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
     source = folder(tmp_path / "m", sentencepiece(320).backend_tokenizer, **special)
     file = converted(source)
-    own, theirs = llamas_own(file), load_tokenizer(source)
+    llama, reference = llamacpp_tokenizer(file), load_tokenizer(source)
     assert read_header(file).metadata["tokenizer.ggml.model"] == "llama"
     for text in ("def add first", "for name in names print", "naïve ☃", "a\nb"):
-        assert own.encode(text) == theirs.encode(text)
-        assert own.encode(text)[0] == own.bos_token_id == 1
-        assert own.decode(own.encode(text), skip_special_tokens=True) == text
-        assert load_tokenizer(file).encode(text) == theirs.encode(text)
+        assert llama.encode(text) == reference.encode(text)
+        assert llama.encode(text)[0] == llama.bos_token_id == 1
+        assert llama.decode(llama.encode(text), skip_special_tokens=True) == text
+        assert load_tokenizer(file).encode(text) == reference.encode(text)
 
 
 def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp_path):
-    made = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
-    assert (made.tokens, made.differing) == (0, None)
-    assert not read_header(made.file).has_tokenizer
-    assert facts(made.file).parameters == facts(checkpoint("llama")).parameters
+    conversion = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
+    assert (conversion.tokens, conversion.differing) == (0, None)
+    assert not read_header(conversion.file).has_tokenizer
+    assert facts(conversion.file).parameters == facts(checkpoint("llama")).parameters
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_k_m"])
 def test_weights_are_stored_as_asked(kind: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     if kind not in gguf_convert.PLAIN:
         pytest.importorskip("llama_cpp")
-    made = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", kind)
-    header = read_header(made.file)
+    conversion = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", kind)
+    header = read_header(conversion.file)
     assert header.file_type.lower() == kind
-    assert made.stored == header.stored
+    assert conversion.stored == header.stored
     types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
     assert "F32" not in types or kind == "f32"
     if kind == "q8_0":

@@ -1,4 +1,4 @@
-"""GGUF files for our own decoder: the architecture is that of the checkpoint, and so are the weights."""
+"""GGUF files for our decoder: the architecture is that of the checkpoint, and so are the weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,15 +34,15 @@ def test_the_configuration_and_the_weights_are_those_of_the_checkpoint(family: s
     file, floats = gguf_model(tmp_path, config)
     header = read_header(file)
     assert refusal(header) is None
-    found = gguf_config(header)
-    assert replace(found, norm_eps=0.0, rope_parameters={}, windows=()) == replace(
+    read = gguf_config(header)
+    assert replace(read, norm_eps=0.0, rope_parameters={}, windows=()) == replace(
         config, norm_eps=0.0, rope_parameters={}, windows=()
     )
-    assert found.norm_eps == pytest.approx(config.norm_eps)
-    assert [window or config.context for window in found.windows] == [config.context] * config.layers
+    assert read.norm_eps == pytest.approx(config.norm_eps)
+    assert [window or config.context for window in read.windows] == [config.context] * config.layers
     if config.position == "rope":
-        assert torch.equal(found.rope()[0], config.rope()[0])
-    weights = GgufWeights(header, found)
+        assert torch.equal(read.rope()[0], config.rope()[0])
+    weights = GgufWeights(header, read)
     assert set(weights) == set(floats)
     for name, values in floats.items():
         assert np.array_equal(weights[name].numpy(), values), name
@@ -80,11 +80,11 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Pat
     file, _ = gguf_model(tmp_path, family_config("llama"))
     header = read_header(file)
     config = gguf_config(header)
-    first, *others = header.tensors
+    first, *rest = header.tensors
     for tensors, name in (
-        (others, first.name),
+        (rest, first.name),
         ([*header.tensors, replace(first, name="blk.0.extra.weight")], "blk.0.extra.weight"),
-        ([replace(first, shape=(VOCAB, 128)), *others], first.name),
+        ([replace(first, shape=(VOCAB, 128)), *rest], first.name),
     ):
         with pytest.raises(CheckpointError, match=name):
             GgufWeights(replace(header, tensors=tuple(tensors)), config)
@@ -110,13 +110,13 @@ def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path)
 def test_blocks_hold_the_weights_of_the_file_exactly(name: str) -> None:
     gguf = pytest.importorskip("gguf")
     raw = random_bytes(name, 7, 3)
-    found = READERS[name](raw)
+    blocks = READERS[name](raw)
     want = gguf.quants.dequantize(raw.reshape(7, -1), gguf.GGMLQuantizationType[name])
-    assert found.shape == want.shape
-    assert np.allclose(found.floats(), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
-    assert found.integers.min() >= (0 if found.bits == 4 else -128)
-    assert found.integers.max() < (16 if found.bits == 4 else 128)
-    assert found.scales.floats(found.group, want.shape[1]).shape == (7, want.shape[1] // found.group)
+    assert blocks.shape == want.shape
+    assert np.allclose(blocks.floats(), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
+    assert blocks.integers.min() >= (0 if blocks.bits == 4 else -128)
+    assert blocks.integers.max() < (16 if blocks.bits == 4 else 128)
+    assert blocks.scales.floats(blocks.group, want.shape[1]).shape == (7, want.shape[1] // blocks.group)
 
 
 def test_stacked_matrices_hold_the_same_weights() -> None:

@@ -43,12 +43,12 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **config: Any) ->
 
 def factors(weights: Mapping[str, Tensor], modules: Mapping[str, int], transposed: bool = False) -> dict[str, Tensor]:
     """Random matrices A and B of these ranks for each module."""
-    made, random = {}, torch.Generator().manual_seed(3)
+    tensors, random = {}, torch.Generator().manual_seed(3)
     for module, rank in modules.items():
         out, inside = weights[f"{module}.weight"].shape[:: -1 if transposed else 1]
-        made[f"{module}.lora_A.weight"] = torch.randn(rank, inside, generator=random)
-        made[f"{module}.lora_B.weight"] = torch.randn(out, rank, generator=random) * 0.1
-    return made
+        tensors[f"{module}.lora_A.weight"] = torch.randn(rank, inside, generator=random)
+        tensors[f"{module}.lora_B.weight"] = torch.randn(out, rank, generator=random) * 0.1
+    return tensors
 
 
 def merged_by_hand(base: Path, into: Path, deltas: Mapping[str, Tensor], full: Mapping[str, Tensor] = {}) -> Path:
@@ -63,13 +63,13 @@ def merged_by_hand(base: Path, into: Path, deltas: Mapping[str, Tensor], full: M
 
 def texts(model: LLM) -> tuple[list[list[int]], Tensor]:
     """Greedy texts, and the log-probabilities of their tokens and of four others each."""
-    found = model.generate(PROMPTS, SamplingParams(max_tokens=12, logprobs=5, ignore_eos=True))
-    logprobs = [[top for _, top in each.top] for one in found for each in one.logprobs or ()]
-    return [one.token_ids for one in found], torch.tensor(logprobs)
+    completions = model.generate(PROMPTS, SamplingParams(max_tokens=12, logprobs=5, ignore_eos=True))
+    logprobs = [[top for _, top in each.top] for one in completions for each in one.logprobs or ()]
+    return [one.token_ids for one in completions], torch.tensor(logprobs)
 
 
-def assert_same_model(found: LLM, wanted: LLM, base: LLM) -> None:
-    (ids, logprobs), (wanted_ids, wanted_logprobs) = texts(found), texts(wanted)
+def assert_same_model(model: LLM, wanted: LLM, base: LLM) -> None:
+    (ids, logprobs), (wanted_ids, wanted_logprobs) = texts(model), texts(wanted)
     assert ids == wanted_ids
     torch.testing.assert_close(logprobs, wanted_logprobs, rtol=1e-4, atol=1e-4)
     assert texts(base)[0] != ids, "the adapter changes nothing that is tested"
@@ -80,11 +80,11 @@ def assert_same_model(found: LLM, wanted: LLM, base: LLM) -> None:
 def test_greedy_texts_and_logits_are_those_of_weights_merged_by_hand(checkpoint, tmp_path, executor, family, modules):
     base, transposed = checkpoint(family), family == "gpt2"
     weights = load_file(base / "model.safetensors")
-    first, *others = modules
-    made = factors(weights, {first: 2, **dict.fromkeys(others, 4)}, transposed)
-    scales = {first: 3 / math.sqrt(2), **dict.fromkeys(others, 8 / math.sqrt(4))}
+    first, *rest = modules
+    tensors = factors(weights, {first: 2, **dict.fromkeys(rest, 4)}, transposed)
+    scales = {first: 3 / math.sqrt(2), **dict.fromkeys(rest, 8 / math.sqrt(4))}
     deltas = {
-        f"{module}.weight": scale * (made[f"{module}.lora_B.weight"] @ made[f"{module}.lora_A.weight"])
+        f"{module}.weight": scale * (tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"])
         for module, scale in scales.items()
     }
     deltas = {name: delta.t() if transposed else delta for name, delta in deltas.items()}
@@ -92,8 +92,8 @@ def test_greedy_texts_and_logits_are_those_of_weights_merged_by_hand(checkpoint,
     full = {norm: weights[norm] * 1.5}
     pattern = re.escape(first.partition(".")[2])
     adapter = write_adapter(
-        tmp_path / "adapter", made | full, use_rslora=True, rank_pattern={pattern: 2}, alpha_pattern={f"^{first}": 3},
-        fan_in_fan_out=transposed, modules_to_save=[norm],
+        tmp_path / "adapter", tensors | full, use_rslora=True, rank_pattern={pattern: 2},
+        alpha_pattern={f"^{first}": 3}, fan_in_fan_out=transposed, modules_to_save=[norm],
     )  # fmt: skip
     by_hand = merged_by_hand(base, tmp_path / "merged", deltas, full)
     options: dict[str, Any] = {"executor": executor, "dtype": "float32"}
@@ -107,10 +107,10 @@ def test_embeddings_and_copies_of_their_base_layer_are_merged(tmp_path: Path) ->
     name, random = "model.embed_tokens", torch.Generator().manual_seed(5)
     vocabulary, width = weights[f"{name}.weight"].shape
     a = torch.randn(4, vocabulary, generator=random)
-    b, own = torch.randn(width, 4, generator=random) * 0.1, weights[f"{name}.weight"] * 0.9
-    tensors = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b, f"{name}.base_layer.weight": own}
+    b, base_layer = torch.randn(width, 4, generator=random) * 0.1, weights[f"{name}.weight"] * 0.9
+    tensors = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b, f"{name}.base_layer.weight": base_layer}
     adapter = write_adapter(tmp_path / "adapter", tensors)
-    by_hand = merged_by_hand(base, tmp_path / "merged", {}, {f"{name}.weight": own + (b @ a).t() * 2})
+    by_hand = merged_by_hand(base, tmp_path / "merged", {}, {f"{name}.weight": base_layer + (b @ a).t() * 2})
     assert_same_model(LLM(base, lora=adapter), LLM(by_hand), LLM(base))
 
 
@@ -118,12 +118,12 @@ def test_a_merged_weight_keeps_the_dtype_that_it_is_stored_in(tmp_path: Path) ->
     base = tmp_path / "base"
     random_llama().to(torch.bfloat16).save_pretrained(base)
     weights = load_file(base / "model.safetensors")
-    made = factors(weights, {LLAMA[0]: 4})
-    adapter = write_adapter(tmp_path / "adapter", made)
-    delta = 2 * (made[f"{LLAMA[0]}.lora_B.weight"] @ made[f"{LLAMA[0]}.lora_A.weight"])
-    found = Decoder.load(base, lora=adapter).weights
+    tensors = factors(weights, {LLAMA[0]: 4})
+    adapter = write_adapter(tmp_path / "adapter", tensors)
+    delta = 2 * (tensors[f"{LLAMA[0]}.lora_B.weight"] @ tensors[f"{LLAMA[0]}.lora_A.weight"])
+    merged = Decoder.load(base, lora=adapter).weights
     wanted = (weights[f"{LLAMA[0]}.weight"].float() + delta).bfloat16()
-    assert torch.equal(found[f"{LLAMA[0]}.weight".removeprefix("model.")], wanted.float())
+    assert torch.equal(merged[f"{LLAMA[0]}.weight".removeprefix("model.")], wanted.float())
 
 
 @pytest.fixture

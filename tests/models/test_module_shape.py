@@ -18,7 +18,7 @@ def test_what_is_no_language_model_is_refused(kind: str, tmp_path: Path) -> None
 
 def test_the_bounds_of_an_encoder_decoder_are_those_of_its_two_parts(tmp_path: Path) -> None:
     """T5's positions are distances: `n_positions` in its config.json is the length of its training texts."""
-    found = []
+    bounds = []
     for config in (
         {"model_type": "bart", "max_position_embeddings": 77, "decoder_layers": 3, "encoder_layers": 5},
         {"model_type": "t5", "n_positions": 512, "num_layers": 2, "num_decoder_layers": 4},
@@ -26,13 +26,13 @@ def test_the_bounds_of_an_encoder_decoder_are_those_of_its_two_parts(tmp_path: P
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))
         shape = shape_in(tmp_path)
-        found.append((shape.source_context, shape.context, shape.layers))
-    assert found == [(77, 77, 3), (UNBOUNDED, UNBOUNDED, 4), (99, 33, 12)]
+        bounds.append((shape.source_context, shape.context, shape.layers))
+    assert bounds == [(77, 77, 3), (UNBOUNDED, UNBOUNDED, 4), (99, 33, 12)]
 
 
 def test_a_mask_token_is_that_of_the_configuration(tmp_path: Path) -> None:
-    found = []
+    tokens = []
     for more in ({}, {"pard_token": 9}):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi", **more}))
-        found.append(shape_in(tmp_path).mask_token)
-    assert found == [None, 9]
+        tokens.append(shape_in(tmp_path).mask_token)
+    assert tokens == [None, 9]

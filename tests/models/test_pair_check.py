@@ -56,10 +56,12 @@ def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_p
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     report = check_pair(tiny.target, tmp_path)
-    ours, theirs = (facts(path).tokenizer.tokens for path in (tiny.target, tmp_path))
-    wrong = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
+    tokens, draft_tokens = (facts(path).tokenizer.tokens for path in (tiny.target, tmp_path))
+    wrong = [i for i in sorted(tokens.keys() & draft_tokens.keys()) if tokens[i] != draft_tokens[i]]
     assert report.differing == len(wrong) > 5
-    assert [(d.id, d.target, d.draft) for d in report.differences] == [(i, ours[i], theirs[i]) for i in wrong[:5]]
+    assert [(d.id, d.target, d.draft) for d in report.differences] == [
+        (i, tokens[i], draft_tokens[i]) for i in wrong[:5]
+    ]
     with pytest.raises(PairError) as error:
         require_pair(tiny.target, tmp_path)
     for difference in report.differences:

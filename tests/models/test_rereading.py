@@ -19,37 +19,43 @@ TEXT = "The naïve café 🎈👩‍👩‍👧 décoding\n\n    return first_na
 WIDE = (10**6, 10**6)
 
 
-def both_of(ours: object, theirs: object, width: tuple[int, int] = WIDE) -> Vocabularies:
-    return Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), width)
+def vocabularies_of(target: object, draft: object, width: tuple[int, int] = WIDE) -> Vocabularies:
+    return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids=" to ".join)
-def both(request: pytest.FixtureRequest) -> Vocabularies:
-    return both_of(*(FAITHFUL[kind]() for kind in request.param))
+def vocabularies(request: pytest.FixtureRequest) -> Vocabularies:
+    return vocabularies_of(*(FAITHFUL[kind]() for kind in request.param))
 
 
-@pytest.mark.parametrize("ours", [byte_level, sentencepiece, wordpiece])
-@pytest.mark.parametrize("theirs", [byte_level, sentencepiece, wordpiece])
-def test_shared_tokens_write_the_same_whatever_they_are_called(ours, theirs) -> None:
-    both = both_of(ours(), theirs())
-    assert {both.ours.roles["eos"]: both.theirs.roles["eos"]}.items() <= both.to_theirs.items()
-    words = {id_: their for id_, their in both.to_theirs.items() if both.ours.written[id_] is not None}
-    assert all(both.ours.written[id_] == both.theirs.written[their] for id_, their in words.items())
-    assert any(both.ours.written[id_] == b" the" for id_ in words)
-    assert both.to_ours == {their: id_ for id_, their in both.to_theirs.items()}, "each has one counterpart at most"
+@pytest.mark.parametrize("target", [byte_level, sentencepiece, wordpiece])
+@pytest.mark.parametrize("draft", [byte_level, sentencepiece, wordpiece])
+def test_shared_tokens_write_the_same_whatever_they_are_called(target, draft) -> None:
+    vocabularies = vocabularies_of(target(), draft())
+    assert {vocabularies.target.roles["eos"]: vocabularies.draft.roles["eos"]}.items() <= vocabularies.to_draft.items()
+    words = {
+        id_: draft_id for id_, draft_id in vocabularies.to_draft.items() if vocabularies.target.written[id_] is not None
+    }
+    assert all(
+        vocabularies.target.written[id_] == vocabularies.draft.written[draft_id] for id_, draft_id in words.items()
+    )
+    assert any(vocabularies.target.written[id_] == b" the" for id_ in words)
+    assert vocabularies.to_target == {draft_id: id_ for id_, draft_id in vocabularies.to_draft.items()}, (
+        "each has one counterpart at most"
+    )
 
 
 def test_a_space_and_a_byte_are_the_same_token_in_every_spelling() -> None:
-    both = both_of(byte_level(), sentencepiece())
-    for ours, theirs in (("Ġthe", "▁the"), ("ð", "<0xF0>")):
-        id_ = byte_level().convert_tokens_to_ids(ours)
-        assert both.to_theirs[id_] == sentencepiece().convert_tokens_to_ids(theirs)
+    vocabularies = vocabularies_of(byte_level(), sentencepiece())
+    for target, draft in (("Ġthe", "▁the"), ("ð", "<0xF0>")):
+        id_ = byte_level().convert_tokens_to_ids(target)
+        assert vocabularies.to_draft[id_] == sentencepiece().convert_tokens_to_ids(draft)
 
 
 def test_ids_beyond_the_logits_are_not_shared() -> None:
-    both = both_of(byte_level(), byte_level(290, other=True), (280, 270))
-    assert max(both.to_theirs) < 280
-    assert max(both.to_ours) < 270
+    vocabularies = vocabularies_of(byte_level(), byte_level(290, other=True), (280, 270))
+    assert max(vocabularies.to_draft) < 280
+    assert max(vocabularies.to_target) < 270
 
 
 def test_large_vocabularies_are_compared_in_one_pass() -> None:
@@ -60,23 +66,25 @@ def test_large_vocabularies_are_compared_in_one_pass() -> None:
         tokenizer.decoder = decoders.ByteLevel()
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
-    both = both_of(large(0), large(4_000))
-    assert len(both.to_theirs) == 8_000
-    assert both.to_theirs[6_000] == 2_000
-    assert str(both).startswith("8000 tokens are shared, 67% of the target's 12000 and 67% of the draft model's")
+    vocabularies = vocabularies_of(large(0), large(4_000))
+    assert len(vocabularies.to_draft) == 8_000
+    assert vocabularies.to_draft[6_000] == 2_000
+    assert str(vocabularies).startswith(
+        "8000 tokens are shared, 67% of the target's 12000 and 67% of the draft model's"
+    )
 
 
-def fresh(both: Vocabularies, tokens: list[int]) -> list[int]:
-    reading = Reading(both)
+def fresh(vocabularies: Vocabularies, tokens: list[int]) -> list[int]:
+    reading = Reading(vocabularies)
     reading.update(tokens, 0)
     return reading.ids
 
 
-def test_the_ids_depend_on_the_tokens_alone(both: Vocabularies) -> None:
+def test_the_ids_depend_on_the_tokens_alone(vocabularies: Vocabularies) -> None:
     """Tokens come one by one or in bursts, some are taken back and others follow, the middle of a character among
     them: the ids are those of a fresh reading, and those that are said to be unchanged are."""
-    rng, tokens = random.Random(1), both.ours.ids(TEXT)
-    reading, text = Reading(both), list[int]()
+    rng, tokens = random.Random(1), vocabularies.target.ids(TEXT)
+    reading, text = Reading(vocabularies), list[int]()
     seen = list(reading.ids)
     for _ in range(120):
         back = rng.choice((0, 0, 1, 2, 5))
@@ -86,30 +94,32 @@ def test_the_ids_depend_on_the_tokens_alone(both: Vocabularies) -> None:
             [*text[:same], *wrong] if rng.random() < 0.3 else [*text[:same], *tokens[same : same + rng.randrange(1, 6)]]
         )
         kept = reading.update(text, same)
-        assert reading.ids == fresh(both, text)
+        assert reading.ids == fresh(vocabularies, text)
         assert reading.ids[:kept] == seen[:kept]
         seen = list(reading.ids)
 
 
-def test_complete_words_are_read_as_the_draft_models_tokenizer_splits_them(both: Vocabularies) -> None:
+def test_complete_words_are_read_as_the_draft_models_tokenizer_splits_them(vocabularies: Vocabularies) -> None:
     """Up to the last word, whose tokens are taken one by one."""
     text = "The first name is the second name, speculative decoding returns"
-    reading, tokens = Reading(both), both.ours.ids(text, first=True)
+    reading, tokens = Reading(vocabularies), vocabularies.target.ids(text, first=True)
     reading.update(tokens, 0)
-    last = both.ours.bytes_of(tokens[reading.open_word :]).decode()
-    complete = both.theirs.ids(text.removesuffix(last), first=True)
+    last = vocabularies.target.bytes_of(tokens[reading.open_word :]).decode()
+    complete = vocabularies.draft.ids(text.removesuffix(last), first=True)
     assert last.startswith(" ret")
-    start = len(both.theirs.begin)
+    start = len(vocabularies.draft.begin)
     assert reading.ids[start : start + len(complete)] == complete
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
-def test_nothing_that_the_draft_model_can_write_is_lost(both: Vocabularies, text: str) -> None:
+def test_nothing_that_the_draft_model_can_write_is_lost(vocabularies: Vocabularies, text: str) -> None:
     """What is read is what was written, characters that are unknown to one of them aside."""
-    written = both.ours.bytes_of(both.ours.ids(text)).lstrip(b" ")  # either may put a space before a text
-    read = both.theirs.bytes_of(fresh(both, both.ours.ids(text))).lstrip(b" ")
-    if both.theirs.id_of.get(b"\xff") is None:
+    written = vocabularies.target.bytes_of(vocabularies.target.ids(text)).lstrip(
+        b" "
+    )  # either may put a space before a text
+    read = vocabularies.draft.bytes_of(fresh(vocabularies, vocabularies.target.ids(text))).lstrip(b" ")
+    if vocabularies.draft.id_of.get(b"\xff") is None:
         assert len(read) <= len(written)
     else:
         assert read == written
@@ -117,44 +127,44 @@ def test_nothing_that_the_draft_model_can_write_is_lost(both: Vocabularies, text
 
 def test_a_reading_begins_as_the_draft_models_tokenizer_begins_texts() -> None:
     """Once: not with every new token (transformers pull request 46124)."""
-    both = both_of(byte_level(), sentencepiece())
-    ids = fresh(both, byte_level().encode("The first name is the second"))
-    bos = both.theirs.roles["bos"]
+    vocabularies = vocabularies_of(byte_level(), sentencepiece())
+    ids = fresh(vocabularies, byte_level().encode("The first name is the second"))
+    bos = vocabularies.draft.roles["bos"]
     assert ids[0] == bos
     assert ids.count(bos) == 1
-    back = both_of(sentencepiece(), byte_level())
+    back = vocabularies_of(sentencepiece(), byte_level())
     tokens = sentencepiece().encode("The first name is")
     assert tokens[0] == bos
     assert byte_level().decode(fresh(back, tokens)) == "The first name is"
 
 
 def test_special_tokens_are_those_of_the_same_name_or_role_or_left_out() -> None:
-    both = both_of(byte_level(), byte_level(290, other=True))
+    vocabularies = vocabularies_of(byte_level(), byte_level(290, other=True))
     ids = byte_level().encode("first<|user|>name<|end|>")
-    assert byte_level(290, other=True).decode(fresh(both, ids)) == "first<|user|>name<|end|>"
-    other = both_of(byte_level(), sentencepiece())
+    assert byte_level(290, other=True).decode(fresh(vocabularies, ids)) == "first<|user|>name<|end|>"
+    other = vocabularies_of(byte_level(), sentencepiece())
     read = fresh(other, byte_level().encode("first<|user|>name<|end|>"))
     assert sentencepiece().decode(read) == "<s>firstname</s>" or sentencepiece().decode(read) == "<s> firstname</s>"
 
 
 def test_a_text_without_spaces_is_not_split_again_and_again() -> None:
-    both = both_of(byte_level(), sentencepiece())
-    reading = Reading(both)
+    vocabularies = vocabularies_of(byte_level(), sentencepiece())
+    reading = Reading(vocabularies)
     tokens = byte_level().encode("日本語" * 200)
     reading.update(tokens, 0)
     assert reading.open_word > len(tokens) - 100
-    assert both.theirs.bytes_of(reading.ids).decode() == " " + "日本語" * 200
+    assert vocabularies.draft.bytes_of(reading.ids).decode() == " " + "日本語" * 200
 
 
 def test_a_target_that_writes_words_apart_is_read() -> None:
-    both = both_of(wordpiece(), byte_level())
+    vocabularies = vocabularies_of(wordpiece(), byte_level())
     ids = wordpiece().encode("The first names are decoding", add_special_tokens=False)
-    written = both.ours.bytes_of(ids).decode().removeprefix(" ")
-    assert both.theirs.bytes_of(fresh(both, ids)).decode() == written
+    written = vocabularies.target.bytes_of(ids).decode().removeprefix(" ")
+    assert vocabularies.draft.bytes_of(fresh(vocabularies, ids)).decode() == written
 
 
-def test_every_beginning_of_every_text_can_be_read(both: Vocabularies) -> None:
+def test_every_beginning_of_every_text_can_be_read(vocabularies: Vocabularies) -> None:
     for text in TEXTS:
-        tokens = both.ours.ids(text)
+        tokens = vocabularies.target.ids(text)
         for n in range(len(tokens) + 1):
-            assert all(0 <= id_ < len(both.theirs.written) for id_ in fresh(both, tokens[:n]))
+            assert all(0 <= id_ < len(vocabularies.draft.written) for id_ in fresh(vocabularies, tokens[:n]))

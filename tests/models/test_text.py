@@ -143,10 +143,12 @@ WORDS = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "a", "b", "\u
 @pytest.fixture(scope="module")
 def byte_fallback():
     """As Llama 2's: tokens for words, and one for each byte."""
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(WORDS)}, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.BPE({word: i for i, word in enumerate(WORDS)}, [], byte_fallback=True, unk_token="<unk>")
+    )
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    made.decoder = decoders.Sequence(steps)
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    tokenizer.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def test_only_a_tokenizer_that_falls_back_to_bytes_has_a_stray_byte(tokenizer, byte_fallback):

@@ -25,18 +25,18 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 @cache
 def byte_level(size: int = 330, other: bool = False, split: str | None = None) -> PreTrainedTokenizerFast:
     """As GPT-2's and Llama 3's: BPE over bytes, without a BOS. split: what words are, if not as for GPT-2."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     if split is not None:
         words = pre_tokenizers.Split(Regex(split), "isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([words, made.pre_tokenizer])
-    made.decoder = decoders.ByteLevel()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, tokenizer.pre_tokenizer])
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=["<|end|>", "<|user|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
     )  # fmt: skip
-    made.train_from_iterator(OTHER_TEXTS if other else TEXTS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+    tokenizer.train_from_iterator(OTHER_TEXTS if other else TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
 @cache
@@ -47,56 +47,56 @@ def sentencepiece(size: int = 340, other: bool = False) -> PreTrainedTokenizerFa
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "<s>", "</s>", *BYTES], show_progress=False)
     trained.train_from_iterator([text.replace("\n", " ") for text in (OTHER_TEXTS if other else TEXTS)], trainer)
     learned = json.loads(trained.to_str())["model"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             learned["vocab"], [tuple(pair) for pair in learned["merges"]],
             unk_token="<unk>", byte_fallback=True, fuse_unk=True,
         )
     )  # fmt: skip
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    made.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")])
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", learned["vocab"]["<s>"])]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 @cache
 def unigram(size: int = 120) -> PreTrainedTokenizerFast:
     """As XGLM's: Unigram without bytes, so that characters may be unknown. Lines are kept."""
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
-    made.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
     trainer = trainers.UnigramTrainer(
         vocab_size=size, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False,
         initial_alphabet=sorted({char for text in TEXTS for char in text}),
     )  # fmt: skip
-    made.train_from_iterator(TEXTS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
 @cache
 def wordpiece(size: int = 160, lowercase: bool = False) -> PreTrainedTokenizerFast:
     """As BERT's: words split at spaces and punctuation, "##" before what continues a word."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     if lowercase:
-        made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
-    made.train_from_iterator(TEXTS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[SEP]", unk_token="[UNK]")
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[SEP]", unk_token="[UNK]")
 
 
 @cache
 def letters(words: tuple[str, ...], merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
     """Token i writes words[i]: letters, and what `merges` join. For toy models."""
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 FAITHFUL: dict[str, Any] = {

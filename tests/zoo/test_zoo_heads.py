@@ -59,11 +59,15 @@ def test_a_converted_head_drafts_the_same_tokens(llm: LLM, tmp_path: Path, to: s
     kind = "medusa" if to == "medusa" else "eagle3"
     original = zoo.head_dir(kind, zoo.target_dir())
     convert_head(original, to, tmp_path / to, zoo.target_dir())
-    llm.draft_tokens, found = 4, []
+    llm.draft_tokens, stats = 4, []
     for folder in (original, tmp_path / to):
         llm.use(str(folder))
         assert llm.drafter.name == kind
-        found.append(measured(llm, prompts(llm)[:2], 48))
-    ours, theirs = found
-    assert (ours.steps, ours.proposed, ours.accepted) == (theirs.steps, theirs.proposed, theirs.accepted)
-    assert ours.accepted > 0
+        stats.append(measured(llm, prompts(llm)[:2], 48))
+    original_stats, converted_stats = stats
+    assert (original_stats.steps, original_stats.proposed, original_stats.accepted) == (
+        converted_stats.steps,
+        converted_stats.proposed,
+        converted_stats.accepted,
+    )
+    assert original_stats.accepted > 0
