@@ -233,7 +233,7 @@ def show_pair(
     report = pair_check.check_pair(target, draft)
     runs = measured(pairs) if measure and report.fits else {}
     if as_json:
-        all_runs = [{"target": name} | summary(run) for name, own_runs in runs.items() for run in own_runs]
+        all_runs = [{"target": name} | summary(run) for name, pair_runs in runs.items() for run in pair_runs]
         print(json.dumps(report.as_dict() | {"measured": all_runs}))
     else:
         show(report, runs)

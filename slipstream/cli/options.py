@@ -190,17 +190,17 @@ def sampling_options(params: type[SamplingParams]) -> Any:
             several = isinstance(known.default, tuple)  # then the option is repeated, and typer collects a list
             flag = isinstance(known.default, bool)
             shown = False if several or flag or known.default is None else str(known.default)
-            made_of = option(
+            declaration = option(
                 False if flag else None, known.help, *known.option, shown=shown, metavar=known.metavar, panel="Sampling"
             )
             kind: Any = list[get_args(types[name])[0]] | None if several else types[name]  # type: ignore[misc]
-            members.append((name, kind if flag else kind | None, made_of))
+            members.append((name, kind if flag else kind | None, declaration))
 
-    def made(self: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    def with_defaults(self: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return params(**dict(defaults or {}) | {name: value for name, value in values.items() if value is not None})
 
-    return make_dataclass("SamplingOptions", members, frozen=True, namespace={"params": made})
+    return make_dataclass("SamplingOptions", members, frozen=True, namespace={"params": with_defaults})
 
 
 _SamplingOptions: Any = sampling_options(SamplingParams)

@@ -36,10 +36,10 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
     assert max(map(len, result.out.splitlines())) <= 80
     assert "not enough passes for an interval: raise --rounds to 3 or more" in result.said
     assert f"slipstream report {tmp_path / 'r.json'}" in result.said
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert (found["format_version"], found["kind"], found["complete"]) == (FORMAT_VERSION, "bench", True)
-    assert found["data"]["prompts"]["categories"] == {"a": 2, "b": 1}
-    assert found["provenance"]["command"]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["format_version"], report["kind"], report["complete"]) == (FORMAT_VERSION, "bench", True)
+    assert report["data"]["prompts"]["categories"] == {"a": 2, "b": 1}
+    assert report["provenance"]["command"]
 
 
 def test_draft_lengths_with_predictions_and_a_page(cli, pair, texts, tmp_path):
@@ -117,10 +117,10 @@ def test_ranges_and_lists():
 
 
 def test_what_a_drafter_is_called_and_given():
-    made = LabModels(drafter=["ngram:max_ngram=3,draft_tokens=5", "suffix+model"], draft_tokens="7").contenders()
-    assert [(c.label, c.draft_tokens) for c in made] == [("ngram max_ngram=3", 5), ("suffix+model", 7)]
-    assert made[0].options == {"max_ngram": 3}
-    assert made[1].drafter == ["suffix", "embedded"]
+    contenders = LabModels(drafter=["ngram:max_ngram=3,draft_tokens=5", "suffix+model"], draft_tokens="7").contenders()
+    assert [(c.label, c.draft_tokens) for c in contenders] == [("ngram max_ngram=3", 5), ("suffix+model", 7)]
+    assert contenders[0].options == {"max_ngram": 3}
+    assert contenders[1].drafter == ["suffix", "embedded"]
     assert [c.label for c in LabModels().contenders()] == ["model", "suffix"]
     assert [c.length for c in LabModels().contenders()] == [4, 10]
     assert [c.length for c in LabModels().contenders(adaptive=True)] == ["auto", "auto"]

@@ -42,9 +42,9 @@ def test_a_file_that_is_there_is_kept(cli, tiny, file: Path) -> None:
     assert "--overwrite" in done.said
     assert file.read_bytes() == before
     done = cli("convert", tiny.target, "--quantize", "f32", "--out", file, "--overwrite", "--json")
-    found = json.loads(done.out)
+    output = json.loads(done.out)
     asked = 316 if find_spec("llama_cpp") else 0
-    assert (found["file"], found["stored"], found["tokens"]) == (str(file), {"F32": 271296}, asked)
+    assert (output["file"], output["stored"], output["tokens"]) == (str(file), {"F32": 271296}, asked)
 
 
 @pytest.mark.parametrize(

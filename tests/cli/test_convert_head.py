@@ -19,10 +19,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_embedded_heads_are_written_with_the_command_that_uses_them(cli, folder: Path) -> None:
     done = cli("convert", "embedded", "--to", "speculators", "--json")
     assert done.code == 0
-    made = {"folder": "embedded-speculators", "dtype": "float16", "method": "eagle3", "draft_tokens": 4}
-    made["parallel"] = False
+    checkpoint = {"folder": "embedded-speculators", "dtype": "float16", "method": "eagle3", "draft_tokens": 4}
+    checkpoint["parallel"] = False
     size = (folder / "embedded-speculators" / "model.safetensors").stat().st_size
-    assert json.loads(done.out) == made | {"stored_bytes": size}
+    assert json.loads(done.out) == checkpoint | {"stored_bytes": size}
     config = json.loads((folder / "embedded-speculators" / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == str(zoo.target_dir())
     done = cli("convert", "embedded", "--to", "medusa", "--out", "heads")

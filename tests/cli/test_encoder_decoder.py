@@ -32,9 +32,9 @@ def test_generate_answers_the_prompt(cli, folders):
 def test_info_shows_both_parts(cli, folders):
     result = cli("info", folders[0])
     assert "no bound, read once" in result.out
-    found = json.loads(cli("info", folders[0], "--json").out)
-    assert found["source_context"] > 10**6
-    assert found["executor"] == "transformers"
+    output = json.loads(cli("info", folders[0], "--json").out)
+    assert output["source_context"] > 10**6
+    assert output["executor"] == "transformers"
     assert json.loads(cli("info", folders[2], "--json").out)["source_context"] is None
 
 

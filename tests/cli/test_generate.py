@@ -48,13 +48,13 @@ def test_prompts_from_elsewhere(cli, pair, llm, tmp_path, source):
 
 def test_json_is_one_object_with_everything(cli, pair, llm):
     result = cli("generate", "def add(", "-n", "16", "--json", "--logprobs", "2", *pair)
-    found = json.loads(result.out)
-    assert found["text"] == text_of(llm, "def add(")
-    assert found["finish_reason"] == "length"
-    assert found["lossless"] is True
-    assert len(found["token_ids"]) == len(found["drafted"]) == len(found["logprobs"]) == 16
-    assert found["stats"]["accepted"] == sum(found["drafted"])
-    assert found["rule"] == "rejection"
+    output = json.loads(result.out)
+    assert output["text"] == text_of(llm, "def add(")
+    assert output["finish_reason"] == "length"
+    assert output["lossless"] is True
+    assert len(output["token_ids"]) == len(output["drafted"]) == len(output["logprobs"]) == 16
+    assert output["stats"]["accepted"] == sum(output["drafted"])
+    assert output["rule"] == "rejection"
 
 
 def test_logprobs_are_shown(cli, pair):
@@ -165,11 +165,11 @@ def test_a_draft_model_that_the_drafter_does_not_read_is_named(cli, pair):
 
 def test_statistics_begin_on_a_line_of_their_own_where_both_streams_are_one(pair):
     command = [sys.executable, "-m", "slipstream.cli.main"]
-    found = subprocess.run(
+    output = subprocess.run(
         [*command, "generate", "for x in", *map(str, pair), "-n", "3"], stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=True,
     )  # fmt: skip
-    assert found.stdout.splitlines()[-1].startswith("3 tokens, ")
+    assert output.stdout.splitlines()[-1].startswith("3 tokens, ")
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}

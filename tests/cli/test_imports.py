@@ -29,8 +29,8 @@ except SystemExit as left:
     print("\\n" + json.dumps([left.code, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    left, found = json.loads(done.stdout.splitlines()[-1])
-    return left, set(found)
+    left, modules = json.loads(done.stdout.splitlines()[-1])
+    return left, set(modules)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_mistakes_in_the_options_are_reported_before_anything_heavy_is_imported(
 
 
 def test_generating_imports_neither_transformers_nor_what_plots_need():
-    code, found = imported("generate", "def f(", "--max-tokens", "2")
+    code, modules = imported("generate", "def f(", "--max-tokens", "2")
     assert code == 0
-    assert found == {"torch", "numpy", "tokenizers", "numba"}
+    assert modules == {"torch", "numpy", "tokenizers", "numba"}
 
 
 def test_a_chat_template_needs_no_transformers():
-    code, found = imported("generate", "--chat", "def f(", "--max-tokens", "2")
+    code, modules = imported("generate", "--chat", "def f(", "--max-tokens", "2")
     assert code == 0
-    assert found == {"torch", "numpy", "tokenizers", "numba", "jinja2"}
+    assert modules == {"torch", "numpy", "tokenizers", "numba", "jinja2"}
 
 
 def test_the_process_that_answers_http_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:

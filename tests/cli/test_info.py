@@ -28,9 +28,9 @@ def test_info_for_people_and_programs(cli, tiny):
         "drafters all",
     ):
         assert part in said
-    found = json.loads(cli("info", tiny.target, "--json").out)
-    assert (found["parameters"], found["vocab_size"], found["tied_head"]) == (67824, 320, False)
-    assert (found["kv_bytes_per_token"], found["experts"], found["sliding_window"]) == (512, None, [])
+    output = json.loads(cli("info", tiny.target, "--json").out)
+    assert (output["parameters"], output["vocab_size"], output["tied_head"]) == (67824, 320, False)
+    assert (output["kv_bytes_per_token"], output["experts"], output["sliding_window"]) == (512, None, [])
 
 
 @pytest.mark.parametrize("has", [True, False], ids=["with instructions", "without"])
@@ -38,10 +38,10 @@ def test_info_shows_the_backend_and_the_effect_of_each_setting(cli, tiny, monkey
     for name in ("has_byte_dots", "has_bfloat16_dots"):
         monkeypatch.setattr(f"slipstream.backends.native.kernels.processor.{name}", lambda: has)
     monkeypatch.setattr("slipstream.backends.native.kernels.processor.is_arm", lambda: False)
-    found = json.loads(cli("info", tiny.target, "--json").out)
+    output = json.loads(cli("info", tiny.target, "--json").out)
     said = " ".join(cli("info", tiny.target).out.split())
-    assert (found["executor"], found["not_native"]) == ("native", None)
-    native = found["native"]
+    assert (output["executor"], output["not_native"]) == ("native", None)
+    native = output["native"]
     assert native["distances"].keys() == {*WEIGHT_FORMATS, "bfloat16", "float16 KV"}
     assert native["distances"]["w8a16"] == {"kl": 1.7e-4, "agreement": 0.9933 if has else 0.9938, "refused": None}
     assert native["distances"]["w8a8"]["kl"] == (3.7e-4 if has else 1.7e-4)
@@ -62,8 +62,8 @@ def test_info_shows_the_backend_and_the_effect_of_each_setting(cli, tiny, monkey
 def test_info_says_why_a_model_is_not_native(cli, tmp_path):
     make_model(tmp_path, head_dim=12)
     make_tokenizer(tmp_path)
-    found = json.loads(cli("info", tmp_path, "--json").out)
-    assert (found["executor"], found["native"]) == ("torch", None)
+    output = json.loads(cli("info", tmp_path, "--json").out)
+    assert (output["executor"], output["native"]) == ("torch", None)
     said = " ".join(cli("info", tmp_path).out.split())
     assert "torch on cpu; not native: heads of 12 values are not a multiple of 16" in said
 
@@ -85,8 +85,8 @@ def test_info_shows_what_works_with_what(cli):
 
 def test_info_says_that_transformers_runs_a_model(cli, tmp_path):
     random_model("stablelm").save_pretrained(tmp_path)
-    found = json.loads(cli("info", tmp_path, "--json").out)
-    assert (found["architecture"], found["executor"], found["layers"], found["native"]) == (
+    output = json.loads(cli("info", tmp_path, "--json").out)
+    assert (output["architecture"], output["executor"], output["layers"], output["native"]) == (
         "stablelm", "transformers", 2, None,
     )  # fmt: skip
     assert "transformers on cpu" in cli("info", tmp_path).out
@@ -111,8 +111,8 @@ def test_a_pair_of_compatible_models(cli, tiny, tmp_path):
     assert "target steps" in said
     assert "at 80% acceptance: 1." in said
     assert max(map(len, result.out.splitlines())) <= 80
-    found = json.loads(cli("info", tmp_path, tiny.draft, "--json").out)
-    assert (found["fits"], found["differing_ids"], found["measured"]) == (True, 0, [])
+    output = json.loads(cli("info", tmp_path, tiny.draft, "--json").out)
+    assert (output["fits"], output["differing_ids"], output["measured"]) == (True, 0, [])
 
 
 def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):
@@ -124,9 +124,9 @@ def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):
     assert "do not share a vocabulary" in said
     assert "with --draft-tokenizer string the draft model keeps its tokenizer: 2" in said
     assert "tokens are shared" in said
-    found = json.loads(cli("info", tiny.target, tmp_path, "--json").out)
-    assert found["fits"] is False
-    assert len(found["differences"]) == 5
+    output = json.loads(cli("info", tiny.target, tmp_path, "--json").out)
+    assert output["fits"] is False
+    assert len(output["differences"]) == 5
 
 
 def test_another_target_of_the_same_draft_is_measured_beside(cli, tiny, tmp_path, monkeypatch):
@@ -137,17 +137,17 @@ def test_another_target_of_the_same_draft_is_measured_beside(cli, tiny, tmp_path
     make_model(other, noise=0.05)
     make_tokenizer(other)
     command = ["info", tiny.target, tiny.draft, "--measure", "--also", other]
-    found = json.loads(cli(*command, "--json").out)["measured"]
-    assert [run["target"] for run in found] == [str(tiny.target)] * 2 + [str(other)] * 2
-    assert [run["method"] for run in found] == ["plain", "draft model"] * 2
-    assert (found[0]["speedup"]["value"], found[1]["draft_tokens"], found[1]["lossless"]) == (1.0, 4, True)
-    rates = [run["stats"]["acceptance_rate"] for run in found[1::2]]
+    output = json.loads(cli(*command, "--json").out)["measured"]
+    assert [run["target"] for run in output] == [str(tiny.target)] * 2 + [str(other)] * 2
+    assert [run["method"] for run in output] == ["plain", "draft model"] * 2
+    assert (output[0]["speedup"]["value"], output[1]["draft_tokens"], output[1]["lossless"]) == (1.0, 4, True)
+    rates = [run["stats"]["acceptance_rate"] for run in output[1::2]]
     assert 0 < rates[0] < rates[1] == 1.0, "the other target has the weights of the draft"
     shown = cli(*command).out
     assert "disturb" in shown
     assert "100%" in shown
     formats = [*command[:-1], "quantize=int8", "--also", "draft_quantize=int8", "--json"]
-    found = json.loads(cli(*formats).out)["measured"]
-    assert [run["target"] for run in found[1::2]] == [str(tiny.target), "quantize=int8", "draft_quantize=int8"]
+    output = json.loads(cli(*formats).out)["measured"]
+    assert [run["target"] for run in output[1::2]] == [str(tiny.target), "quantize=int8", "draft_quantize=int8"]
     refused = cli("info", tiny.target, tiny.draft, "--also", other)
     assert refused.code == 2

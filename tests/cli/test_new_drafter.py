@@ -56,8 +56,10 @@ def added(folder: Path, monkeypatch: pytest.MonkeyPatch):
 def elsewhere(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process where the drafter was added before anything read the table."""
     path = os.pathsep.join([str(folder), str(ROOT)])
-    own = os.environ | {"PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, env=own)
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
 
 
 def test_it_is_listed_with_its_needs_length_and_options(added: None, cli) -> None:
@@ -101,8 +103,8 @@ def test_help_names_it(folder: Path) -> None:
 
 def test_the_conformance_suite_picks_it_up(folder: Path) -> None:
     suites = ["tests/drafters/test_conformance.py", "tests/drafters/test_foreign.py", "tests/drafters/test_registry.py"]
-    found = elsewhere(folder, "-m", "pytest", "-p", "added", "--collect-only", "-k", "bigram", *suites).stdout
+    collected = elsewhere(folder, "-m", "pytest", "-p", "added", "--collect-only", "-k", "bigram", *suites).stdout
     for promise in vars(Conformance):
-        assert not promise.startswith("test_") or f"TestRegistered::{promise}[bigram]" in found
-    assert "test_foreign.py" in found
-    assert "TestEachSpec" in found
+        assert not promise.startswith("test_") or f"TestRegistered::{promise}[bigram]" in collected
+    assert "test_foreign.py" in collected
+    assert "TestEachSpec" in collected

@@ -33,8 +33,10 @@ def test_sampling_options_keep_their_names_and_defaults(command):
     sampling = [p for p in known if getattr(p, "rich_help_panel", None) == "Sampling"]
     assert all(not p.default for p in sampling), "who gave none is known: the checkpoint may say it"
     shown = {name: (names, str(default)) for name, (names, default) in SAMPLING.items()}
-    found = {p.name: (p.opts, p.show_default if isinstance(p.show_default, str) else str(p.default)) for p in sampling}
-    assert found == shown
+    declared_options = {
+        p.name: (p.opts, p.show_default if isinstance(p.show_default, str) else str(p.default)) for p in sampling
+    }
+    assert declared_options == shown
     assert not any(p.secondary_opts for p in known)
 
 
@@ -46,8 +48,8 @@ def test_sampling_parameters_without_an_option_are_the_structured_ones():
 
 def test_the_defaults_of_models_and_drafters():
     assert (ModelOptions().draft_model, ModelOptions().method, ModelOptions().fixed_length) == ("embedded", "model", 4)
-    own = ModelOptions(target="somewhere")
-    assert (own.draft_model, own.method, own.fixed_length) == (None, "suffix", 10)
+    models = ModelOptions(target="somewhere")
+    assert (models.draft_model, models.method, models.fixed_length) == (None, "suffix", 10)
     assert ModelOptions(target="somewhere", draft="d", draft_tokens="2").length == 2
     assert ModelOptions(drafter="none").method == "none"
     assert ModelOptions(drafter="ngram", draft_tokens="0").length == 0

@@ -93,19 +93,19 @@ def test_no_two_columns_of_a_table_have_one_name(results):
 
 
 def test_the_page_is_well_formed_and_ids_are_unique(text):
-    found = Page(text)
-    assert len(found.ids) == len(set(found.ids))
-    for tag, attrs in found.tags:
+    parsed = Page(text)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    for tag, attrs in parsed.tags:
         for name in ("aria-labelledby",):
             if name in attrs:
-                assert attrs[name] in found.ids
+                assert attrs[name] in parsed.ids
         if tag == "use":
-            assert attrs["xlink:href"][1:] in found.ids
+            assert attrs["xlink:href"][1:] in parsed.ids
 
 
 def test_nothing_is_fetched(text):
-    found = Page(text)
-    for tag, attrs in found.tags:
+    parsed = Page(text)
+    for tag, attrs in parsed.tags:
         assert tag not in ("link", "img", "iframe")
         assert "src" not in attrs
         assert not str(attrs.get("href", "#")).startswith("http")
@@ -114,11 +114,11 @@ def test_nothing_is_fetched(text):
 
 
 def test_tables_have_captions_and_headers(text):
-    found = Page(text)
-    regions = [a for t, a in found.tags if t == "div" and a.get("role") == "region"]
-    assert len(regions) == sum(t == "table" for t, _ in found.tags)
+    parsed = Page(text)
+    regions = [a for t, a in parsed.tags if t == "div" and a.get("role") == "region"]
+    assert len(regions) == sum(t == "table" for t, _ in parsed.tags)
     assert all(a["aria-label"] for a in regions)
-    assert {a["scope"] for t, a in found.tags if t == "th"} == {"col", "row"}
+    assert {a["scope"] for t, a in parsed.tags if t == "th"} == {"col", "row"}
 
 
 def test_every_figure_states_date_machine_and_what_it_shows(text, results):
@@ -142,22 +142,22 @@ def test_figures_follow_the_colours_of_the_page(text):
 
 
 def test_model_output_is_escaped(trace_result):
-    made = copy.deepcopy(trace_result)
+    result = copy.deepcopy(trace_result)
     evil = "</script><img src=x onerror=alert(1)>"
-    made.data["pieces"] = [evil] * len(made.data["pieces"])
-    made.data["vocabulary"] = dict.fromkeys(made.data["vocabulary"], evil)
-    made.data["prompt"]["text"] = evil
-    made.warnings = [evil]
-    made.provenance["command"] = evil
-    text = page([made])
+    result.data["pieces"] = [evil] * len(result.data["pieces"])
+    result.data["vocabulary"] = dict.fromkeys(result.data["vocabulary"], evil)
+    result.data["prompt"]["text"] = evil
+    result.warnings = [evil]
+    result.provenance["command"] = evil
+    text = page([result])
     assert not [tag for tag, _ in Page(text).tags if tag == "img"]
     assert "</script><img" not in text
     assert not [tag for tag, _ in Page(text).tags if tag == "script"]
 
 
 def test_every_token_of_a_trace_says_where_it_is_from(trace_result):
-    found = Page(page([trace_result]))
-    said = [a["title"] for t, a in found.tags if t == "span" and "title" in a]
+    parsed = Page(page([trace_result]))
+    said = [a["title"] for t, a in parsed.tags if t == "span" and "title" in a]
     tokens = trace_result.data["tokens"]
     assert len(said) == len(tokens) == 40
     for text, token in zip(said, tokens, strict=True):
@@ -168,20 +168,20 @@ def test_every_token_of_a_trace_says_where_it_is_from(trace_result):
 
 
 def test_an_interrupted_run_is_marked(bench_result):
-    made = copy.deepcopy(bench_result)
-    made.complete = False
-    assert "The run was interrupted" in page([made])
-    made.data["arms"] = []
-    assert "Nothing was measured" in page([made])
+    result = copy.deepcopy(bench_result)
+    result.complete = False
+    assert "The run was interrupted" in page([result])
+    result.data["arms"] = []
+    assert "Nothing was measured" in page([result])
 
 
 def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
     with pytest.raises(ResultError, match="did you mean 'bench'"):
         section(Result("bensh", {}, {}))
-    made = copy.deepcopy(bench_result)
-    del made.data["arms"][0]["overall"]["shares"]
+    result = copy.deepcopy(bench_result)
+    del result.data["arms"][0]["overall"]["shares"]
     with pytest.raises(ResultError, match="lacks data that its report needs"):
-        page([made])
+        page([result])
     with pytest.raises(ResultError, match="does not exist"):
         write_page([bench_result], tmp_path / "no" / "x.html")
     assert {"bench", "trace"} <= set(SECTIONS)
@@ -192,9 +192,9 @@ def test_a_command_stands_once_in_its_section_and_without_private_paths(bench_re
     private.provenance = bench_result.provenance | {
         "command": "slipstream bench /home/me/my-prompts.jsonl -m org/model"
     }
-    made = page([private])
-    assert made.count("slipstream bench my-prompts.jsonl -m org/model") == 2  # in its line, and among the conditions
-    assert "/home/me" not in made
+    text = page([private])
+    assert text.count("slipstream bench my-prompts.jsonl -m org/model") == 2  # in its line, and among the conditions
+    assert "/home/me" not in text
 
 
 @pytest.mark.parametrize(

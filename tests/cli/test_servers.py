@@ -20,8 +20,8 @@ KEY = "a-key"
 @pytest.fixture(scope="module")
 def host(tiny: Tiny) -> Iterator[Host]:
     llm = LLM(str(tiny.target), draft=str(tiny.draft), draft_tokens=3, max_batch=4, executor="torch", device="cpu")
-    with hosted(llm, keys=(KEY,)) as made:
-        yield made
+    with hosted(llm, keys=(KEY,)) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +41,18 @@ def test_tables_for_people(cli, host, texts, tmp_path):
         assert part in said
     assert max(map(len, result.out.splitlines())) <= 80
     assert "not enough passes" in result.said
-    found = read(out, "bench-served")
-    assert [arm["load"] for arm in found.data["arms"]] == ["1 at once", "2 at once", "50 a second"]
-    for arm in found.data["arms"]:
+    served = read(out, "bench-served")
+    assert [arm["load"] for arm in served.data["arms"]] == ["1 at once", "2 at once", "50 a second"]
+    for arm in served.data["arms"]:
         assert (arm["answered"], arm["errors"], arm["output_tokens"]) == (8, {}, 48)
         assert arm["prompt_tokens"] > 0
         assert arm["counted"]
         assert 0 < arm["first"]["p50"] <= arm["whole"]["p50"]
         assert 0 <= arm["acceptance_rate"] <= 1
         assert 1 <= arm["mean_acceptance_length"] <= 4
-    (server,) = found.provenance["servers"]
+    (server,) = served.provenance["servers"]
     assert (server["model"]["drafter"], server["model"]["draft_tokens"]) == ("model", 3)
-    assert {"date", "command", "machine", "versions"} <= found.provenance.keys()
+    assert {"date", "command", "machine", "versions"} <= served.provenance.keys()
     assert KEY not in out.read_text()
     assert cli("report", out, "-o", page).code == 0
     assert "Throughput" in page.read_text()
@@ -114,6 +114,6 @@ def test_bad_input_is_refused_before_anything_is_sent(cli, host, texts, monkeypa
 
 def test_a_report_without_passes_says_so(cli, host, texts, tmp_path):
     assert cli("bench", texts, "--serve", f"{host.url}/v1", *QUICK, "--out", tmp_path / "r.json").code == 0
-    found = read(tmp_path / "r.json")
-    found.data["arms"] = []
-    assert section(found).lead == "Nothing was measured before the run ended."
+    result = read(tmp_path / "r.json")
+    result.data["arms"] = []
+    assert section(result).lead == "Nothing was measured before the run ended."

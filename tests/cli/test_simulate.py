@@ -17,28 +17,28 @@ from slipstream.theory.cost_curve import CostCurve
 from tests.checkpoints import make_model, make_tokenizer
 
 
-def found(cli, *arguments):
+def predicted(cli, *arguments):
     result = cli("simulate", *arguments, "--json")
     assert result.code == 0, result.err
     return json.loads(result.out)
 
 
 def test_lengths_from_an_acceptance_rate_and_a_draft_cost(cli):
-    seen = found(cli, "--alpha", "0.8", "--c", "0.05")
+    seen = predicted(cli, "--alpha", "0.8", "--c", "0.05")
     assert seen["best"] == 8
     best = next(row for row in seen["lengths"] if row["draft_tokens"] == 8)
     assert best["speedup"] == pytest.approx(3.092, abs=5e-4)
 
 
 def test_measured_rates_and_a_row_cost(cli):
-    seen = found(cli, "--rates", ".73,.52,.35", "--row-cost", ".02")
+    seen = predicted(cli, "--rates", ".73,.52,.35", "--row-cost", ".02")
     assert seen["acceptance"] == {"alpha": None, "position_rates": [0.73, 0.52, 0.35], "source": "given"}
     assert max(row["draft_tokens"] for row in seen["lengths"]) == 3
     assert seen["lengths"][2]["tau"] == pytest.approx(2.6)
 
 
 def test_one_length(cli):
-    assert [row["draft_tokens"] for row in found(cli, "-k", "20")["lengths"]] == [20]
+    assert [row["draft_tokens"] for row in predicted(cli, "-k", "20")["lengths"]] == [20]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_tables_fit_80_columns_and_nothing_is_cut(cli, arguments, monkeypatch):
 
 
 def test_a_plan_for_other_hardware(cli):
-    seen = found(cli, "--hardware", "H100", "-m", "Llama-3.1-70B", "-md", "Llama-3.1-8B", "--batch", "1,64",
-                 "--latency-ms", "30", "--users", "3000")  # fmt: skip
+    seen = predicted(cli, "--hardware", "H100", "-m", "Llama-3.1-70B", "-md", "Llama-3.1-8B", "--batch", "1,64",
+                     "--latency-ms", "30", "--users", "3000")  # fmt: skip
     assert seen["hardware"]["devices"] == 4
     assert [load["batch"] for load in seen["loads"]] == [1, 64]
     assert seen["loads"][0]["speedup"] > seen["loads"][1]["speedup"] > 1
@@ -72,7 +72,7 @@ def test_a_plan_for_other_hardware(cli):
 
 def test_the_bits_of_the_cache_can_be_given(cli):
     arguments = ["--hardware", "h100", "-m", "70B", "-md", "8B", "--batch", "64", "--context", "8192"]
-    usual, half = (found(cli, *arguments, *more) for more in ([], ["--kv-bits", "8"]))
+    usual, half = (predicted(cli, *arguments, *more) for more in ([], ["--kv-bits", "8"]))
     assert half["models"][0]["kv_bytes"] == usual["models"][0]["kv_bytes"] / 2
     assert half["loads"][0]["plain_seconds"] < usual["loads"][0]["plain_seconds"]
 
@@ -95,14 +95,14 @@ def test_costs_measured_here(cli, tiny, monkeypatch):
         "slipstream.drafters.draft_costs.measure_draft_costs",
         lambda target, drafter, lengths: CostCurve((1, 8), (0.001, 0.008)),
     )
-    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7")
+    seen = predicted(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7")
     assert seen["costs"]["c"] == pytest.approx(0.1)
     assert seen["costs"]["curve"] == {"rows": [1, 8], "seconds": [0.01, 0.012]}
     assert "measured here: one row takes 10.00 ms, 8 draft tokens 8.00 ms" in seen["assumptions"]
 
 
 def test_costs_are_really_measured(cli, tiny):
-    seen = found(cli, "--measure", "-m", tiny.target, "-md", tiny.draft)
+    seen = predicted(cli, "--measure", "-m", tiny.target, "-md", tiny.draft)
     assert seen["costs"]["c"] > 0
     assert seen["costs"]["curve"]["rows"][0] == 1
 
@@ -157,8 +157,8 @@ FIGURES = (
 
 
 def of_pairs(cli, *more):
-    found = json.loads(cli("simulate", "--pairs", *more, "--json").out)["pairs"]
-    return next(one["predicted"] for one in found if (one["target"], one["draft"]) == (TARGET, DRAFT))
+    pairs = json.loads(cli("simulate", "--pairs", *more, "--json").out)["pairs"]
+    return next(one["predicted"] for one in pairs if (one["target"], one["draft"]) == (TARGET, DRAFT))
 
 
 def of_simulate(cli, *more):
@@ -166,8 +166,8 @@ def of_simulate(cli, *more):
     return json.loads(cli("simulate", *given, *more).out)["loads"][0]
 
 
-def figures(found):
-    return {name: found[name] for name in FIGURES}
+def figures(pairs):
+    return {name: pairs[name] for name in FIGURES}
 
 
 @pytest.mark.parametrize("hardware", [None, "h100", "rtx4090"])

@@ -55,5 +55,5 @@ def test_a_narrow_terminal_gets_a_table_for_each_setting(shown):
 
 
 def test_counts_agree_with_their_noun():
-    found = [render.counted(n, "prompt") for n in (0, 1, 2, 1200)]
-    assert found == ["0 prompts", "1 prompt", "2 prompts", "1,200 prompts"]
+    texts = [render.counted(n, "prompt") for n in (0, 1, 2, 1200)]
+    assert texts == ["0 prompts", "1 prompt", "2 prompts", "1,200 prompts"]

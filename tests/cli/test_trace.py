@@ -13,9 +13,9 @@ def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
     assert "20 tokens in" in said
     assert "Who proposed what" in said
     assert "\x1b" not in result.out
-    found = json.loads((tmp_path / "t.json").read_text())
-    assert len(found["data"]["tokens"]) == 20
-    assert found["data"]["prompt"]["text"] == "def add"
+    trace = json.loads((tmp_path / "t.json").read_text())
+    assert len(trace["data"]["tokens"]) == 20
+    assert trace["data"]["prompt"]["text"] == "def add"
     assert cli("report", tmp_path / "t.json", "-o", tmp_path / "t.html").code == 0
     page = (tmp_path / "t.html").read_text()
     assert "Acceptance over time" in page

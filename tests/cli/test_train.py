@@ -49,9 +49,9 @@ def test_a_head_is_trained_resumed_and_exported(
     monkeypatch.setattr("sys.argv", ["slipstream", "train", "medusa", "--resume"])
     assert run("medusa", *common, "--heads", 2, "--max-steps", 2) == 0
     assert run("medusa", *common, "--heads", 2, "--resume") == 0
-    made = json.loads((tmp_path / "out" / "final" / "config.json").read_text())
-    assert made["medusa_num_heads"] == 2
-    assert len(made["medusa_head_accuracies"]) == 2
+    head_config = json.loads((tmp_path / "out" / "final" / "config.json").read_text())
+    assert head_config["medusa_num_heads"] == 2
+    assert len(head_config["medusa_head_accuracies"]) == 2
     card = (tmp_path / "out" / "final" / "README.md").read_text()
     assert card.count("    slipstream train medusa --resume") == 2, "one line a part"
 
@@ -83,10 +83,10 @@ def test_a_refused_run_leaves_no_folder(cli, tmp_path, monkeypatch):
 
 
 def test_python_m_slipstream_is_the_command():
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "slipstream", "--version"], capture_output=True, text=True, check=True
     )
-    assert found.stdout.startswith("slipstream ")
+    assert completed.stdout.startswith("slipstream ")
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
 
     def refused(target: Path, data: str, *more: object) -> str:
         out = ["--out", tmp_path / "out", "--budget-tokens", 9, "--length", 32]
-        found = cli("train", "medusa", "-m", target, "--data", tmp_path / data, *out, *more)
-        assert found.code == 2
+        completed = cli("train", "medusa", "-m", target, "--data", tmp_path / data, *out, *more)
+        assert completed.code == 2
         assert not (tmp_path / "out").exists()
-        return found.said
+        return completed.said
 
     assert "holds no text files" in refused(target, "empty")
     assert "the training data is too short" in refused(tiny.target, "short.txt")
@@ -129,13 +129,13 @@ def test_a_run_is_resumed_only_with_its_own_settings_and_target(cli, common, tar
 
     assert cli("train", "medusa", *common, "--heads", 2, "--max-steps", 1).code == 0
     other = train_target(tmp_path / "other", steps=1)
-    found = cli("train", "medusa", *common, "--heads", 2, "--resume", "-m", other)
-    assert found.code == 2
-    assert "is of another run: target was" in found.said
+    completed = cli("train", "medusa", *common, "--heads", 2, "--resume", "-m", other)
+    assert completed.code == 2
+    assert "is of another run: target was" in completed.said
     monkeypatch.setattr(Decoder, "load", None)
-    found = cli("train", "medusa", *common, "--heads", 3, "--resume")
-    assert found.code == 2
-    assert "options was {'heads': 2}, now it is {'heads': 3}" in found.said
+    completed = cli("train", "medusa", *common, "--heads", 3, "--resume")
+    assert completed.code == 2
+    assert "options was {'heads': 2}, now it is {'heads': 3}" in completed.said
 
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -154,10 +154,10 @@ def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int,
     def function(*args: Any, **more: Any) -> Any:
         nonlocal count
         count += 1
-        made = original(*args, **more)
+        outcome = original(*args, **more)
         if count in calls:
             signal.raise_signal(number)
-        return made
+        return outcome
 
     monkeypatch.setattr(owner, name, function)
 

@@ -22,8 +22,8 @@ QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 
 
 def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_path):
-    out, page, made = (tmp_path / name for name in ("r.json", "r.html", "choice.json"))
-    given = ["--drafter", "model", "--drafter", "ngram", "-k", "3", "--out", out, "--write", made]
+    out, page, choice = (tmp_path / name for name in ("r.json", "r.html", "choice.json"))
+    given = ["--drafter", "model", "--drafter", "ngram", "-k", "3", "--out", out, "--write", choice]
     result = cli("tune", texts, *pair, *QUICK, *given)
     assert result.code == 0, result.err
     said = " ".join(result.out.split())
@@ -31,14 +31,14 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
                  "sglang: ", "llama-server: ", "transformers: ", "What limits the speed-up",
                  "plain step", "break-even acceptance", "rows per pass 1 2 4 8 16 32 64"):  # fmt: skip
         assert part in said
-    found = json.loads(out.read_text())["data"]
-    written = json.loads(made.read_text())
-    assert written == found["configs"]["slipstream"]
+    data = json.loads(out.read_text())["data"]
+    written = json.loads(choice.read_text())
+    assert written == data["configs"]["slipstream"]
     assert (written["executor"], written["dtype"]) == ("torch", "float64")
-    assert written["drafter"] == ("none" if found["choice"] is None else found["choice"]["drafter"])
+    assert written["drafter"] == ("none" if data["choice"] is None else data["choice"]["drafter"])
     assert cli("report", out, "-o", page).code == 0
     assert "Which drafter and draft length?" in page.read_text()
-    again = cli("generate", "for x in", "--config", made, "-n", "4", "--json")
+    again = cli("generate", "for x in", "--config", choice, "-n", "4", "--json")
     assert again.code == 0, again.err
     plain = cli("generate", "for x in", *pair, "--drafter", "none", "-n", "4", "--json")
     assert json.loads(again.out)["text"] == json.loads(plain.out)["text"]
@@ -87,13 +87,13 @@ def test_formats_of_the_draft_are_tried_that_our_kernels_run(tiny, tmp_path):
 
 
 def test_a_choice_in_another_format_is_read_again(cli, texts, tmp_path):
-    made = tmp_path / "choice.json"
-    given = ["--drafter", "model:quantize=int4", "-k", "2", "--write", made, "--json"]
+    choice = tmp_path / "choice.json"
+    given = ["--drafter", "model:quantize=int4", "-k", "2", "--write", choice, "--json"]
     result = cli("tune", texts, *QUICK, *given)
     assert result.code == 0, result.err
     assert json.loads(result.out)["data"]["drafters"][0]["label"] == "model quantize=int4"
-    made.write_text(json.dumps({"drafter": "model", "draft_tokens": 2, "drafter_option": ["quantize=int4"]}))
-    assert cli("generate", "def add", "--config", made, "-n", "4").code == 0
+    choice.write_text(json.dumps({"drafter": "model", "draft_tokens": 2, "drafter_option": ["quantize=int4"]}))
+    assert cli("generate", "def add", "--config", choice, "-n", "4").code == 0
 
 
 # --- generate --config ---------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ PLACE = "http://server/v1"
 @pytest.fixture(scope="module")
 def host(tiny: Tiny) -> Iterator[Host]:
     llm = LLM(str(tiny.target), draft=str(tiny.draft), draft_tokens=3, max_batch=4, executor="torch", device="cpu")
-    with hosted(llm) as made:
-        yield made
+    with hosted(llm) as server:
+        yield server
 
 
 class Counting(ScriptedServer):
@@ -170,12 +170,12 @@ def test_a_server_of_our_own_is_examined(cli, host, tmp_path, monkeypatch):
         assert part in said
     assert any(verdict in said for verdict in ("Cause: ", "Nothing is wrong: "))
     assert max(map(len, result.out.splitlines())) <= 80
-    found = read(out, "tune-served").data
-    known = found["counters"]
+    data = read(out, "tune-served").data
+    known = data["counters"]
     assert known["server"] == "slipstream"
     assert known["drafts"] <= known["draft_tokens"] <= 3 * known["drafts"]
     assert (known["requests"], known["output_tokens"]) == (1, 12)
-    assert found["diagnosis"]["forecast"]["longest"] == 3
+    assert data["diagnosis"]["forecast"]["longest"] == 3
     assert cli("report", out, "-o", page).code == 0
     assert "Does speculation pay on this server?" in page.read_text()
 
@@ -183,9 +183,9 @@ def test_a_server_of_our_own_is_examined(cli, host, tmp_path, monkeypatch):
 def test_watching_sends_nothing(cli, host):
     result = cli("tune", "--base-url", f"{host.url}/v1", "--watch", "0", "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)["data"]
-    assert found["counters"]["output_tokens"] == 0
-    assert found["diagnosis"]["reason"] == "no request ran"
+    data = json.loads(result.out)["data"]
+    assert data["counters"]["output_tokens"] == 0
+    assert data["diagnosis"]["reason"] == "no request ran"
 
 
 def test_the_advice_follows_the_counters(cli, scripted):

@@ -27,11 +27,11 @@ def test_the_report_for_people(cli, pair, texts, tmp_path):
 def test_json_for_programs(cli, pair, texts):
     result = cli("verify", texts, *pair, *QUICK, "--check", "greedy", "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert found["data"]["verdict"] == "ok"
-    assert {row["verdict"] for row in found["data"]["greedy"]} == {"identical"}
-    assert found["data"]["distribution"] == found["data"]["coupled"] == []
-    assert found["settings"]["drafter"] == "model"
+    output = json.loads(result.out)
+    assert output["data"]["verdict"] == "ok"
+    assert {row["verdict"] for row in output["data"]["greedy"]} == {"identical"}
+    assert output["data"]["distribution"] == output["data"]["coupled"] == []
+    assert output["settings"]["drafter"] == "model"
 
 
 def test_too_few_draft_tokens_are_no_proof_and_end_with_code_1(cli, pair, texts):
@@ -79,6 +79,6 @@ def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
 def test_the_rule_greedy_is_checked_on_greedy_texts_alone(cli, pair, texts):
     result = cli("verify", texts, *pair, *QUICK, "--rule", "greedy", "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)["data"]
-    assert {row["verdict"] for row in found["greedy"]} == {"identical"}
-    assert found["coupled"] == found["distribution"] == []
+    output = json.loads(result.out)["data"]
+    assert {row["verdict"] for row in output["greedy"]} == {"identical"}
+    assert output["coupled"] == output["distribution"] == []

@@ -27,16 +27,16 @@ PROMPT = "for name in names:"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a Llama with a tokenizer of its own, and a folder of texts."""
-    folder = tmp_path_factory.mktemp("own")
-    make_model(folder / "model", tie_word_embeddings=False)
-    make_tokenizer(folder / "model")
-    (folder / "texts").mkdir()
+    path = tmp_path_factory.mktemp("model")
+    make_model(path / "model", tie_word_embeddings=False)
+    make_tokenizer(path / "model")
+    (path / "texts").mkdir()
     for i in range(12):
         text = "".join(f"for name{j} in names{i}:\n    print(name{j})\n" for j in range(12))
-        (folder / "texts" / f"{i}.txt").write_text(text)
-    return folder
+        (path / "texts" / f"{i}.txt").write_text(text)
+    return path
 
 
 @pytest.fixture(params=METHODS)
@@ -59,16 +59,16 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     return command
 
 
-def test_what_is_trained_for_ones_own_model_drafts_as_the_last_line_says(kind, own, run, tmp_path):
+def test_what_is_trained_for_ones_own_model_drafts_as_the_last_line_says(kind, folder, run, tmp_path):
     from tests.server.hosting import hosted
 
     shown, noise = run(
-        "train", kind, "-m", own / "model", "--data", own / "texts", "--out", tmp_path / "run", "--length", 32,
+        "train", kind, "-m", folder / "model", "--data", folder / "texts", "--out", tmp_path / "run", "--length", 32,
         "--rows", 4, "--budget-tokens", 4 * 128, "--texts", 2, "--text-tokens", 8, "--threads", 1, *SMALL[kind],
     )  # fmt: skip
     assert "warning" not in re.sub("warning: compiling .*", "", noise).lower()
-    found = re.search(r"slipstream generate (.*) 'PROMPT'", shown)
-    use = shlex.split(found[1])
+    command = re.search(r"slipstream generate (.*) 'PROMPT'", shown)
+    use = shlex.split(command[1])
     plain, _ = run("generate", "-m", use[1], "--drafter", "none", "-n", 12, PROMPT)
     drafted, statistics = run("generate", *use, "-k", 3, "-n", 12, PROMPT)
     assert drafted == plain

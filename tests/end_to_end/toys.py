@@ -78,16 +78,16 @@ class ToyDrafter:
         if key not in self._nodes:
             self._params.append(seq.params)
             logits = self.oracle.logits([*seq.tokens, *path])[None]
-            self._nodes[key] = self._made(distributions_after(logits, [seq], [path])[0].numpy())
+            self._nodes[key] = self._add_row(distributions_after(logits, [seq], [path])[0].numpy())
         return self._nodes[key]
 
     def _without(self, left: Siblings, token: int) -> Siblings:
         probs = self._table[left.row].copy()
         probs[token] = 0.0
-        left.others[token] = self._made(probs / (probs.sum() or 1.0))
+        left.others[token] = self._add_row(probs / (probs.sum() or 1.0))
         return left.others[token]
 
-    def _made(self, probs: np.ndarray) -> Siblings:
+    def _add_row(self, probs: np.ndarray) -> Siblings:
         self._table.append(probs)
         total = probs.cumsum()
         ends = (total / total[-1]).tolist() if total[-1] else []

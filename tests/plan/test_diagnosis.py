@@ -33,12 +33,12 @@ def cause(m: Measured) -> str:
 
 
 def test_a_good_pair_has_no_cause():
-    found = diagnose(GOOD)
-    assert (found.cause, found.fix) == ("nothing is wrong", "")
-    assert found.speedup == found.predicted == pytest.approx(GOOD.prediction().speedup)
-    assert 2.4 < found.speedup < 3
-    assert found.acceptance == pytest.approx(0.8)
-    assert found.break_even == pytest.approx(0.2, abs=0.05)
+    diagnosis = diagnose(GOOD)
+    assert (diagnosis.cause, diagnosis.fix) == ("nothing is wrong", "")
+    assert diagnosis.speedup == diagnosis.predicted == pytest.approx(GOOD.prediction().speedup)
+    assert 2.4 < diagnosis.speedup < 3
+    assert diagnosis.acceptance == pytest.approx(0.8)
+    assert diagnosis.break_even == pytest.approx(0.2, abs=0.05)
 
 
 PLANTED = {
@@ -52,21 +52,21 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_each_cause_is_named(name):
     sick = replace(GOOD, **PLANTED[name])
-    found = diagnose(sick)
-    assert found.cause == name
-    assert found.fix == diagnosis.FIXES[name]
-    assert found.enough
-    assert found.predicted < 1.05
-    first, gain = next(iter(found.counterfactuals.items()))
+    causes = diagnose(sick)
+    assert causes.cause == name
+    assert causes.fix == diagnosis.FIXES[name]
+    assert causes.enough
+    assert causes.predicted < 1.05
+    first, gain = next(iter(causes.counterfactuals.items()))
     assert first == name
     assert gain == pytest.approx(without(sick, name).prediction().speedup)
     assert gain > 2
 
 
 def test_a_lookup_that_finds_nothing_has_low_acceptance():
-    found = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
-    assert found.cause == "acceptance too low"
-    assert "in the 2% of the steps that drafted" in found.evidence[0]
+    diagnosis = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
+    assert diagnosis.cause == "acceptance too low"
+    assert "in the 2% of the steps that drafted" in diagnosis.evidence[0]
     nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
     assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
     assert nothing.evidence[0] == "nothing was drafted"
@@ -83,9 +83,9 @@ def test_a_batch_that_fills_the_machine_is_too_large():
 def test_a_mixture_of_experts_is_named_as_a_cause():
     steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
     assert cause(steep) == "compute-bound target"
-    found = diagnose(replace(steep, experts=(2, 8)))
-    assert found.cause == "few active experts"
-    assert "2 of 8 experts" in found.evidence[0]
+    diagnosis = diagnose(replace(steep, experts=(2, 8)))
+    assert diagnosis.cause == "few active experts"
+    assert "2 of 8 experts" in diagnosis.evidence[0]
     assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
 
 
@@ -107,10 +107,10 @@ def test_measurements_count_more_than_predictions():
     ],
 )
 def test_what_noise_could_have_made_is_not_diagnosed(speedup, neighbours, reason, fix):
-    found = diagnose(replace(GOOD, speedup=speedup), neighbours)
-    assert found.cause == "not diagnosed"
-    assert reason in found.reason
-    assert fix in found.fix
+    diagnosis = diagnose(replace(GOOD, speedup=speedup), neighbours)
+    assert diagnosis.cause == "not diagnosed"
+    assert reason in diagnosis.reason
+    assert fix in diagnosis.fix
     assert diagnose(GOOD, neighbours=0.02).cause == "nothing is wrong"
 
 
@@ -124,13 +124,13 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
     rates = tuple(geometric_rates(0.72, 16))
     long = replace(GOOD, draft_tokens=16, position_rates=rates, drafted=(1.0,) * 16, draft_each=0.0009)
     predicted = long.prediction().speedup
-    found = diagnose(replace(long, speedup=Estimate(1.28, 1.2, 1.36)))
+    diagnosis = diagnose(replace(long, speedup=Estimate(1.28, 1.2, 1.36)))
     assert predicted == pytest.approx(1.28, abs=0.15)
-    assert found.cause == "drafts too long"
-    assert found.best_length in range(3, 7)
-    assert found.best_speedup == pytest.approx(1.9, abs=0.15)
-    assert found.fix == f"lower --draft-tokens to {found.best_length}"
-    assert f"{found.best_length} draft tokens are predicted at" in found.evidence[0]
+    assert diagnosis.cause == "drafts too long"
+    assert diagnosis.best_length in range(3, 7)
+    assert diagnosis.best_speedup == pytest.approx(1.9, abs=0.15)
+    assert diagnosis.fix == f"lower --draft-tokens to {diagnosis.best_length}"
+    assert f"{diagnosis.best_length} draft tokens are predicted at" in diagnosis.evidence[0]
 
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
@@ -143,9 +143,9 @@ def test_no_prediction_is_above_the_mean_acceptance_length():
 
 
 def test_with_two_faults_removing_one_is_reported_as_not_enough():
-    found = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
-    assert found.cause == "draft too expensive"
-    assert not found.enough
+    diagnosis = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
+    assert diagnosis.cause == "draft too expensive"
+    assert not diagnosis.enough
 
 
 def test_predictions_are_the_closed_form():
@@ -222,27 +222,27 @@ def seen(target, drafter) -> dict:
 
 def test_a_drafter_that_sleeps_is_too_expensive():
     target = Slow(vocab=16)
-    found = seen(target, Sleepy(oracle(target).continuations, 16))
-    assert found["cause"] == "draft too expensive"
-    assert found["speedup"] < 1
+    diagnosis = seen(target, Sleepy(oracle(target).continuations, 16))
+    assert diagnosis["cause"] == "draft too expensive"
+    assert diagnosis["speedup"] < 1
 
 
 def test_a_drafter_that_drafts_at_random_has_low_acceptance():
     """One of 256 tokens is right by chance, and four further rows cost as much as a pass: it can never be faster."""
     target = Slow(vocab=256)
     target.row = 0.0005
-    found = seen(target, RandomDrafter(256, sampled=False))
-    assert found["cause"] == "acceptance too low"
-    assert found["acceptance"] < 0.2
-    assert found["speedup"] < 0.9
+    diagnosis = seen(target, RandomDrafter(256, sampled=False))
+    assert diagnosis["cause"] == "acceptance too low"
+    assert diagnosis["acceptance"] < 0.2
+    assert diagnosis["speedup"] < 0.9
 
 
 def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
     monkeypatch.setattr("slipstream.bench.measured_steps.ROWS", (1, 2, 4, 6))
     target = ComputeBound(vocab=16)
-    found = seen(target, oracle(target))
-    assert found["cause"] == "compute-bound target"
-    assert found["break_even"] is None
+    diagnosis = seen(target, oracle(target))
+    assert diagnosis["cause"] == "compute-bound target"
+    assert diagnosis["break_even"] is None
 
 
 def test_host_work_is_detected(monkeypatch):

@@ -66,8 +66,8 @@ def test_attention_and_matrix_products_each_read_or_compute(batch, speedup):
     context, K=3, 80 % of the draft tokens accepted. One maximum over both parts would give 1.35 and 1.15: the cache's
     reading would hide the products' computing."""
     pair = MODELS["Llama-3.1-70B"].size, MODELS["Llama-3.1-8B"].size
-    found = forecast(Rates.constant(0.8), pair_costs(*pair, H100.times(8), batch, 4096), 3)
-    assert round(found.speedup, 2) == speedup
+    predicted = forecast(Rates.constant(0.8), pair_costs(*pair, H100.times(8), batch, 4096), 3)
+    assert round(predicted.speedup, 2) == speedup
 
 
 def test_the_cache_is_read_as_often_as_there_are_sequences():

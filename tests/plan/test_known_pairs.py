@@ -32,11 +32,11 @@ def test_names_are_found_in_any_spelling():
     for name in ("meta-llama/Llama-3.1-70B-Instruct", "Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b",
                  "/models/Llama-3.1-70B/"):  # fmt: skip
         assert known_model(name) is MODELS["Llama-3.1-70B"]
-    others = {
+    spellings = {
         "gpt2": "GPT-2", "gpt2-xl": "GPT-2-XL", "distilgpt2": "DistilGPT-2",
         "mistralai/Mistral-7B-Instruct-v0.2": "Mistral-7B", "Llama-2-7b-chat-hf": "Llama-2-7B",
     }  # fmt: skip
-    for name, key in others.items():
+    for name, key in spellings.items():
         assert known_model(name) is MODELS[key]
     assert known_model("Llama-3.1-405B") is None
 
@@ -49,13 +49,13 @@ def test_every_hub_id_leads_to_its_own_model():
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
 def test_every_pair_has_a_forecast(pair):
-    _, found = outlook(pair, PRESETS["h100"])
-    assert found.rates.source == ("assumed" if pair.acceptance is None else "published")
-    assert found.speedup >= 1
-    assert (found.speedup > 1) == (found.draft_tokens > 0)
-    if found.draft_tokens:
-        assert found.break_even is not None
-        assert found.break_even < found.rates.alpha
+    _, predicted = outlook(pair, PRESETS["h100"])
+    assert predicted.rates.source == ("assumed" if pair.acceptance is None else "published")
+    assert predicted.speedup >= 1
+    assert (predicted.speedup > 1) == (predicted.draft_tokens > 0)
+    if predicted.draft_tokens:
+        assert predicted.break_even is not None
+        assert predicted.break_even < predicted.rates.alpha
 
 
 def test_forecasts_agree_with_published_speedups_where_they_are_possible():

@@ -79,10 +79,10 @@ def drafter(name: str, of: Target, kind: str) -> Any:
     if spec.needs is Needs.DRAFT_HEAD:
         needed(of.capabilities.head_host, of, "hidden states", name)
         if name == "dflash":
-            own = dflash_head(dflash_config(VOCAB, width=32, target=32), 3)
-            return DFlashDrafter(TorchDFlash(own), VOCAB)
-        made = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
-        return EagleDrafter(TorchEagle(head(made, 3)), VOCAB, EagleDraftConfig())
+            dflash = dflash_head(dflash_config(VOCAB, width=32, target=32), 3)
+            return DFlashDrafter(TorchDFlash(dflash), VOCAB)
+        head_config = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
+        return EagleDrafter(TorchEagle(head(head_config, 3)), VOCAB, EagleDraftConfig())
     if spec.needs is Needs.MTP_LAYERS and kind != "own":
         needed(of.capabilities.head_host, of, "hidden states", name)
         return random_drafter(VOCAB, 32)
@@ -116,10 +116,10 @@ def test_each_rule_works_with_each_kind_of_target(kind: Any, rule: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_beams_work_with_each_kind_of_target(kind: Any) -> None:
     llm = LLM(target(kind.name))
-    for prompt, found in zip(
+    for prompt, beams in zip(
         PROMPTS[:2], llm.beam_search(PROMPTS[:2], BeamParams(beams=3, n=3, max_tokens=4)), strict=True
     ):
-        for beam in found:
+        for beam in beams:
             given = Structured(tokens=beam.token_ids)
             text = llm.generate([prompt], SamplingParams(max_tokens=len(beam.token_ids), logprobs=0, structured=given))[
                 0

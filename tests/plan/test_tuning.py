@@ -34,24 +34,24 @@ def facts(alpha: float, k: int = 8, each: float = 0.0005, costs: CostCurve = FLA
 
 
 def test_candidates_are_every_length_best_first():
-    found = candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
-    assert len(found) == 11
-    assert [c.predicted for c in found] == sorted((c.predicted for c in found), reverse=True)
+    ranked = candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
+    assert len(ranked) == 11
+    assert [c.predicted for c in ranked] == sorted((c.predicted for c in ranked), reverse=True)
     best = facts(0.8).best_length()
-    assert (found[0].label, found[0].draft_tokens, found[0].predicted) == ("good", *best)
+    assert (ranked[0].label, ranked[0].draft_tokens, ranked[0].predicted) == ("good", *best)
 
 
 def test_the_shortlist_has_the_best_of_each_drafter_that_is_predicted_to_be_faster():
-    found = candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
-    short = shortlist(found, 3)
+    ranked = candidates(["good", "fair", "bad"], [facts(0.8), facts(0.6), facts(0.1, 4, 0.01)])
+    short = shortlist(ranked, 3)
     assert [c.label for c in short] == ["good", "fair", "good"]
     assert abs(short[0].draft_tokens - short[2].draft_tokens) > 1
-    assert [c.label for c in shortlist(found, 1)] == ["good"]
+    assert [c.label for c in shortlist(ranked, 1)] == ["good"]
 
 
 def test_if_all_are_predicted_to_be_slower_the_best_is_still_measured():
-    found = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
-    assert [c.label for c in shortlist(found, 1)] == ["b"]
+    ranked = candidates(["a", "b"], [facts(0.1, 2, 0.01), facts(0.2, 2, 0.01)])
+    assert [c.label for c in shortlist(ranked, 1)] == ["b"]
 
 
 def row(value: float, low: float | None, exact: bool = True) -> dict:
@@ -156,10 +156,10 @@ def test_drafts_that_get_cheaper_with_their_length_are_noise():
 
 def test_no_schedule_by_batch_is_made_of_one_batch():
     target = Slow(vocab=16)
-    made = tune(
+    tuned = tune(
         LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT
     ).data
-    assert "batch" not in json.dumps(made["configs"]["vllm"]) + json.dumps(made["configs"]["slipstream"])
+    assert "batch" not in json.dumps(tuned["configs"]["vllm"]) + json.dumps(tuned["configs"]["slipstream"])
 
 
 def test_a_wrong_text_is_never_chosen(monkeypatch):
