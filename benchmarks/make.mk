@@ -7,16 +7,13 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-backend bench-serve bench-gguf bench-real smollm2-head bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
 
 bench-drafters: $(READY)
 	$(BIN)/python -m benchmarks.drafters $(DRAFTERS)
-
-bench-backend: $(READY)
-	$(BIN)/python -m benchmarks.backend $(BACKEND)
 
 bench-serve: $(READY)
 	$(BIN)/python -m benchmarks.serve $(SERVE)

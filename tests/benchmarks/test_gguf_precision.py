@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gguf.precision import KINDS, compared, main, perplexity, table
+from benchmarks.gguf import precision
+from benchmarks.gguf.precision import KINDS, compared, held_out, main, perplexity, table
+from slipstream.llm import LLM
 
 
 def result(kind: str, factor: float) -> dict[str, Any]:
@@ -33,9 +35,14 @@ def test_the_loss_is_compared_text_by_text() -> None:
     )
 
 
-def test_a_run_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
+
+    def two_texts(llm: LLM) -> dict[str, list[precision.Text]]:
+        return {name: texts[:2] for name, texts in held_out(llm).items()}
+
+    monkeypatch.setattr(precision, "held_out", two_texts)
     assert main(["--prompts", "1", "--tokens", "4", "--rounds", "1", "--processor-time", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert [row["kind"] for row in output["rows"]] == list(KINDS)

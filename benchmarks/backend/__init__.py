@@ -1,1 +1,0 @@
-"""Forward passes of the CPU backends, timed side by side (`python -m benchmarks.backend`)."""
