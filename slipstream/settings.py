@@ -75,11 +75,6 @@ MOST_DRAFT_TOKENS = 256
 """Most draft tokens of one sequence that a step verifies."""
 
 
-def check_executor(name: str) -> None:
-    """Raise ParameterError unless an executor has this name."""
-    one_of("executor", name, EXECUTORS)
-
-
 MOST_THREADS = 1024
 """Threads are started when they are asked for: a slip of the keyboard would take all memory."""
 

@@ -19,6 +19,7 @@ from slipstream.settings import (
     DRAFT_QUANTISATIONS,
     DRAFT_TOKENIZERS,
     DTYPES,
+    EXECUTORS,
     FORMAT_BY_ROLE,
     KV_DTYPES,
     QUANTISATIONS,
@@ -26,7 +27,6 @@ from slipstream.settings import (
     TRANSFORMERS,
     WEIGHT_FORMATS,
     WeightFormat,
-    check_executor,
     check_threads,
     one_of,
 )
@@ -105,8 +105,8 @@ class LoadSettings:
     role: str = setting("target")
 
     def __post_init__(self) -> None:
-        check_executor(self.executor)
         known = (
+            ("executor", self.executor, EXECUTORS),
             ("dtype", self.dtype if isinstance(self.dtype, str) else None, DTYPES),
             ("quantize", self.quantize, QUANTISATIONS),
             ("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS),

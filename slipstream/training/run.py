@@ -31,7 +31,7 @@ from slipstream.llm import LLM
 from slipstream.models.checkpoint import resolve
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import tokenizer_of
-from slipstream.settings import check_executor
+from slipstream.settings import EXECUTORS, one_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import HeldOutText, load_texts, save_texts, write_texts
 from slipstream.training.data import Encoder, Prepared, check_sources, open_stream, prepare_data
@@ -87,7 +87,7 @@ class RunConfig(Checked):
     def __post_init__(self) -> None:
         if self.kind not in METHODS:
             raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
-        check_executor(self.executor)
+        one_of("executor", self.executor, EXECUTORS)
         super().__post_init__()
         if 0.0 not in self.temperatures:
             raise ParameterError(

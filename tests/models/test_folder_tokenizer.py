@@ -189,19 +189,15 @@ def test_added_tokens_of_the_configuration_that_the_tokenizer_has_are_no_change(
     )
 
 
-def test_a_map_of_special_tokens_comes_before_the_configuration(tmp_path):
-    folder_of(tmp_path, eos_token="<|user|>")
+def test_a_map_of_special_tokens_and_a_template_file_come_before_the_configuration(tmp_path):
+    folder_of(tmp_path, eos_token="<|user|>", chat_template=TALK)
+    (tmp_path / "chat_template.jinja").write_text("file: " + TALK)
     listed = {"eos_token": {"content": "</s>", "lstrip": False}, "additional_special_tokens": ["<|user|>"]}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(listed))
     tokenizer = assert_equal(tmp_path)
     assert without_transformers(tokenizer)
     assert tokenizer.eos_token == "</s>"
-
-
-def test_a_template_file_comes_before_the_configuration(tmp_path):
-    folder_of(tmp_path, chat_template=TALK)
-    (tmp_path / "chat_template.jinja").write_text("file: " + TALK)
-    assert without_transformers(assert_equal(tmp_path))
+    assert tokenizer.chat_template == "file: " + TALK
 
 
 BEYOND: dict[str, dict[str, Any]] = {

@@ -98,10 +98,9 @@ def test_pieces_keep_tokens_and_their_origin(tokenizer, decode):
     ids = tokenizer.encode(TEXT)
     origin = [i % 3 == 0 for i in range(len(ids))]
     stream = TextStream(decode)
-    pieces = []
-    for token, drafted in zip(ids, origin, strict=True):
-        stream.push(token, drafted)
-        pieces += stream.take()
+    pieces = [
+        piece for token, drafted in zip(ids, origin, strict=True) for piece in stream.add([token], [drafted], False)
+    ]
     pieces += stream.finish(None)
     assert [p.token for p in pieces] == ids
     assert [p.drafted for p in pieces] == origin
@@ -118,14 +117,11 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
         path.unlink()
     llm = LLM(tmp_path / "bare", "ngram", executor="torch", draft_tokens=4)
     assert llm.tokenizer is None
-    wanted = (
-        LLM(tiny.target, executor="torch", draft_tokens=4)
-        .generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0]
-        .token_ids
-    )
-    done = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5))[0]
+    params = SamplingParams(max_tokens=5)
+    wanted = LLM(tiny.target, executor="torch", draft_tokens=4).generate([[5, 6, 7]], params)[0].token_ids
+    done = llm.generate([[5, 6, 7]], params)[0]
     assert (done.token_ids, done.text) == (wanted, "")
-    assert list(llm.stream([5, 6, 7], SamplingParams(max_tokens=5)))[-1].completion.token_ids == wanted
+    assert list(llm.stream([5, 6, 7], params))[-1].completion.token_ids == wanted
     with pytest.raises(PromptError, match="needs a tokenizer"):
         llm.generate("text")
     with pytest.raises(PromptError, match="no chat template"):
@@ -171,9 +167,8 @@ def test_pieces_add_up_to_the_text_where_bytes_are_no_text(byte_fallback, seed):
             elif damaged < 0.6:
                 run += bytes([rng.choice([0xFF, 0x80, 0xC3])])
             ids += [1 + byte for byte in run]
-    parts = chunks(rng, ids)
     stream, shown = TextStream(decode, (), stray_byte(byte_fallback)), ""
-    for part in parts:
+    for part in chunks(rng, ids):
         for token in part:
             stream.push(token, drafted=False)
         shown += "".join(piece.text for piece in stream.take())
