@@ -160,7 +160,7 @@ class EagleDrafter(HeadDrafter):
                 range(len(seqs)),
                 cached=[drafted - 1] * len(seqs),
             )
-            hidden, logits = self.runtime.extend(batch, before, own=True)
+            hidden, logits = self.runtime.extend(batch, before, from_head=True)
         self._state = [seq.id for seq in seqs], hidden
         return self._scattered(logits)
 
@@ -221,7 +221,7 @@ class EagleDrafter(HeadDrafter):
             )
             parents = [states[id(t), t.parents[node]] for t, row in zip(live, rows, strict=True) for node in row]
             try:
-                hidden, logits = self.runtime.extend(batch, torch.stack(parents), own=True)
+                hidden, logits = self.runtime.extend(batch, torch.stack(parents), from_head=True)
             except Exception as fault:  # it may depend on the nodes that were drawn: keep them (see `chains`)
                 ended_early([tree.seq for tree in live], max(tree.level for tree in live), fault)
                 break

@@ -33,10 +33,10 @@ class EagleRuntime(Protocol):
     mask: Tensor | None
     """Taps of the mask rows of a parallel head, [taps * target_hidden], on the device; None for any other."""
 
-    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-        """Run rows of one kind, chains or trees. features: the concatenated taps [M, taps * target_hidden]; for `own`
-        rows, outputs of earlier rows [M, d]. Returns (next features [R, d], logits [R, draft_vocab]) of the rows in
-        `batch.select`, valid until the next call."""
+    def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
+        """Run rows of one kind, chains or trees. features: the concatenated taps [M, taps * target_hidden] or, with
+        `from_head`, outputs of earlier rows [M, d]. Returns (next features [R, d], logits [R, draft_vocab]) of the rows
+        in `batch.select`, valid until the next call."""
         ...
 
     def decode_steps(

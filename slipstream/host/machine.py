@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
@@ -38,10 +38,10 @@ def _cores(cpus: set[int]) -> set[str]:
     return cores
 
 
-def container_quota(root: Path = GROUPS, own: Path = OWN) -> float | None:
+def container_quota(root: Path = GROUPS, file: Path = MEMBERSHIP) -> float | None:
     """CPU quota of the control group, in processors (v2 `cpu.max`, v1 `cpu.cfs_quota_us`); None: no limit."""
     limits = []
-    for folder in _folders(root, own):
+    for folder in _folders(root, file):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = (folder / "cpu.max").read_text().split()[:2]
             limits.append(int(quota) / int(period))  # "max" is no number
@@ -52,24 +52,26 @@ def container_quota(root: Path = GROUPS, own: Path = OWN) -> float | None:
     return min(limits, default=None)
 
 
-def container_memory(root: Path = GROUPS, own: Path = OWN) -> int | None:
+def container_memory(root: Path = GROUPS, file: Path = MEMBERSHIP) -> int | None:
     """Bytes that the control group still allows (v2 `memory.max`, v1 `memory.limit_in_bytes`); None: no limit. Pages of
     files are not counted as used: they are given up when memory is needed."""
-    names = [(folder, "memory.max", "memory.current") for folder in _folders(root, own)]
+    names = [(folder, "memory.max", "memory.current") for folder in _folders(root, file)]
     left = []
     for folder, limit, used in [*names, (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]:
         with contextlib.suppress(OSError, ValueError):
             most, now = (int((folder / name).read_text()) for name in (limit, used))
-            figures = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            files = (figures.get(f"total_{kind}", figures.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            files = (
+                statistics.get(f"total_{kind}", statistics.get(kind, 0)) for kind in ("inactive_file", "active_file")
+            )
             left.append(max(0, most - now + sum(map(int, files))))
     return min(left, default=None)
 
 
-def _folders(root: Path, own: Path) -> set[Path]:
+def _folders(root: Path, file: Path) -> set[Path]:
     """Those of the control groups (v2) that this process is in."""
     try:
-        groups = [line.split(":", 2)[2] for line in own.read_text().splitlines() if line.startswith("0::")]
+        groups = [line.split(":", 2)[2] for line in file.read_text().splitlines() if line.startswith("0::")]
     except (OSError, IndexError):
         groups = []
     folders = [root, *(root / group.strip("/") for group in groups)]

@@ -78,10 +78,10 @@ class BlockPool:
         nothing has changed.
         """
         table = self.tables.get(seq_id, [])
-        slots = len(table) * self.block
-        if not 0 <= start <= min(stop, slots):
+        size = len(table) * self.block
+        if not 0 <= start <= min(stop, size):
             raise TargetError(
-                f"sequence {seq_id} holds {slots} KV slots, it cannot write slots {start} to {stop - 1}",
+                f"sequence {seq_id} holds {size} KV slots, it cannot write slots {start} to {stop - 1}",
                 why="slots are filled in order, so that none is read before it was written",
             )
         shared, missing = self._plan(table, start, stop)
@@ -150,8 +150,8 @@ class BlockPool:
     # --- blocks --------------------------------------------------------------------------------------------------
 
     @property
-    def held(self) -> int:
-        """Blocks that somebody holds."""
+    def allocated(self) -> int:
+        """Blocks that some table or the cache of earlier texts holds."""
         return len(self._free) - self._free.count(1)
 
     @property
@@ -191,9 +191,9 @@ class BlockPool:
 
     def _plan(self, table: list[int], start: int, stop: int) -> tuple[list[int], int]:
         """To write slots start..stop-1: which entries of a table have to be copied, and how many are missing."""
-        blocks, last = len(table), -(-stop // self.block)
-        written = range(start // self.block, min(last, blocks)) if start < stop else ()
-        return [i for i in written if self._counts[table[i]] > 1], max(0, last - blocks)
+        count, last = len(table), -(-stop // self.block)
+        written = range(start // self.block, min(last, count)) if start < stop else ()
+        return [i for i in written if self._counts[table[i]] > 1], max(0, last - count)
 
     def _take(self, count: int, after: int | None, seq_id: int, slots: int) -> list[int]:
         """Take free blocks, with one owner each: consecutive if possible, preferably starting at `after`."""
@@ -224,7 +224,7 @@ class BlockPool:
 
     def _grow(self, count: int, seq_id: int, slots: int) -> None:
         """Let the store allocate at least `count` further blocks."""
-        room, free = len(self._free), self.free
+        size, free = len(self._free), self.free
         if free is not None and free < count:
             raise TargetError(
                 f"out of KV blocks: sequence {seq_id} needs {count} more to hold {slots} slots, and {free} of "
@@ -232,7 +232,7 @@ class BlockPool:
                 why=f"the KV cache has a fixed size, {self.capacity} blocks of {self.block} slots",
                 fix="run fewer or shorter sequences, or make the cache larger",
             )
-        blocks = self.capacity or max(room + count + self.spread, 2 * room, FIRST_BLOCKS)
+        blocks = self.capacity or max(size + count + self.spread, 2 * size, FIRST_BLOCKS)
         self._store.grow(blocks)
         self._counts.extend([0] * (blocks - len(self._counts)))
-        self._free.extend(b"\1" * (blocks - room))
+        self._free.extend(b"\1" * (blocks - size))

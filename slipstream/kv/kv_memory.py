@@ -60,7 +60,7 @@ class KVMemory:
         with self._lock():
             # From the tables, which are few: an engine asks after each step, and thousands of blocks may be kept.
             used = len({block for table in self._pool.tables.values() for block in table})
-            return Usage(self._pool.capacity, used, self._pool.held - used)
+            return Usage(self._pool.capacity, used, self._pool.allocated - used)
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """How many more blocks than there are would be needed to write slots start..stop-1 of each of these sequences

@@ -32,9 +32,9 @@ def test_weights_of_sixteen_levels_are_held_exactly() -> None:
 def test_groups_of_one_value_and_tiny_values_are_finite_and_close() -> None:
     weight = torch.zeros(3, 2 * GROUP)
     weight[1], weight[2, GROUP:] = 0.75, 1e-9
-    found = quantise_blocks(weight, 4).floats()
-    assert np.isfinite(found).all()
-    assert np.abs(found - weight.numpy()).max() < 1e-6
+    floats = quantise_blocks(weight, 4).floats()
+    assert np.isfinite(floats).all()
+    assert np.abs(floats - weight.numpy()).max() < 1e-6
 
 
 def test_a_matrix_of_several_chunks_is_quantised_like_its_rows() -> None:
@@ -47,6 +47,6 @@ def test_eight_bits_are_symmetric_and_hold_whole_multiples_of_a_scale() -> None:
     integers = np.random.default_rng(3).integers(-127, 128, (8, 4, GROUP))
     integers[..., 0] = 127
     weight = torch.from_numpy(integers.reshape(8, -1) * 0.25).float()
-    made = quantise_blocks(weight, 8)
-    assert made.minima is None
-    assert torch.equal(torch.from_numpy(made.floats()), weight)
+    blocks = quantise_blocks(weight, 8)
+    assert blocks.minima is None
+    assert torch.equal(torch.from_numpy(blocks.floats()), weight)

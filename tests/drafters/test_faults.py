@@ -92,9 +92,9 @@ def eagle(shape: str, raises: bool) -> Callable[[], Drafter]:
         runtime = drafter.runtime
         extend = runtime.extend
 
-        def failing(batch: Any, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-            hidden, logits = extend(batch, features, own)
-            if own and bool((batch.tokens == BAD).any()):
+        def failing(batch: Any, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
+            hidden, logits = extend(batch, features, from_head)
+            if from_head and bool((batch.tokens == BAD).any()):
                 if raises:
                     raise TargetError("the head fails")
                 logits = logits.masked_fill((batch.tokens == BAD)[list(batch.select)][:, None], float("nan"))

@@ -177,7 +177,7 @@ def test_nothing_is_held_after_a_search_that_was_cut_short() -> None:
         assert toy.pool.tables
         steps.close()
         assert not toy.pool.tables
-        assert toy.pool.held == 0
+        assert toy.pool.allocated == 0
 
 
 def test_nothing_is_held_after_a_fault() -> None:
@@ -186,7 +186,7 @@ def test_nothing_is_held_after_a_fault() -> None:
     with pytest.raises(TargetError, match="token 5 is pending"):
         for _ in steps:
             pass
-    assert toy.pool.held == 0
+    assert toy.pool.allocated == 0
 
 
 def test_a_cache_of_fixed_size_is_enough_for_one_prompt_after_the_other() -> None:

@@ -148,7 +148,7 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
         (0, 1), torch.tensor(tokens[0] + tokens[1]), [5 + d for d in depths] + [8, 9, 10], (0, 6, 9), (5, 8),
         (tree, None), (1, 3, 4, 5, 8),
     )  # fmt: skip
-    found_hidden, found = runtime.extend(rows, torch.cat(own), own=True)
+    found_hidden, found = runtime.extend(rows, torch.cat(own), from_head=True)
     for at, (b, node) in enumerate(((0, 1), (0, 3), (0, 4), (0, 5), (1, 2))):
         path = [node]
         while parents[b][path[0]] >= 0:
@@ -222,7 +222,7 @@ def test_training_and_inference_compute_the_same(kind: str) -> None:
                 past=[i + 1 + j], select=[0],
             ) if i + j + 2 < 12 else None  # fmt: skip
             if row is not None:
-                hidden, logits = runtime.extend(row, hidden, own=True)
+                hidden, logits = runtime.extend(row, hidden, from_head=True)
 
 
 def lender(embedding: Any = None) -> HeadHost:
@@ -248,7 +248,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
     host = lender(SharedEmbedding(layout.embedding({"": lent}, ""), layout))
     runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
     assert isinstance(runtime, NativeEagle)
-    assert runtime._head[0]["own"]["embed"] == host.packed_embedding.record  # not stored twice
+    assert runtime._head[0]["decoder"]["embed"] == host.packed_embedding.record  # not stored twice
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     found = runtime.decode_steps(batch, features, 4)

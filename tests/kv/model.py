@@ -22,8 +22,8 @@ class Cells:
 
     def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
         for source, target in zip(sources, targets, strict=True):
-            own = self.cells[source * self.block : (source + 1) * self.block]
-            self.cells[target * self.block : (target + 1) * self.block] = own
+            cells = self.cells[source * self.block : (source + 1) * self.block]
+            self.cells[target * self.block : (target + 1) * self.block] = cells
 
 
 class World:
@@ -67,17 +67,17 @@ class World:
             self._try_write(draw.randrange(10**6), 0, draw.randint(0, most))
         elif kind < 0.55:
             seq_id = draw.choice(ids)
-            held = len(self.texts[seq_id])
-            start = held if draw.random() < 0.7 else draw.randint(0, held)
+            length = len(self.texts[seq_id])
+            start = length if draw.random() < 0.7 else draw.randint(0, length)
             self._try_write(seq_id, start, start + draw.randint(0, 9))
         elif kind < 0.7:
             parent = draw.choice(ids)
             self.fork(parent, draw.randrange(10**6, 2 * 10**6), draw.randint(0, len(self.texts[parent])))
         elif kind < 0.8:
             seq_id = draw.choice(ids)
-            held = len(self.texts[seq_id])
-            src = sorted(draw.sample(range(held // 2, held), min(3, held - held // 2)))
-            dst = range(held // 2, held // 2 + len(src))
+            length = len(self.texts[seq_id])
+            src = sorted(draw.sample(range(length // 2, length), min(3, length - length // 2)))
+            dst = range(length // 2, length // 2 + len(src))
             if src and self._fits(seq_id, dst.start, dst.stop):
                 self.move(seq_id, src, dst)
         elif kind < 0.9 or len(ids) > 5:
@@ -111,8 +111,8 @@ class World:
         pool = self.pool
         owners = Counter(block for table in pool.tables.values() for block in table)
         for seq_id, text in self.texts.items():
-            found = [self.store.cells[place] for place in pool.first(seq_id, len(text))]
-            assert found == text, f"sequence {seq_id}"
+            read = [self.store.cells[place] for place in pool.first(seq_id, len(text))]
+            assert read == text, f"sequence {seq_id}"
             table = pool.tables[seq_id]
             assert len(set(table)) == len(table)
         for block in range(len(pool._free)):

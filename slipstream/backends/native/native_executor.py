@@ -135,9 +135,9 @@ class NativeExecutor(NativePaged):
     ) -> DecodedSteps:
         """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
-        steps_done, status = self._decode_steps(batch, steps, sampling, exit)
+        decoded, status = self._decode_steps(batch, steps, sampling, exit)
         check_finite(status)
-        return steps_done
+        return decoded
 
     def _decode_steps(
         self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
@@ -158,11 +158,11 @@ class NativeExecutor(NativePaged):
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
-        tokens, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        drafted, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
         drawn_from = None if sampling.kind == "maximum" else torch.from_numpy(probs)
         if exit is None:
-            return DecodedSteps(tokens, raw, probs=drawn_from), status
-        return DecodedSteps(tokens, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
+            return DecodedSteps(drafted, raw, probs=drawn_from), status
+        return DecodedSteps(drafted, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""

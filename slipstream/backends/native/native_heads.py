@@ -55,13 +55,13 @@ class NativeEagle(NativePaged):
             self._layout, self._shared = Layout(), embedding
             self._head = _eagle_record(head, self.ids, quantised, embedding, self._layout)
             self._workspace = Workspace(threads, self._layout.nbytes)
-            self._padded = int(self._head["own"]["head"]["outs"][0])
+            self._padded = int(self._head["decoder"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
         self._reset_cache()
 
-    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-        _, after, logits, _ = self._run(batch, features, own, 0, ARGMAX)
+    def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
+        _, after, logits, _ = self._run(batch, features, from_head, 0, ARGMAX)
         return after, logits[0]
 
     def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
@@ -70,7 +70,7 @@ class NativeEagle(NativePaged):
         return DecodedSteps(drawn, logits, probs)
 
     def _run(
-        self, batch: Batch, features: Tensor, own: bool, steps: int, sampling: StepSampling
+        self, batch: Batch, features: Tensor, from_head: bool, steps: int, sampling: StepSampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions (`head_passes.draft_eagle`)."""
         vocab = self.config.draft_vocab
@@ -80,7 +80,7 @@ class NativeEagle(NativePaged):
         after = np.empty((count, self.config.hidden_size), np.float32)
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
         probs = np.empty((steps, count if steps else 0, vocab if sampled else 0))
-        expected = self.config.hidden_size if own else len(self.config.taps) * self.config.target_hidden
+        expected = self.config.hidden_size if from_head else len(self.config.taps) * self.config.target_hidden
         if tuple(features.shape) != (batch.splits[-1], expected):
             raise TargetError(f"features are {tuple(features.shape)}, the head needs [{batch.splits[-1]}, {expected}]")
         given = features.float().contiguous().numpy()  # kernels are compiled for this layout only
@@ -88,14 +88,14 @@ class NativeEagle(NativePaged):
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
                 *(head_passes.draft_eagle, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
-                *(as_int64(batch.tokens), given, own, wanted, picks_of(sampling, steps, count, vocab)),
+                *(as_int64(batch.tokens), given, from_head, wanted, picks_of(sampling, steps, count, vocab)),
                 *(drawn, after, logits, probs),
                 rows=batch.splits[-1],
             )
         if steps:
             check_finite(status)
-        tokens, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
-        return tokens, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
+        drafted, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
+        return drafted, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 
 
 def _eagle_record(
@@ -121,9 +121,9 @@ def _eagle_record(
         for group, names in INPUTS.items():
             layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
     target = ids.to(torch.int64).contiguous().numpy().copy()
-    layout.held += [layers, target]
-    array = np.zeros(1, EAGLE)
-    layer, model = array[0], array[0]["own"]
+    layout.arrays += [layers, target]
+    eagle = np.zeros(1, EAGLE)
+    record, model = eagle[0], eagle[0]["decoder"]
     model["layers"], model["count"] = layers.ctypes.data, len(layers)
     model["width"], model["vocab"] = c.hidden_size, c.draft_vocab
     model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
@@ -132,15 +132,15 @@ def _eagle_record(
     model["norm"] = vector("norm.weight") if c.version == 3 else ones
     model["embed"] = layout.embedding({"": table}, "") if embedding is None else embedding.record
     model["head"] = layout.matrix(output, form)
-    layer["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
-    layer["taps"], layer["target_width"] = len(c.taps), c.target_hidden
+    record["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
+    record["taps"], record["target_width"] = len(c.taps), c.target_hidden
     if c.fc_norm:
-        layer["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
-    layer["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
-    layer["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
-    layer["ids"], layer["id_count"] = target.ctypes.data, len(target)
-    layer["normed_start"], layer["normed_end"] = c.norm_before_residual, c.norm_output
-    return array
+        record["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
+    record["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
+    record["feature_norm"] = vector("midlayer.hidden_norm.weight") if c.version == 3 else 0
+    record["ids"], record["id_count"] = target.ctypes.data, len(target)
+    record["normed_start"], record["normed_end"] = c.norm_before_residual, c.norm_output
+    return eagle
 
 
 class NativeMedusa:
@@ -177,20 +177,16 @@ def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: L
     out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
     blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
     form = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
-    array = np.zeros(1, MEDUSA)
-    array[0]["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
+    medusa = np.zeros(1, MEDUSA)
+    record = medusa[0]
+    record["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
     later = np.zeros(len(blocks[1:].flatten(0, 1)), MATRIX)
     for i, block in enumerate(blocks[1:].flatten(0, 1)):
         later[i] = layout.matrix(block, form, None if biases is None else biases[1:].flatten(0, 1)[i])
     outs = np.zeros(len(out), MATRIX)
     for i, each in enumerate(out.detach()):
         outs[i] = layout.matrix(each, form)
-    layout.held += [later, outs]
-    record = array[0]
-    record["later"], record["laters"], record["out"], record["outs"] = (
-        later.ctypes.data,
-        len(later),
-        outs.ctypes.data,
-        len(outs),
-    )
-    return array
+    layout.arrays += [later, outs]
+    record["later"], record["laters"] = later.ctypes.data, len(later)
+    record["out"], record["outs"] = outs.ctypes.data, len(outs)
+    return medusa

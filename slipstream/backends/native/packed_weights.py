@@ -72,20 +72,20 @@ def _bits(values: Tensor, form: str) -> np.ndarray:
 class Layout:
     """Copies tensors into memory that the kernels read, and keeps that memory alive.
 
-    held    every array whose address was given to a kernel.
+    arrays  every array whose address was given to a kernel.
     nbytes  bytes of the matrices, biases and norms.
     """
 
-    held: list[np.ndarray] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
     nbytes: int = 0
     _zeros: np.ndarray | None = None
 
     def room(self, nbytes: int, value: int = 0) -> np.ndarray:
         """uint8 [nbytes] of this value."""
-        room = aligned(nbytes, value)
-        self.held.append(room)
-        self.nbytes += room.nbytes
-        return room
+        array = aligned(nbytes, value)
+        self.arrays.append(array)
+        self.nbytes += array.nbytes
+        return array
 
     def keep(self, values: np.ndarray) -> int:
         """Copy these values and return the address of the copy."""
@@ -101,7 +101,7 @@ class Layout:
         """Address of `outs` zeros."""
         if self._zeros is None or len(self._zeros) < outs:
             self._zeros = np.zeros(outs, np.float32)
-            self.held.append(self._zeros)
+            self.arrays.append(self._zeros)
         return int(self._zeros.ctypes.data)
 
     def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
@@ -140,8 +140,8 @@ class Layout:
         panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
         alike = (part.divided(kind.bits, kind.group, kind.span, kind.factors, kind.minima) for part in parts)
         for at, part in _in_panels(alike, stacked):
-            packed = _panels(part, kind)
-            panels[at // PANEL : at // PANEL + len(packed)] = packed
+            panels_of_part = _panels(part, kind)
+            panels[at // PANEL : at // PANEL + len(panels_of_part)] = panels_of_part
         return self._record(kind, whole, bias, padded, columns, columns)
 
     def _record(
@@ -327,30 +327,30 @@ def decoder_weights(
             parts = [n.replace("mlp.", f"{at}.mlp.experts.{e}.") for n in up]
             experts.append((joined(parts), joined([f"{at}.mlp.experts.{e}.down_proj"])))
     model = np.zeros(1, MODEL)
-    layer = model[0]
-    layer["width"], layer["vocab"] = config.hidden_size, config.vocab_size
-    layer["heads"], layer["kv_heads"], layer["size"] = config.heads, config.kv_heads, config.head_dim
-    layer["layer_norm"], layer["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
-    layer["gated"], layer["rotary"], layer["eps"] = config.gated, config.position == "rope", config.norm_eps
-    layer["norm"], layer["norm_bias"] = vector("norm.weight"), vector("norm.bias")
-    layer["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)
+    record = model[0]
+    record["width"], record["vocab"] = config.hidden_size, config.vocab_size
+    record["heads"], record["kv_heads"], record["size"] = config.heads, config.kv_heads, config.head_dim
+    record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
+    record["gated"], record["rotary"], record["eps"] = config.gated, config.position == "rope", config.norm_eps
+    record["norm"], record["norm_bias"] = vector("norm.weight"), vector("norm.bias")
+    record["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)
     tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
     if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
-        layer["embed"] = panelled(layer["head"], config.vocab_size)
+        record["embed"] = panelled(record["head"], config.vocab_size)
     else:
         blocks = layout.joined_blocks(weights, ["embed_tokens"]) if as_stored else None
-        layer["embed"] = (
+        record["embed"] = (
             layout.embedding(weights, "embed_tokens.weight") if blocks is None else panelled(blocks, config.vocab_size)
         )
     if "embed_positions.weight" in weights:
-        layer["positions"] = layout.embedding(weights, "embed_positions.weight")
+        record["positions"] = layout.embedding(weights, "embed_positions.weight")
     if config.experts is not None:
-        layer["experts_per_token"], layer["normed_experts"] = config.experts.per_token, config.experts.norm_topk
-        layer["most_experts"] = config.experts.count
+        record["experts_per_token"], record["normed_experts"] = config.experts.per_token, config.experts.norm_topk
+        record["most_experts"] = config.experts.count
     table = np.zeros((len(experts), 2), MATRIX)
     for e, pair in enumerate(experts):
         table[e, 0], table[e, 1] = pair
-    layout.held += [layers, table]
-    layer["layers"], layer["count"] = layers.ctypes.data, len(layers)
-    layer["experts"], layer["expert_count"] = table.ctypes.data, len(table)
+    layout.arrays += [layers, table]
+    record["layers"], record["count"] = layers.ctypes.data, len(layers)
+    record["experts"], record["expert_count"] = table.ctypes.data, len(table)
     return model

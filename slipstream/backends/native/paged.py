@@ -102,8 +102,8 @@ class RotaryTable:
         if self._inv_freq is not None and position >= len(self._table):
             count = max(position + 1, 2 * len(self._table), 256)
             angles = np.outer(np.arange(count), self._inv_freq)
-            tables = np.stack([np.cos(angles) * self._scale, np.sin(angles) * self._scale], 1)
-            self._table = tables.astype(np.float32)
+            cos_sin = np.stack([np.cos(angles) * self._scale, np.sin(angles) * self._scale], 1)
+            self._table = cos_sin.astype(np.float32)
         return self._table
 
 
@@ -128,8 +128,8 @@ class PackedRows:
         self.at, self._more = np.array(at, np.int64), np.empty((sequences, fields), np.int64)
         self.hidden, self.rotary = _NOTHING_HIDDEN if hidden is None else hidden, rotary
         stride = 0 if hidden is None else hidden.shape[1]
-        record = address(self.at), len(at), address(self.hidden), stride, address(rotary)
-        self.record = np.array([record, (address(self._more), 0, 0, 0, 0)], np.int64).view(ROWS)[:, 0]
+        first = address(self.at), len(at), address(self.hidden), stride, address(rotary)
+        self.record = np.array([first, (address(self._more), 0, 0, 0, 0)], np.int64).view(ROWS)[:, 0]
 
 
 class NativePaged(PagedCache[NativeBlocks]):
@@ -181,8 +181,8 @@ class NativePaged(PagedCache[NativeBlocks]):
         if self._tables[0] != key:
             owned = [pool.tables[seq_id] for seq_id in batch.seq_ids]
             tables = np.zeros((len(owned), max(map(len, owned))), np.int64)
-            for row, table in zip(tables, owned, strict=True):
-                row[: len(table)] = table
+            for row, entries in zip(tables, owned, strict=True):
+                row[: len(entries)] = entries
             self._tables = (), tables  # no key while the record changes: an interrupt may leave it half written
             record = self._record[0]
             record["layers"], record["slots"] = address(layers), BLOCK

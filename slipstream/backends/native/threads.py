@@ -203,13 +203,13 @@ def aligned(nbytes: int, value: int = 0) -> np.ndarray:
     on NUMA machines the pages are spread over the nodes as they will be read."""
     room = np.empty(nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
-    region = room[start : start + nbytes]
+    memory = room[start : start + nbytes]
     count = available_threads() if nbytes > 1 << 20 else 1
     edges = [nbytes * t // count for t in range(count + 1)]
 
     def fill(t: int) -> None:
-        region[edges[t] : edges[t + 1]] = value
+        memory[edges[t] : edges[t + 1]] = value
 
     with ThreadPoolExecutor(count) if count > 1 else contextlib.nullcontext() as helpers:
         list(helpers.map(fill, range(count)) if helpers else map(fill, range(count)))
-    return region
+    return memory

@@ -26,10 +26,10 @@ def _team() -> Callable[..., Any] | None:
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     loaded = sorted({line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line})
-    of_torch = [path for path in loaded if path.startswith(str(Path(torch.__file__).parent))] or loaded
-    if len(of_torch) != 1:
+    libraries = [path for path in loaded if path.startswith(str(Path(torch.__file__).parent))] or loaded
+    if len(libraries) != 1:
         return None
-    parallel = ctypes.CDLL(of_torch[0]).GOMP_parallel
+    parallel = ctypes.CDLL(libraries[0]).GOMP_parallel
     parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return parallel
 

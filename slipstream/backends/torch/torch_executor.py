@@ -139,7 +139,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     ) -> Output:
         """apart: whether each row attends on its own (see `rows_apart`)."""
         first, last = layers or (0, self.config.layers)
-        places = [place for reserved in self._reserve(batch) for place in reserved]
+        places = [place for slots in self._reserve(batch) for place in slots]
         positions, written = torch.tensor([[*batch.positions], places], device=self.device)  # [M] each
         x = self._embeddings(batch.tokens, positions) if first == 0 else hidden  # [M, d]
         if x is None:
@@ -224,11 +224,11 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             low, high = qk.chunk(2, -1)
             qk = torch.addcmul(qk * rotary[0], torch.cat((high, low), -1), rotary[1])
         out = torch.empty(len(x), heads, c.head_dim, dtype=x.dtype, device=x.device)  # [M, H, D]
-        cached = self._blocks.write(i, written, qk[:, heads:], v)
-        gathered = cached if scattered is None else self._blocks.gather(i, scattered)
+        stored = self._blocks.write(i, written, qk[:, heads:], v)
+        gathered = stored if scattered is None else self._blocks.gather(i, scattered)
         for row in rows:
             n, fold = row.stop - row.start, row.fold
-            keys, values = cached if row.in_place else gathered  # [Hk, places, D] each
+            keys, values = stored if row.in_place else gathered  # [Hk, places, D] each
             mask, hidden = row.masks[c.windows[i]]  # [G n, S] or None; slots before `hidden` are outside the window
             q = qk[row.start : row.stop, :heads].transpose(0, 1)  # [H, n, D]
             given = (

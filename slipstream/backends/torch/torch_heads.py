@@ -56,11 +56,11 @@ class TorchEagle(_TorchHead):
         self.ids, self.mask = target_ids(head).to(self.device), mask_taps(head)
 
     @torch.inference_mode()
-    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+    def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
         check_ids(batch.tokens, self.config.decoder.vocab_size)
         with self._calls:
             attend = PackedAttention(self._slots(batch), batch)
-            hidden, x = self.head(batch.tokens, self._fused(features, own), self._rotary(batch.positions), attend)
+            hidden, x = self.head(batch.tokens, self._fused(features, from_head), self._rotary(batch.positions), attend)
         select = list(batch.select)
         return hidden[select], self.head.logits(x[select])
 
@@ -87,9 +87,9 @@ class TorchEagle(_TorchHead):
                 scores.append(logits)
             return DecodedSteps(torch.stack(tokens), torch.stack(scores))
 
-    def _fused(self, features: Tensor, own: bool) -> Tensor:
+    def _fused(self, features: Tensor, from_head: bool) -> Tensor:
         features = features.to(self.dtype)
-        return features if own else self.head.fuse(list(features.split(self.config.target_hidden, -1)))
+        return features if from_head else self.head.fuse(list(features.split(self.config.target_hidden, -1)))
 
 
 class TorchDFlash(_TorchHead):
@@ -111,9 +111,7 @@ class TorchDFlash(_TorchHead):
         """Write the keys and values of context rows. features: the joined taps [M, taps * target_hidden]."""
         rotary = self._rotary(batch.positions)
         with self._calls:
-            places = torch.tensor(
-                [at for reserved in self._reserve(batch) for at in reserved], device=self.device
-            )  # [M]
+            places = torch.tensor([at for slots in self._reserve(batch) for at in slots], device=self.device)  # [M]
             for layer, (k, v) in enumerate(self.head.context(features.to(self.dtype), rotary)):
                 self._blocks.write(layer, places, k, v)
 
@@ -144,8 +142,8 @@ class Slots:
         for other tokens or other sequences, and a NaN there would pass the mask, because 0 * NaN is NaN."""
         slots = max(ends)
         if self._first is not None:
-            cached = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
-            return cached[0], cached[1]
+            stored = self.blocks.layers[layer][:, None, :, self._first : self._first + slots]
+            return stored[0], stored[1]
         needed = self._tables[:, : -(-slots // BLOCK)]  # [B, blocks]
         gathered = self.blocks.gather(layer, needed.flatten()).unflatten(2, (len(needed), -1))  # [2, Hk, B, S, D]
         gathered = gathered[:, :, :, :slots].transpose(1, 2)  # [2, B, Hk, slots, D]
@@ -159,14 +157,14 @@ class Slots:
 class PackedAttention:
     """`Attend` for the packed rows of a batch."""
 
-    def __init__(self, cached: Slots, batch: Batch):
+    def __init__(self, cache: Slots, batch: Batch):
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
         counts = np.diff(splits)  # [B]
         most, slots = int(counts.max()), int((past + counts).max())
-        self._held, self._ends, device = cached, (past + counts).tolist(), cached.device
+        self._slots, self._ends, device = cache, (past + counts).tolist(), cache.device
         owner = np.repeat(np.arange(len(counts)), counts)  # [M] sequence of each row
         nth = np.arange(splits[-1]) - splits[owner]  # [M] its index in the sequence
-        written = [place for reserved, n in zip(cached.places, counts, strict=True) for place in reserved[:n]]
+        written = [place for places, n in zip(cache.places, counts, strict=True) for place in places[:n]]
         self._written = torch.tensor(written, device=device)  # [M]
         self._pad: Tensor | None = None  # [B, n] batch row of each padded row; padding repeats the last
         if (counts != most).any():
@@ -182,8 +180,8 @@ class PackedAttention:
         self._mask = None if seen.all() else torch.as_tensor(seen[:, None], device=device)  # [B, 1, n, S]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._held.blocks.write(layer, self._written, k, v)
-        keys, values = self._held.read(layer, self._ends)
+        self._slots.blocks.write(layer, self._written, k, v)
+        keys, values = self._slots.read(layer, self._ends)
         padded = (q if self._pad is None else q[self._pad]).view(*self._shape, *q.shape[1:])  # [B, n, H, D]
         out = _attended(padded, keys, values, self._mask)
         out = out.reshape(-1, *q.shape[1:])  # [B n, H, D]
@@ -196,8 +194,8 @@ class _Single:
     def __init__(self, slots: Slots, batch: Batch):
         counts = np.diff(np.asarray(batch.splits))  # [B]
         ends = np.asarray(batch.past) + counts  # [B]
-        later = [reserved[n:] for reserved, n in zip(slots.places, counts, strict=True)]
-        self._held, self._written, self._step = slots, torch.tensor(later, device=slots.device).T, 0  # [steps, B]
+        later = [places[n:] for places, n in zip(slots.places, counts, strict=True)]
+        self._slots, self._written, self._step = slots, torch.tensor(later, device=slots.device).T, 0  # [steps, B]
         self._slot = torch.as_tensor(ends, device=slots.device)  # [B]
         self._ends, self._ragged = (ends + 1).tolist(), bool((ends != ends[0]).any())
 
@@ -206,8 +204,8 @@ class _Single:
         self._ends = [end + 1 for end in self._ends]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._held.blocks.write(layer, self._written[self._step], k, v)
-        keys, values = self._held.read(layer, self._ends)
+        self._slots.blocks.write(layer, self._written[self._step], k, v)
+        keys, values = self._slots.read(layer, self._ends)
         mask = None
         if self._ragged:
             seen = torch.arange(max(self._ends), device=q.device) <= self._slot[:, None]  # [B, S]

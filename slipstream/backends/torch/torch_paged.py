@@ -34,11 +34,11 @@ class TorchBlocks:
 
     def grow(self, blocks: int) -> None:
         for i, old in enumerate(self.layers):
-            kinds, heads, slots, dim = old.shape
-            if slots >= blocks * BLOCK:
+            kinds, heads, size, dim = old.shape
+            if size >= blocks * BLOCK:
                 continue  # already grown by an interrupted call
             new = zeros_like_blocks(old, (kinds, heads, blocks * BLOCK, dim), blocks)
-            new[:, :, :slots] = old
+            new[:, :, :size] = old
             self.layers[i] = new
 
     def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
@@ -63,8 +63,8 @@ class TorchBlocks:
 
     def gather(self, layer: int, blocks: Tensor) -> Tensor:
         """Return a copy of n blocks of a layer, in this order, [2, Hk, n * BLOCK, D]."""
-        stored = self.layers[layer].unflatten(2, (-1, BLOCK))  # [2, Hk, blocks, BLOCK, D]
-        return stored.index_select(2, blocks).flatten(2, 3)
+        by_block = self.layers[layer].unflatten(2, (-1, BLOCK))  # [2, Hk, blocks, BLOCK, D]
+        return by_block.index_select(2, blocks).flatten(2, 3)
 
     @property
     def nbytes(self) -> int:

@@ -82,13 +82,13 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
 
     @all_threads()
     @torch.inference_mode()
-    def extend(self, batch: Batch, features: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
-        """See `EagleRuntime`. Of several layers, the one of the depth runs: own rows must be chains."""
+    def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
+        """See `EagleRuntime`. Of several layers, the one of the depth runs: rows `from_head` must be chains."""
         with self._calls, self._few_rows.fast():
             batch = replace(batch, positions=[p + 1 for p in batch.positions])
             if self.layers == 1:
                 hidden = self.run(0, batch, features)[list(batch.select)]
-            elif own:
+            elif from_head:
                 hidden = self._drafted(batch, features)
             else:
                 hidden = self._read(batch, features)
@@ -105,7 +105,7 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
         for j in range(1, steps):
             positions, past = [batch.positions[end - 1] + j for end in ends], [n + j - 1 for n in lengths]
             one = Batch(batch.seq_ids, tokens[-1], positions, [*each, len(lengths)], past, [None] * len(lengths), each)
-            hidden, logits = self.extend(one, hidden, own=True)
+            hidden, logits = self.extend(one, hidden, from_head=True)
             scores.append(logits)
             tokens.append(sampling.pick(logits, j))
         return DecodedSteps(torch.stack(tokens), torch.stack(scores))

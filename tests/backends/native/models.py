@@ -66,17 +66,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 0.15) -> Weights:
     """Random weights of that dtype."""
     generator = torch.Generator().manual_seed(seed)
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, shape in config.shapes().items():
         noise = torch.randn(shape, generator=generator)
-        made[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
-    sources = {name: (name, lambda t=t: t) for name, t in made.items()}
+        tensors[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
+    sources = {name: (name, lambda t=t: t) for name, t in tensors.items()}
     return Weights(sources, config, torch.float32)  # type: ignore[arg-type]
 
 
 def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str | None = None) -> Weights:
     """The same weights in float64; matrices as `quantize` rounds them."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in given:
         tensor = given[name]
         if quantize and tensor.ndim == 2 and "embed" not in name and not name.endswith("mlp.gate.weight"):
@@ -86,8 +86,8 @@ def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str
             else:
                 values, scale = quantise_rows(tensor.float())
                 tensor = values.double() * scale.double()
-        made[name] = tensor.double()
-    return Weights({n: (n, lambda t=t: t) for n, t in made.items()}, config, torch.float64)  # type: ignore[misc]
+        tensors[name] = tensor.double()
+    return Weights({n: (n, lambda t=t: t) for n, t in tensors.items()}, config, torch.float64)  # type: ignore[misc]
 
 
 def with_overflow(given: Weights, token: int, value: float) -> Weights:
@@ -117,11 +117,11 @@ def byte_dots(there: bool) -> Iterator[None]:
 def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **changes: Any) -> NativeExecutor:
     """A decoder of SHAPES with weights of FORMATS; every pass uses all its threads."""
     dtype, options = FORMATS[form]
-    made = config(**SHAPES[shape] | changes)
+    decoder = config(**SHAPES[shape] | changes)
     with byte_dots(form != "int8 without dot products"):
-        found = NativeExecutor(made, weights(made, dtype), LoadSettings(threads=threads, **options))
-    found._workspace._small = False
-    return found
+        model = NativeExecutor(decoder, weights(decoder, dtype), LoadSettings(threads=threads, **options))
+    model._workspace._small = False
+    return model
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -159,13 +159,13 @@ def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
     positions: list[int] = []
     splits = [0]
     trees: list[Tensor | None] = []
-    for _, past, own, parents in members:
-        known = len(own) - len(parents)
-        mask = torch.ones(len(own), len(own)).tril().bool()
+    for _, past, sequence, parents in members:
+        known = len(sequence) - len(parents)
+        mask = torch.ones(len(sequence), len(sequence)).tril().bool()
         for i, parent in enumerate(parents):
             mask[known + i] = mask[known + parent] if parent >= 0 or known else False
             mask[known + i, known + i] = True
-        tokens += own
+        tokens += sequence
         positions += [*range(past, past + known), *(past + known + d for d in depths_of(parents))]
         splits.append(len(tokens))
         trees.append(mask if parents else None)
@@ -231,9 +231,9 @@ def written(model: NativeExecutor, batch: Batch) -> Tensor:
     return torch.cat(parts)
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
-    differs = (found != wanted).flatten(1).any(1).nonzero().flatten().tolist()
-    assert not differs, f"rows {differs} of {len(found)} differ by up to {(found - wanted).abs().max():.1e}"
+def same(actual: Tensor, wanted: Tensor) -> None:
+    differs = (actual != wanted).flatten(1).any(1).nonzero().flatten().tolist()
+    assert not differs, f"rows {differs} of {len(actual)} differ by up to {(actual - wanted).abs().max():.1e}"
 
 
 def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]], seed: int) -> None:
@@ -244,8 +244,8 @@ def check(model: NativeExecutor, members: list[tuple[int, list[int], list[int]]]
         prompt = ids(past, seed + b)
         for seq_id in (ALONE + b, TOGETHER + b):
             begin(on_threads(model, 1), seq_id, prompt)
-        own, cache = one_by_one(model, ALONE + b, past, tokens, parents)
-        logits.append(own)
+        alone, cache = one_by_one(model, ALONE + b, past, tokens, parents)
+        logits.append(alone)
         kept.append(cache)
         rows.append((TOGETHER + b, past, tokens, parents))
     batch = forest(rows)

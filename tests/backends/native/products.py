@@ -45,14 +45,14 @@ class Product:
 
     def __call__(self, x: np.ndarray, threads: int = 1, onto: np.ndarray | None = None) -> np.ndarray:
         """[R, in] -> [R, out]; added to `onto` if given."""
-        own, count = self.matrix[0], len(x)
+        record, count = self.matrix[0], len(x)
         given = np.ascontiguousarray(x, np.float32)
-        y = np.full((count, int(own["outs"])), np.nan, np.float32)
+        y = np.full((count, int(record["outs"])), np.nan, np.float32)
         if onto is not None:
             y[:, : self.outs], y[:, self.outs :] = onto, 0
         size = pool(threads).size
-        scratch = np.empty((size, -(-_scratch(int(own["columns"])) // 64) * 64), np.uint8)
-        packed = np.empty((count, int(own["row_bytes"])), np.uint8)
+        scratch = np.empty((size, -(-_scratch(int(record["columns"])) // 64) * 64), np.uint8)
+        packed = np.empty((count, int(record["row_bytes"])), np.uint8)
         add = NOTHING if onto is None else ADD
         pool(threads).run(_product, self.matrix, given, scratch, packed, y, add, threads=threads)
         assert not y[np.isfinite(given).all(1), self.outs :].any()  # padding
@@ -78,8 +78,8 @@ def rounded(x: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     return np.floor(fused(x, factor, np.float64(0.5))).astype(np.int64), top / np.float32(most)
 
 
-def _scaled(found: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    return (found * scale).astype(np.float32) + bias
+def _scaled(sums: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return (sums * scale).astype(np.float32) + bias
 
 
 def model(name: str, weight: torch.Tensor, x: np.ndarray, bias: np.ndarray) -> np.ndarray:

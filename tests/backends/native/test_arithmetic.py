@@ -42,8 +42,8 @@ def normed(layer, x, weight, bias, eps, out):  # type: ignore[no-untyped-def]
 
 @njit
 def extremes(x, n):  # type: ignore[no-untyped-def]
-    found = arithmetic.argmax(x, n)
-    return arithmetic.maximum(x, n), arithmetic.max_abs(x[:n]), found, arithmetic.is_finite(x[:n])
+    place = arithmetic.argmax(x, n)
+    return arithmetic.maximum(x, n), arithmetic.max_abs(x[:n]), place, arithmetic.is_finite(x[:n])
 
 
 @njit
@@ -132,13 +132,13 @@ def test_sums_have_one_order_for_any_length() -> None:
     """Lane i sums values i, i + 16, ...; lanes are then added pairwise."""
     for n in (0, 1, 5, 16, 31, 32, 100, 1000):
         x = rng.standard_normal(n).astype(np.float32)
-        for values, found in zip((x, x * x), sums(x), strict=True):
+        for values, total in zip((x, x * x), sums(x), strict=True):
             lanes = np.zeros(16, np.float32)
             for i, value in enumerate(values):
                 lanes[i % 16] += value
             while len(lanes) > 1:
                 lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-            assert found == lanes[0]
+            assert total == lanes[0]
 
 
 @pytest.mark.parametrize("n", [1, 7, 16, 250])
@@ -197,9 +197,9 @@ def test_the_first_id_whose_cumulative_probability_exceeds_u_as_the_host_finds_i
         probs[7] += 0.1
         probs /= probs.sum()
         for u in (0.0, rng.random(), 1 - 2.0**-53):
-            found = drawn_by(probs, u, NOTHING, 1.0, np.zeros(1))[0]
-            assert probs[found] > 0
-            assert found == int(invert(torch.from_numpy(probs)[None], torch.tensor([u], dtype=torch.float64)))
+            token = drawn_by(probs, u, NOTHING, 1.0, np.zeros(1))[0]
+            assert probs[token] > 0
+            assert token == int(invert(torch.from_numpy(probs)[None], torch.tensor([u], dtype=torch.float64)))
 
 
 def test_of_equal_scores_the_first_wins_and_minus_infinity_forbids() -> None:

@@ -33,25 +33,29 @@ def _room(size, width):  # type: ignore[no-untyped-def]
 class Cache:
     """Keys [L, Hk, D] and values of some sequences; all other slots are NaN."""
 
-    def __init__(self, held: list[tuple[np.ndarray, np.ndarray]], half: bool = False):
-        kv_heads, size = held[0][0].shape[1:]
-        needed = [-(-len(k) // BLOCK) for k, _ in held]
+    def __init__(self, texts: list[tuple[np.ndarray, np.ndarray]], half: bool = False):
+        kv_heads, size = texts[0][0].shape[1:]
+        needed = [-(-len(k) // BLOCK) for k, _ in texts]
         kind = np.float16 if half else np.float32
         self.keys = np.full((sum(needed) + 2, kv_heads, size, BLOCK), np.nan, kind)
         self.values = np.full((sum(needed) + 2, kv_heads, BLOCK, size), np.nan, kind)
         free = rng.permutation(sum(needed) + 2)
-        self.tables = np.zeros((len(held), max(needed)), np.int64)
-        for table, (k, v), count in zip(self.tables, held, needed, strict=True):
+        self.tables = np.zeros((len(texts), max(needed)), np.int64)
+        for table, (k, v), count in zip(self.tables, texts, needed, strict=True):
             table[:count], free = free[:count], free[count:]
             for t in range(len(k)):
                 self.keys[table[t // BLOCK], :, :, t % BLOCK] = k[t]
                 self.values[table[t // BLOCK], :, t % BLOCK] = v[t]
         self.layers = np.array([[self.keys.ctypes.data, self.values.ctypes.data]])
         self.record = np.zeros(1, records.CACHE)
-        own = self.record[0]
-        own["layers"], own["tables"], own["stride"] = self.layers.ctypes.data, self.tables.ctypes.data, max(needed)
-        own["slots"], own["half"] = BLOCK, half
-        own["scores"], own["mix"] = addresses.attention_tile_addresses(half)
+        record = self.record[0]
+        record["layers"], record["tables"], record["stride"] = (
+            self.layers.ctypes.data,
+            self.tables.ctypes.data,
+            max(needed),
+        )
+        record["slots"], record["half"] = BLOCK, half
+        record["scores"], record["mix"] = addresses.attention_tile_addresses(half)
 
 
 def attend(
@@ -103,16 +107,16 @@ NO_TREE = np.zeros((64, 0), np.bool_)
 @pytest.mark.parametrize("half", [False, True])
 def test_each_row_sees_its_slots_and_no_other(size: int, heads: int, kv_heads: int, threads: int, half: bool) -> None:
     """Two sequences, the second with a tree."""
-    held = [(normal(length, kv_heads, size), normal(length, kv_heads, size)) for length in (70, 37)]
+    texts = [(normal(length, kv_heads, size), normal(length, kv_heads, size)) for length in (70, 37)]
     if half:
-        held = [(k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)) for k, v in held]
+        texts = [(k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)) for k, v in texts]
     hidden = np.zeros((4, 3), np.bool_)
     hidden[2], hidden[3] = (False, True, True), (False, True, False)
     at = rows_of((0, 69, 69, 70, 69), (1, 32, 32, 33, 32), (1, 34, 34, 37, 34), (1, 36, 35, 37, 34))
     q = normal(4, heads * size + 8)
-    out = attend(Cache(held, half), at, hidden, q, heads, threads=threads)
+    out = attend(Cache(texts, half), at, hidden, q, heads, threads=threads)
     for a in range(4):
-        k, v = held[at[a]["sequence"]]
+        k, v = texts[at[a]["sequence"]]
         sees = np.arange(len(k)) < at[a]["length"]
         if a > 1:
             sees[34:37] &= ~hidden[a]
@@ -126,20 +130,20 @@ def test_each_row_sees_its_slots_and_no_other(size: int, heads: int, kv_heads: i
 def test_a_window_counts_positions(window: int, threads: int) -> None:
     """A prompt of 50 tokens, and two siblings below a root: the second one's slot is not its position."""
     heads, size = 2, 16
-    held = [(normal(length, heads, size), normal(length, heads, size)) for length in (50, 43)]
+    texts = [(normal(length, heads, size), normal(length, heads, size)) for length in (50, 43)]
     position = np.array([*range(50), 40, 41, 41])
     prompt = [(0, n, n, n + 1, 0) for n in range(50)]
     at = rows_of(*prompt, (1, 40, 40, 43, 40), (1, 41, 41, 43, 40), (1, 42, 41, 43, 40))
     hidden = np.zeros((53, 50), np.bool_)
     hidden[50, 1:3], hidden[51, 2], hidden[52, 1] = True, True, True
     q = normal(53, heads * size)
-    out = attend(Cache(held), at, hidden, q, heads, window, threads)
+    out = attend(Cache(texts), at, hidden, q, heads, window, threads)
     for a in range(53):
         slots, past = np.arange(at[a]["length"]), at[a]["past"]
         first = 0 if a < 50 else 50  # row of the sequence in this pass
         where = np.where(slots < past, slots, position[np.minimum(slots - past + first, 52)])
         sees = (position[a] - where < window) & ~((slots >= past) & hidden[a, np.maximum(slots - past, 0)])
-        k, v = (x[: len(slots)] for x in held[at[a]["sequence"]])
+        k, v = (x[: len(slots)] for x in texts[at[a]["sequence"]])
         for h in range(heads):
             part = slice(h * size, (h + 1) * size)
             assert np.abs(out[a, part] - exact(q[a, part], k[:, h], v[:, h], sees)).max() < 1e-5

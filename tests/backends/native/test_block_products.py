@@ -57,7 +57,7 @@ def test_bits_of_a_weight_in_memory(name: str, bits: float) -> None:
 @pytest.mark.parametrize("names", list(itertools.combinations_with_replacement(READERS, 2)), ids="-".join)
 def test_matrices_of_two_kinds_are_one_matrix_of_the_same_weights(names: tuple[str, str]) -> None:
     parts = [READERS[name](random_bytes(name, 32, 512 // SIZES[name][0], i, 0.1)) for i, name in enumerate(names)]
-    both, columns = stacked(parts), np.arange(0, 512, 37)
-    assert np.array_equal(both.floats(), np.concatenate([part.floats() for part in parts]))
-    found, want = Product(both)(np.eye(512, dtype=np.float32)[columns]), both.floats()[:, columns].T
-    assert np.allclose(found, want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
+    joined, columns = stacked(parts), np.arange(0, 512, 37)
+    assert np.array_equal(joined.floats(), np.concatenate([part.floats() for part in parts]))
+    output, want = Product(joined)(np.eye(512, dtype=np.float32)[columns]), joined.floats()[:, columns].T
+    assert np.allclose(output, want, rtol=1e-6, atol=1e-6 * np.abs(want).max())

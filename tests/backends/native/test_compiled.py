@@ -36,14 +36,14 @@ def forgotten() -> Iterator[None]:
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The possible folders for machine code, all empty."""
-    found = {name: tmp_path / name for name in ("package", "home", "temporary")}
-    for path in found.values():
+    folders = {name: tmp_path / name for name in ("package", "home", "temporary")}
+    for path in folders.values():
         path.mkdir()
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    monkeypatch.setattr(compiled, "__file__", str(found["package"] / "compiled.py"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(found["home"]))
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(found["temporary"]))
-    return found
+    monkeypatch.setattr(compiled, "__file__", str(folders["package"] / "compiled.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folders["home"]))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folders["temporary"]))
+    return folders
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
@@ -63,8 +63,8 @@ def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     return lambda: compiled.entry(doubled)
 
 
-def hits(made: Any) -> int:
-    return sum(made.stats.cache_hits.values())
+def hits(dispatcher: Any) -> int:
+    return sum(dispatcher.stats.cache_hits.values())
 
 
 # --- storing ---------------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ def test_callbacks_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def nothing(x):  # type: ignore[no-untyped-def]
         pass
 
-    made = [compiled.callback(types.void(types.int64))(nothing) for _ in range(2)]
-    assert all(compiled.ready(each) for each in made)
-    assert [each.cache_hits for each in made] == [0, 1]
+    callbacks = [compiled.callback(types.void(types.int64))(nothing) for _ in range(2)]
+    assert all(compiled.ready(each) for each in callbacks)
+    assert [each.cache_hits for each in callbacks] == [0, 1]
 
 
 def test_a_change_in_any_kernel_recompiles_all(twice: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_the_digest_is_of_every_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_nothing_is_written_while_another_process_writes(twice: Callable[[], Any], tmp_path: Path) -> None:
-    made, done = twice(), threading.Event()
+    entry, done = twice(), threading.Event()
     with FileLock(tmp_path / "slipstream-kernels.lock"):
-        thread = threading.Thread(target=lambda: (made(3), done.set()))
+        thread = threading.Thread(target=lambda: (entry(3), done.set()))
         thread.start()
         assert not done.wait(0.5)
         assert not list(tmp_path.glob("*.nb[ic]"))
@@ -153,11 +153,11 @@ def test_otherwise_in_the_users_cache_or_the_temporary_folder(places, monkeypatc
     assert compiled.folder() == places["home"] / "slipstream" / "kernels"
     compiled.folder.cache_clear()
     refuse(monkeypatch, places["home"])
-    found = compiled.folder()
-    assert found.parent == places["temporary"]
+    folder = compiled.folder()
+    assert folder.parent == places["temporary"]
     if hasattr(os, "getuid"):
-        assert str(os.getuid()) in found.name
-        assert stat.S_IMODE(found.stat().st_mode) == 0o700
+        assert str(os.getuid()) in folder.name
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_without_a_writable_folder_kernels_are_compiled_for_the_process_and_it_is_logged(places, monkeypatch, caplog):
@@ -182,23 +182,23 @@ def test_a_folder_that_the_user_has_chosen_is_the_only_one(places, tmp_path, mon
 @POSIX
 @pytest.mark.parametrize("rights", [0o770, 0o707, 0o777, 0o1777])
 def test_a_folder_that_others_can_write_is_refused(rights: int, places: dict[str, Path]) -> None:
-    own = places["package"] / "__pycache__"
-    own.mkdir()
-    own.chmod(rights)
+    cache = places["package"] / "__pycache__"
+    cache.mkdir()
+    cache.chmod(rights)
     assert compiled.folder() == places["home"] / "slipstream" / "kernels"
-    own.chmod(0o755)
+    cache.chmod(0o755)
     compiled.folder.cache_clear()
-    assert compiled.folder() == own
+    assert compiled.folder() == cache
 
 
 @POSIX
 def test_a_folder_of_another_user_is_refused(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the temporary folder, another user may have created one with our name."""
     refuse(monkeypatch, places["package"], places["home"])
-    mine = os.getuid()
-    theirs = places["temporary"] / f"slipstream-kernels-{mine + 1}"
-    theirs.mkdir(mode=0o700)
-    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    user = os.getuid()
+    foreign = places["temporary"] / f"slipstream-kernels-{user + 1}"
+    foreign.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
     assert compiled.folder() is None
 
 
@@ -223,9 +223,11 @@ def test_two_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     """The second one loads the code from disk; only the compiling one logs it."""
     script = tmp_path / "script.py"
     script.write_text(TINY_ENTRY)
-    own = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     running = [
-        subprocess.Popen([sys.executable, script], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     said = [process.communicate(timeout=120) for process in running]
@@ -242,8 +244,10 @@ def test_stored_code_is_loaded_without_what_only_compiling_needs(tmp_path: Path)
         + "print('numba.np.arraymath' in sys.modules)"
     )
     script.write_text("import numpy as np\n" + script.read_text())
-    own = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    said = [subprocess.check_output([sys.executable, script], env=own, text=True, timeout=120) for _ in range(2)]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    said = [
+        subprocess.check_output([sys.executable, script], env=environment, text=True, timeout=120) for _ in range(2)
+    ]
     assert [each.split() for each in said] == [["compiled", "True"], ["hit", "False"]]
 
 
@@ -252,5 +256,5 @@ def test_a_process_that_finds_every_kernel_logs_nothing() -> None:
     if compiled.folder() is None:
         pytest.skip("no folder for kernels can be written here")
     code = "from tests.backends.native.models import *; executor().forward(chain(0, 0, [3]))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert (found.stdout, found.stderr) == ("", "")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (process.stdout, process.stderr) == ("", "")

@@ -134,12 +134,12 @@ def test_a_draft_in_one_call_equals_one_pass_per_step(form: str) -> None:
         begin(model, TOGETHER + b, text[:-2])
     batch = forest([(TOGETHER + b, len(text) - 2, text[-2:], []) for b, text in enumerate(texts)])
     for threads in (1, 3):
-        made = on_threads(model, threads).decode_steps(batch, 5)
+        decoded = on_threads(model, threads).decode_steps(batch, 5)
         for b, text in enumerate(texts):
-            drafted = made.tokens[:, b].tolist()
+            drafted = decoded.tokens[:, b].tolist()
             begin(on_threads(model, 1), ALONE, text[:-2])
             alone, _ = one_by_one(model, ALONE, len(text) - 2, [*text[-2:], *drafted[:-1]])
-            same(made.logits[:, b], alone[1:])
+            same(decoded.logits[:, b], alone[1:])
             assert drafted == alone[1:].argmax(-1).tolist()
 
 
@@ -152,10 +152,10 @@ SPOILT = 7
 @functools.cache
 def overflowing(shape: str, form: str) -> NativeExecutor:
     dtype, options = FORMATS[form]
-    made = config(**SHAPES[shape])
-    given = with_overflow(weights(made, dtype), SPOILT, math.inf)
+    decoder = config(**SHAPES[shape])
+    given = with_overflow(weights(decoder, dtype), SPOILT, math.inf)
     with byte_dots(form != "int8 without dot products"):
-        return NativeExecutor(made, given, LoadSettings(threads=1, **options))
+        return NativeExecutor(decoder, given, LoadSettings(threads=1, **options))
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
@@ -173,13 +173,13 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(shape: 
             begin(model, TOGETHER, text[:past])
             kept = tree(ALONE, past, tokens, parents)
             wanted = model.forward(kept).logits.clone()
-            both = forest([(ALONE, past, spoilt, parents), (TOGETHER, past, tokens, parents)])
-            found = model.forward(both).logits
-            sees = both.trees[0]
-            own = found[: len(tokens)]
-            assert torch.equal(own[~sees[:, at]], wanted[~sees[:, at]])
-            assert not own[sees[:, at]].isfinite().any()
-            assert torch.equal(found[len(tokens) :], wanted)
+            batch = forest([(ALONE, past, spoilt, parents), (TOGETHER, past, tokens, parents)])
+            logits = model.forward(batch).logits
+            sees = batch.trees[0]
+            first = logits[: len(tokens)]
+            assert torch.equal(first[~sees[:, at]], wanted[~sees[:, at]])
+            assert not first[sees[:, at]].isfinite().any()
+            assert torch.equal(logits[len(tokens) :], wanted)
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -192,9 +192,9 @@ def test_a_long_context_that_threads_share_is_not_spoilt_either(threads: int) ->
         tokens = text[past : past + 4]
         wanted = model.forward(tree(ALONE, past, tokens, [-1, -1, -1])).logits.clone()
         tokens[at] = SPOILT
-        found = model.forward(tree(ALONE, past, tokens, [-1, -1, -1])).logits
-        others = [row for row in range(4) if row != at]
-        assert torch.equal(found[others], wanted[others])
+        logits = model.forward(tree(ALONE, past, tokens, [-1, -1, -1])).logits
+        rest = [row for row in range(4) if row != at]
+        assert torch.equal(logits[rest], wanted[rest])
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)

@@ -58,8 +58,8 @@ def tolerance(form: str) -> float:
 def oracle(shape: str = "llama", form: str = "float32") -> TorchExecutor:
     """The same weights in float64, int8 ones as multiples of their scales."""
     dtype, options = FORMATS[form]
-    made = config(**SHAPES[shape])
-    return TorchExecutor(made, in_float64(made, weights(made, dtype), options.get("quantize")))
+    decoder = config(**SHAPES[shape])
+    return TorchExecutor(decoder, in_float64(decoder, weights(decoder, dtype), options.get("quantize")))
 
 
 def near(got: Tensor, want: Tensor, allowed: float = 1e-5) -> None:
@@ -168,11 +168,11 @@ def test_logits_of_earlier_calls_stay_readable() -> None:
 def test_a_chain_equals_one_forward_per_step(shape: str, form: str, kind: str, vocab: int | None) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers(kind, vocab), native(shape, form)
-    made = model.decode_steps(prefilled(model, texts), 4, draws)
+    decoded = model.decode_steps(prefilled(model, texts), 4, draws)
     for b, text in enumerate(texts):
         want, logits = stepwise(oracle(shape, form), text, 4, alone(draws, b))
-        assert made.tokens[:, b].tolist() == want
-        near(made.logits[:, b], logits, tolerance(form))
+        assert decoded.tokens[:, b].tolist() == want
+        near(decoded.logits[:, b], logits, tolerance(form))
         assert vocab is None or max(want) < vocab
 
 
@@ -180,24 +180,24 @@ def test_a_chain_equals_one_forward_per_step(shape: str, form: str, kind: str, v
 def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
     draws, model = numbers(kind, VOCAB - 5), native(form="float16")
-    made = model.decode_steps(prefilled(model, texts), 4, draws)
-    want = torch.softmax(made.logits[..., : VOCAB - 5].double() * draws.inv_temperature[None, :, None], -1)
-    assert torch.allclose(made.probs[..., : VOCAB - 5], want, rtol=1e-12, atol=0)
-    assert not made.probs[..., VOCAB - 5 :].any()
-    assert bool((made.probs.gather(-1, made.tokens[..., None]) > 0).all())
+    decoded = model.decode_steps(prefilled(model, texts), 4, draws)
+    want = torch.softmax(decoded.logits[..., : VOCAB - 5].double() * draws.inv_temperature[None, :, None], -1)
+    assert torch.allclose(decoded.probs[..., : VOCAB - 5], want, rtol=1e-12, atol=0)
+    assert not decoded.probs[..., VOCAB - 5 :].any()
+    assert bool((decoded.probs.gather(-1, decoded.tokens[..., None]) > 0).all())
     assert model.decode_steps(together(texts), 4).probs is None
 
 
 def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers() -> None:
     model, text = native(), ids(20)
-    made = model.decode_steps(chain(8, 0, text), 3, exit=1)
-    assert made.hidden is not None
-    whole = text + made.tokens[:, 0].tolist()
+    decoded = model.decode_steps(chain(8, 0, text), 3, exit=1)
+    assert decoded.hidden is not None
+    whole = text + decoded.tokens[:, 0].tolist()
     out = model.forward(chain(9, 0, whole), (1,), (0, 1))
     assert out.hidden is not None
-    assert torch.equal(torch.cat((made.hidden, made.later[:, 0])), out.hidden)
+    assert torch.equal(torch.cat((decoded.hidden, decoded.later[:, 0])), out.hidden)
     assert torch.equal(out.taps[1], out.hidden)
-    assert torch.equal(made.logits[:, 0], out.logits[19:22])
+    assert torch.equal(decoded.logits[:, 0], out.logits[19:22])
     assert torch.equal(model.kv(8, 23)[0], model.kv(9, 23)[0])
 
 
@@ -206,9 +206,9 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
 
 @pytest.mark.parametrize("options", [{"quantize": "int3"}, {"threads": 0}, {"kv_dtype": "int8"}])
 def test_an_unsupported_setting_is_refused(options: dict[str, Any]) -> None:
-    made = config()
+    llama = config()
     with pytest.raises(ParameterError):
-        NativeExecutor(made, weights(made), LoadSettings(**options))
+        NativeExecutor(llama, weights(llama), LoadSettings(**options))
 
 
 def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
@@ -228,19 +228,19 @@ def chosen(config: Any, executor: str, dtype: Any, device: str, quantize: str | 
 
 
 def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = config()
-    odd, wide = dataclasses.replace(made, head_dim=24), dataclasses.replace(made, intermediate_size=MOST_COLUMNS + 64)
-    assert refusal(made) is refusal(made, WEIGHT_FORMATS["w8a8"]) is refusal(wide) is None
-    assert chosen(made, "auto", None, "cpu") == "native"
-    assert chosen(made, "auto", None, "cpu", "int8") == "native"
+    llama = config()
+    odd, wide = dataclasses.replace(llama, head_dim=24), dataclasses.replace(llama, intermediate_size=MOST_COLUMNS + 64)
+    assert refusal(llama) is refusal(llama, WEIGHT_FORMATS["w8a8"]) is refusal(wide) is None
+    assert chosen(llama, "auto", None, "cpu") == "native"
+    assert chosen(llama, "auto", None, "cpu", "int8") == "native"
     assert chosen(odd, "auto", None, "cpu") == "torch"
     with pytest.raises(UnsupportedModelError, match=r"overflow.*no kernels for quantised weights"):
         chosen(wide, "auto", None, "cpu", "w8a8")
-    assert chosen(made, "auto", torch.float64, "cpu") == "torch"
+    assert chosen(llama, "auto", torch.float64, "cpu") == "torch"
     for changed, quantised, says in (
         (odd, None, "heads of 24 values"),
         (wide, WEIGHT_FORMATS["w8a16"], "may overflow 32 bits"),
-        (made, WEIGHT_FORMATS["w4a8"], r"layers\.0\.mlp\.down_proj\.weight has rows of 144 numbers"),
+        (llama, WEIGHT_FORMATS["w4a8"], r"layers\.0\.mlp\.down_proj\.weight has rows of 144 numbers"),
         (
             config(intermediate_size=64, experts=Experts(4, 2, 48, True, (False, True))),
             WEIGHT_FORMATS["w4a8"],
@@ -250,11 +250,11 @@ def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch
         assert re.search(says, str(refusal(changed, quantised)))
     for device, dtype in (("cpu", torch.float64),):
         with pytest.raises(ParameterError, match="on the CPU, in float32 or bfloat16"):
-            chosen(made, "native", dtype, device)
+            chosen(llama, "native", dtype, device)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "numba" else find(name, *rest))
-    assert refusal(made) == "Numba is not installed"
-    assert chosen(made, "auto", None, "cpu") == "torch"
+    assert refusal(llama) == "Numba is not installed"
+    assert chosen(llama, "auto", None, "cpu") == "torch"
 
 
 def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
@@ -267,10 +267,10 @@ def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
 
 def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "has_bfloat16_dots", lambda: False)
-    made = config()
-    assert chosen(made, "auto", "bfloat16", "cpu") == "torch"
+    llama = config()
+    assert chosen(llama, "auto", "bfloat16", "cpu") == "torch"
     with pytest.raises(UnsupportedModelError, match="AVX-512 BF16"):
-        chosen(made, "native", "bfloat16", "cpu")
+        chosen(llama, "native", "bfloat16", "cpu")
 
 
 @needs_bfloat16
@@ -292,12 +292,12 @@ def test_weights_are_stored_in_the_checkpoints_format() -> None:
 
 
 def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
-    made = config()
-    mixed = weights(made, torch.float16)
+    llama = config()
+    mixed = weights(llama, torch.float16)
     name = "layers.1.self_attn.o_proj.weight"
     wide = mixed[name].double()
     mixed._sources[name] = (name, lambda: wide)  # type: ignore[index]
-    model = NativeExecutor(made, mixed, LoadSettings(threads=1))
+    model = NativeExecutor(llama, mixed, LoadSettings(threads=1))
     near(model.forward(chain(0, 0, ids(9))).logits, oracle(form="float16").forward(chain(90, 0, ids(9))).logits)
     assert model.memory()["weights"] > 1.8 * native(form="float16").memory()["weights"]
 

@@ -82,8 +82,8 @@ def test_every_value_of_16_bits_is_converted_exactly(form: str) -> None:
     every = torch.arange(2**16).to(torch.uint16).view(getattr(torch, form))
     every = every[torch.isfinite(every)].float()
     table = every[: len(every) // 8 * 8].reshape(-1, 8)
-    found = Product(table, form)(np.eye(8, dtype=np.float32))
-    assert np.array_equal(found, table.numpy().T)
+    output = Product(table, form)(np.eye(8, dtype=np.float32))
+    assert np.array_equal(output, table.numpy().T)
 
 
 @needs_bfloat16
@@ -118,13 +118,13 @@ def test_a_row_that_is_not_finite_does_not_change_other_rows(form: str) -> None:
     want = product(x)
     for strange in (np.nan, np.inf, -np.inf):
         x[4, 77] = strange
-        found = product(x)
-        assert not np.isfinite(found[4]).any()
-        assert np.array_equal(np.delete(found, 4, 0), np.delete(want, 4, 0))
+        output = product(x)
+        assert not np.isfinite(output[4]).any()
+        assert np.array_equal(np.delete(output, 4, 0), np.delete(want, 4, 0))
 
 
 def test_activations_halfway_between_two_integers_are_rounded_up() -> None:
     x = np.repeat(np.arange(-8, 8, dtype=np.float32) + np.float32(0.5), 8)[None]  # two groups
     x[:, ::64] = [127, -127]
-    found = Product(torch.eye(128), "int8_quads")(x)[0]
-    assert np.abs(found - np.floor(x[0] + 0.5)).max() < 1e-4
+    output = Product(torch.eye(128), "int8_quads")(x)[0]
+    assert np.abs(output - np.floor(x[0] + 0.5)).max() < 1e-4

@@ -39,8 +39,8 @@ FORMS = ["float32", "float16", "w8a8", pytest.param("bfloat16 products", marks=n
 
 
 def on_torch(shape: str, **changes: Any) -> TorchExecutor:
-    made = config(**SHAPES[shape] | changes)
-    return TorchExecutor(made, weights(made))
+    decoder = config(**SHAPES[shape] | changes)
+    return TorchExecutor(decoder, weights(decoder))
 
 
 @pytest.mark.parametrize("form", [*FORMS, "torch"])
@@ -84,13 +84,13 @@ def test_a_learned_position_after_the_last_one_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 3])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own_embedding", [True, False])
 @pytest.mark.parametrize("runs", [NativeEagle, TorchEagle])
-def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own: bool, runs: Any) -> None:
-    changes = {"own_embedding": own, "draft_vocab": 24} if version == 3 else {}
-    made = head_config(version, 40, target=8, decoder={"head_dim": 16}, **changes)
-    runtime = runs(head(made))
-    width = len(made.taps) * made.target_hidden
+def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own_embedding: bool, runs: Any) -> None:
+    changes = {"own_embedding": own_embedding, "draft_vocab": 24} if version == 3 else {}
+    eagle = head_config(version, 40, target=8, decoder={"head_dim": 16}, **changes)
+    runtime = runs(head(eagle))
+    width = len(eagle.taps) * eagle.target_hidden
     batch = forest([(0, 0, [3, 4, 5], [])])
     fine = runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1].clone()
     for token in (-1, 40, 45, 1040, 1 << 40):
@@ -100,7 +100,7 @@ def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own: bool,
         with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.extend(bad, torch.ones(3, width))
         with pytest.raises(TargetError, match="outside the model's embedding"):
-            runtime.extend(bad, torch.ones(3, made.hidden_size), own=True)
+            runtime.extend(bad, torch.ones(3, eagle.hidden_size), from_head=True)
     assert torch.equal(runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1], fine)
 
 

@@ -150,13 +150,13 @@ def test_a_small_model_uses_one_thread_for_few_rows() -> None:
 def test_memory_for_weights_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     for size in (0, 1, 63, 1 << 21):
-        made = native_threads.aligned(size, 128)
-        assert made.ctypes.data % 64 == 0 or not size
-        assert bytes(made) == bytes([128]) * size
+        memory = native_threads.aligned(size, 128)
+        assert memory.ctypes.data % 64 == 0 or not size
+        assert bytes(memory) == bytes([128]) * size
     rows = torch.arange(12.0).reshape(3, 4).numpy().T
     layout = Layout()
     layout.keep(rows)
-    assert layout.held[0].view("float32").tolist() == rows.flatten().tolist()
+    assert layout.arrays[0].view("float32").tolist() == rows.flatten().tolist()
 
 
 # --- Python threads --------------------------------------------------------------------------------------------------
@@ -177,11 +177,11 @@ def test_two_python_threads_generate_on_one_LLM_as_each_would_alone(draft: str |
     params = [
         SamplingParams(max_tokens=12, temperature=temperature, seed=i, ignore_eos=True) for i in range(len(prompts))
     ]
-    want = [one.generate([p], own)[0].token_ids for p, own in zip(prompts, params, strict=True)]
+    want = [one.generate([p], params_of)[0].token_ids for p, params_of in zip(prompts, params, strict=True)]
     for _ in range(3):
         with ThreadPoolExecutor(3) as helpers:
-            found = list(helpers.map(lambda p, own: one.generate([p], own)[0].token_ids, prompts, params))
-        assert found == want
+            texts = list(helpers.map(lambda p, params_of: one.generate([p], params_of)[0].token_ids, prompts, params))
+        assert texts == want
 
 
 # --- forks and signals -----------------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ print("fine")
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no fork here")
 def test_a_child_of_a_fork_generates_the_same_text_while_other_threads_generate_in_the_parent() -> None:
-    found = run_python(FORK)
-    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
+    process = run_python(FORK)
+    assert (process.returncode, process.stdout.strip()) == (0, "fine"), process.stderr
 
 
 INTERRUPT = """
@@ -259,5 +259,5 @@ print("fine")
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_control_C_ends_a_long_prompt_between_two_pieces_and_the_executor_keeps_working() -> None:
-    found = run_python(INTERRUPT)
-    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr
+    process = run_python(INTERRUPT)
+    assert (process.returncode, process.stdout.strip()) == (0, "fine"), process.stderr

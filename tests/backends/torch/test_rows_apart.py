@@ -30,17 +30,17 @@ def overflowing(module: Any) -> Any:
     return module
 
 
-def own(**shape: Any) -> Target:
-    """Our own decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
-    made = Decoder.from_module(random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double())
-    assert isinstance(made.executor, TorchExecutor)
-    made.executor._embed = made.executor._embed.clone()
-    made.executor._embed[SPOILT] = math.inf
-    return made
+def decoder(**shape: Any) -> Target:
+    """Our own loaded on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
+    loaded = Decoder.from_module(random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double())
+    assert isinstance(loaded.executor, TorchExecutor)
+    loaded.executor._embed = loaded.executor._embed.clone()
+    loaded.executor._embed[SPOILT] = math.inf
+    return loaded
 
 
 TARGETS = {
-    "own": lambda: own(), "own, many rows": lambda: own(num_key_value_heads=1),
+    "decoder": lambda: decoder(), "decoder, many rows": lambda: decoder(num_key_value_heads=1),
     "packed": lambda: spoilt_after("stablelm"), "packed, capped scores": lambda: spoilt_after("gemma2"),
     "packed, sinks": lambda: spoilt_after("gpt-oss"), "packed, gathered": lambda: spoilt_after("deepseek-v3"),
     "packed, dense": lambda: spoilt_after("gpt-j"), "packed, dense, falcon": lambda: spoilt_after("falcon"),
@@ -53,18 +53,18 @@ CHAINS = {"one each": lambda: spoilt_after("bloom"), "states": lambda: spoilt_af
 def spoilt_after(name: str) -> Target:
     """The trials at load use every id."""
     module = random_model(name)
-    made = of_module(module)
+    target = of_module(module)
     overflowing(module)
-    return made
+    return target
 
 
 def sees(parents: list[int], node: int) -> set[int]:
     """The node and its ancestors."""
-    found = set()
+    ancestors = set()
     while node != -1:
-        found.add(node)
+        ancestors.add(node)
         node = parents[node]
-    return found
+    return ancestors
 
 
 @pytest.mark.parametrize("shape", TREES)
@@ -90,7 +90,7 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: s
                 torch.testing.assert_close(out[1][row], out[0][row], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["own", "packed", "packed, dense", "one each", "states"])
+@pytest.mark.parametrize("name", ["decoder", "packed", "packed, dense", "one each", "states"])
 def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> None:
     target, prompt = (TARGETS | CHAINS)[name](), [5, 9, 33, 11, 2]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -110,7 +110,7 @@ def test_a_request_that_overflows_spoils_no_other_request_of_its_batch() -> None
 
 
 def test_a_pass_without_overflow_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = own()
+    target = decoder()
     assert isinstance(target, Decoder)
     passes = []
     forward = TorchExecutor._forward

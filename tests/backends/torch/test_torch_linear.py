@@ -22,9 +22,9 @@ def layer(out: int, width: int, bias: bool) -> tuple[torch.Tensor, torch.Tensor 
 def test_packed_equals_plain(out: int, width: int, rows: int, bias: bool) -> None:
     weight, b = layer(out, width, bias)
     x = torch.randn(rows, width)  # [M, in]
-    made = packed.Linear(weight, b, CPU)
-    torch.testing.assert_close(made(x), F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
-    assert made.nbytes == weight.nbytes + (b.nbytes if b is not None else 0)
+    linear = packed.Linear(weight, b, CPU)
+    torch.testing.assert_close(linear(x), F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
+    assert linear.nbytes == weight.nbytes + (b.nbytes if b is not None else 0)
 
 
 def test_plain_layers_are_used_if_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from tests.heads.tiny_heads import config as head_config, head
 
 
 def executor(**options: int) -> TorchExecutor:
-    made = config()
-    return TorchExecutor(made, weights(made), LoadSettings(**options))
+    llama = config()
+    return TorchExecutor(llama, weights(llama), LoadSettings(**options))
 
 
 def test_sequences_that_grow_together_are_read_in_place_and_forks_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_several_python_threads_run_one_executor_as_each_would_alone() -> None:
         return out.clone()
 
     with ThreadPoolExecutor(4) as helpers:
-        found = list(helpers.map(last, range(12)))
-    for seq_id, logits in enumerate(found):
+        results = list(helpers.map(last, range(12)))
+    for seq_id, logits in enumerate(results):
         wanted = executor().forward(chain(0, 0, texts[seq_id], [149])).logits
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
@@ -60,14 +60,14 @@ def last(batch: Batch) -> Batch:
 
 def test_whatever_was_in_a_block_of_a_head_before_changes_no_draft() -> None:
     """Blocks of finished sequences are used again, and a batch reads as far as its longest sequence."""
-    made = head_config(3, 40, target=8, draft_vocab=24)
+    eagle = head_config(3, 40, target=8, draft_vocab=24)
     batch = last(forest([(0, 0, ids(40, 1, 40), []), (1, 0, [3, 4, 5], []), (2, 0, ids(33, 2, 40), [])]))
-    features = torch.randn(76, len(made.taps) * made.target_hidden, generator=torch.Generator().manual_seed(1))
+    features = torch.randn(76, len(eagle.taps) * eagle.target_hidden, generator=torch.Generator().manual_seed(1))
     branches = forest([(0, 40, [5, 6, 7], [-1, -1, 0]), (1, 3, [8], [-1])])
-    own = torch.randn(4, made.hidden_size, generator=torch.Generator().manual_seed(2))
+    states = torch.randn(4, eagle.hidden_size, generator=torch.Generator().manual_seed(2))
 
     def drafted(before: float) -> list[torch.Tensor]:
-        runtime = TorchEagle(head(made))
+        runtime = TorchEagle(head(eagle))
         runtime.decode_steps(batch, features, 3)
         for seq_id in range(3):
             runtime.release(seq_id)
@@ -75,8 +75,8 @@ def test_whatever_was_in_a_block_of_a_head_before_changes_no_draft() -> None:
             for layer in runtime._blocks.layers:
                 layer[:] = before
         made_at_once = runtime.decode_steps(batch, features, 3)
-        return [made_at_once.tokens, made_at_once.logits, *runtime.extend(branches, own, own=True)]
+        return [made_at_once.tokens, made_at_once.logits, *runtime.extend(branches, states, from_head=True)]
 
-    for found, wanted in zip(drafted(float("nan")), drafted(0.0), strict=True):
-        assert found.isfinite().all()
-        assert torch.equal(found, wanted)
+    for actual, wanted in zip(drafted(float("nan")), drafted(0.0), strict=True):
+        assert actual.isfinite().all()
+        assert torch.equal(actual, wanted)

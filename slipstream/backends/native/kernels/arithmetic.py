@@ -77,10 +77,10 @@ def argmax(x, n):
     """Index of the first maximum of n values; 0 if all are NaN."""
     top = maximum(x, n)
     for start in range(0, n, 64):
-        stop, greater = min(start + 64, n), False
+        stop, reached = min(start + 64, n), False
         for i in range(start, stop):
-            greater |= x[i] == top
-        if greater:
+            reached |= x[i] == top
+        if reached:
             for i in range(start, stop):
                 if x[i] == top:
                     return i

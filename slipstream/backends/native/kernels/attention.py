@@ -47,22 +47,22 @@ def write_kv(job, unit, thread):
     """Unit of work: `each` rows. Normalise and rotate query and key heads in place; write keys and values to the
     cache."""
     size, heads, kv_heads = job.size, job.heads, job.kv_heads
-    rows, stored = rows_at(job.rows, job.count), heads + kv_heads
+    rows, rotated = rows_at(job.rows, job.count), heads + kv_heads
     bytes = 2 if job.half else 4
     for r in range(unit * job.each, min((unit + 1) * job.each, job.count)):
-        row, at = floats(job.qkv + 4 * job.stride * r, (stored + kv_heads) * size), rows[r]
+        row, at = floats(job.qkv + 4 * job.stride * r, (rotated + kv_heads) * size), rows[r]
         if job.q_norm:
-            for h in range(stored):
-                one_head = row[h * size : (h + 1) * size]
-                rms_norm(one_head, floats(job.q_norm if h < heads else job.k_norm, size), job.eps, one_head)
+            for h in range(rotated):
+                vector = row[h * size : (h + 1) * size]
+                rms_norm(vector, floats(job.q_norm if h < heads else job.k_norm, size), job.eps, vector)
         if job.rotary:
             cos_sin = floats(job.cos_sin + 4 * size * at.position, size)
-            rotate(row, stored, size, cos_sin[: size // 2], cos_sin[size // 2 :])
+            rotate(row, rotated, size, cos_sin[: size // 2], cos_sin[size // 2 :])
         block = integers(job.tables + 8 * job.table_stride * at.sequence, job.table_stride)[at.slot // job.slots]
         slot = at.slot % job.slots
         for g in range(kv_heads):
             start = (block * kv_heads + g) * size * job.slots
-            key, value = row[(heads + g) * size :], row[(stored + g) * size :]
+            key, value = row[(heads + g) * size :], row[(rotated + g) * size :]
             _copy(key[:size], job.keys + bytes * (start + slot), job.slots, job.half)
             _copy(value[:size], job.values + bytes * (start + slot * size), 1, job.half)
 
@@ -210,12 +210,12 @@ def _weighted_sum(job, group, scores, mixed, low, high):
         n = min(slots, longest - t)
         call(job.mix, (values, scores + 4 * t, sums, n, size, PANEL, job.width, wide, wide, count))
     for j in range(count):
-        mixed_head = mixed[j * wide : (j + 1) * wide]
-        if not is_finite(mixed_head):
-            _visible_sum(job, rows, active[first + j // heads], g, scores + 4 * job.width * j, mixed_head, low)
+        output = mixed[j * wide : (j + 1) * wide]
+        if not is_finite(output):
+            _visible_sum(job, rows, active[first + j // heads], g, scores + 4 * job.width * j, output, low)
         out = floats(job.out + 4 * (job.out_stride * (first + j // heads) + (head + j % heads) * size + low), wide)
         for i in range(wide):
-            out[i] = mixed_head[i]
+            out[i] = output[i]
 
 
 # --- units of work ---------------------------------------------------------------------------------------------------
@@ -225,10 +225,10 @@ def _weighted_sum(job, group, scores, mixed, low, high):
 def attend(job, unit, thread):
     """Unit of work: the whole attention of a group of query heads."""
     room = job.scratch + thread * job.scratch_bytes
-    scratch, scores = floats(room, MOST_HEADS * job.size), room + 4 * MOST_HEADS * job.size
-    _score(job, unit, scores, scratch, NOTHING, job.width)
+    queries, scores = floats(room, MOST_HEADS * job.size), room + 4 * MOST_HEADS * job.size
+    _score(job, unit, scores, queries, NOTHING, job.width)
     _softmax(job, unit, scores, NOTHING, ALL)
-    _weighted_sum(job, unit, scores, scratch, NOTHING, job.size)
+    _weighted_sum(job, unit, scores, queries, NOTHING, job.size)
 
 
 @kernel()

@@ -131,10 +131,10 @@ def block_tile(b: Builder, form: Format) -> None:
             with cgutils.for_range(b, WORD(form.groups)) as inner:
                 g = b.add(b.mul(outer.index, WORD(form.groups)), inner.index)
                 one(b.gep(block, [b.mul(inner.index, WORD(form.group_bytes))]), g, scale, minimum)
-        group_sums = {(r, 0): b.load(total) for r, total in enumerate(totals)}
+        sums_of = {(r, 0): b.load(total) for r, total in enumerate(totals)}
         if not form.span:
-            scale_sums(b, group_sums, [o], scales)
-        store_sums(b, group_sums, [o], y, bias, stride, onto)
+            scale_sums(b, sums_of, [o], scales)
+        store_sums(b, sums_of, [o], y, bias, stride, onto)
 
     by_rows(b, form, rows, outs, group, odd=False)
 

@@ -32,10 +32,10 @@ EXACT = {"contract"}  # keeps the order of operations
 
 def _digest() -> str:
     """Digest of the source of all kernels."""
-    sha256 = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
-        sha256.update(file.read_bytes())
-    return sha256.hexdigest()
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 _SOURCE = _digest()

@@ -19,12 +19,12 @@ from slipstream.backends.native.kernels.records import ADD, FINE, NO_SUCH_POSITI
 
 
 @kernel()
-def _copy_tap(model, arena, count, taps, tap, tapped):
+def _copy_tap(model, space, count, taps, tap, tapped):
     """Copy the residual stream to each element of `tapped` that asks for this tap."""
     for i in range(taps.shape[0]):
         if taps[i] == tap:
             for r in range(count):
-                copy(floats(arena.x + 4 * arena.stride * r, model.width), tapped[i, r])
+                copy(floats(space.x + 4 * space.stride * r, model.width), tapped[i, r])
 
 
 @kernel()
@@ -34,51 +34,51 @@ def _pass(
     """See `forward`."""
     board.threads = threads
     count = rows.count
-    scratch = room(board, model, rows, arena, NOTHING, NOTHING)
-    if scratch.bytes > arena.shape[0]:
-        return -scratch.bytes
+    space = room(board, model, rows, arena, NOTHING, NOTHING)
+    if space.bytes > arena.shape[0]:
+        return -space.bytes
     if first == 0:
-        if not embed(model.embed, tokens, scratch.x, scratch.stride, NOTHING):
+        if not embed(model.embed, tokens, space.x, space.stride, NOTHING):
             return NO_SUCH_TOKEN
         if model.positions.count > 0:
             positions, at = np.empty(count, np.int64), rows_at(rows.at, count)
             for r in range(count):
                 positions[r] = at[r].position
-            if not embed(model.positions, positions, scratch.x, scratch.stride, ADD):
+            if not embed(model.positions, positions, space.x, space.stride, ADD):
                 return NO_SUCH_POSITION
     else:
         for r in range(count):
-            copy(given[r], floats(scratch.x + 4 * scratch.stride * r, model.width))
+            copy(given[r], floats(space.x + 4 * space.stride * r, model.width))
     everyone = np.arange(count)
-    _copy_tap(model, scratch, count, taps, first, tapped)
+    _copy_tap(model, space, count, taps, first, tapped)
     for number in range(first, last):
         layer = layer_of(model, number)
         # The last layer computes only keys and values for the other rows.
         active = wanted if alone and number == last - 1 else everyone
         run_layer(
-            board, model, cache, rows, number, scratch.x, scratch.stride, NORM, layer.norm, layer.norm_bias, active,
+            board, model, cache, rows, number, space.x, space.stride, NORM, layer.norm, layer.norm_bias, active,
         )  # fmt: skip
-        _copy_tap(model, scratch, count, taps, number + 1, tapped)
+        _copy_tap(model, space, count, taps, number + 1, tapped)
     for i in range(taps.shape[0]):
         if taps[i] == -1:
             for r in range(count):
                 norm_row(
                     model,
-                    floats(scratch.x + 4 * scratch.stride * r, model.width),
+                    floats(space.x + 4 * space.stride * r, model.width),
                     model.norm,
                     model.norm_bias,
                     tapped[i, r],
                 )
     for r in range(stream.shape[0]):
-        copy(floats(scratch.x + 4 * scratch.stride * r, model.width), stream[r])
+        copy(floats(space.x + 4 * space.stride * r, model.width), stream[r])
     state, asked = FINE, wanted.shape[0]
     for a in range(asked):
-        if not is_finite(floats(scratch.x + 4 * scratch.stride * (a if alone else wanted[a]), model.width)):
+        if not is_finite(floats(space.x + 4 * space.stride * (a if alone else wanted[a]), model.width)):
             state = NOT_FINITE
     if asked > 0:
         gather = NOTHING if alone else address_of(wanted)
         transformed(
-            board, model, model.head, scratch.x, scratch.stride, asked, NORM, model.norm, model.norm_bias, gather,
+            board, model, model.head, space.x, space.stride, asked, NORM, model.norm, model.norm_bias, gather,
             address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
     return state
@@ -134,14 +134,14 @@ def decode(
         kept = nothing
         if streams:
             kept = stream if j == 0 else later[j - 1]
-        status = _pass(
+        result = _pass(
             boards[0], models[0], caches[0], here, tokens, nothing, bottom, depth, wanted, not streams, taps, tapped,
             kept, out, arena, threads,
         )  # fmt: skip
-        if status != FINE:
-            if status != NOT_FINITE:
-                return status
-            state = status
+        if result != FINE:
+            if result != NOT_FINITE:
+                return result
+            state = result
         if j < steps:
             pick(picks, j, logits[j], probs[j], drawn[j])
     return state

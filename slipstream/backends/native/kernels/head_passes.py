@@ -20,31 +20,31 @@ from slipstream.backends.native.kernels.records import FINE, NO_SUCH_TOKEN, NOT_
 @kernel()
 def _fused(board, head, taps):
     """Concatenated taps [R, T * W] -> input features of EAGLE-3 [R, padded d]."""
-    x, width, eps = taps.copy(), head.target_width, head.own.eps
+    x, width, eps = taps.copy(), head.target_width, head.decoder.eps
     for r in range(x.shape[0]):
         for t in range(head.taps if head.tap_norms else 0):
             part = x[r, t * width : (t + 1) * width]
             rms_norm(part, floats(head.tap_norms + 4 * width * t, width), eps, part)
         if head.joint_norm:
             rms_norm(x[r], floats(head.joint_norm, x.shape[1]), eps, x[r])
-    fused = np.empty((x.shape[0], head.fc.outs), np.float32)
-    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], address_of(fused), head.fc.outs, NOTHING)
-    return fused
+    features = np.empty((x.shape[0], head.fc.outs), np.float32)
+    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], address_of(features), head.fc.outs, NOTHING)
+    return features
 
 
 @kernel()
 def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logits, arena):
     """One pass over features [R, >= d] and the tokens that follow them. The wanted rows' next features are written to
     after [A, d], their logits to logits [A, padded V]. Returns the status as `decoder_pass.forward`."""
-    model, count = head.own, rows.count
-    scratch = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
+    model, count = head.decoder, rows.count
+    space = room(board, model, rows, arena, head.fc.columns, head.fc.row_bytes)
     width, layers, first_version = model.width, model.count, head.feature_norm == 0
     side = np.empty((count, 2 * width if not first_version else head.fc.width), np.float32)
     embedded = np.empty((count, width), np.float32)
     if not embed(model.embed, tokens, address_of(embedded), width, NOTHING):
         return NO_SUCH_TOKEN
     for r in range(count):
-        right, x = side[r, width:], floats(scratch.x + 4 * scratch.stride * r, width)
+        right, x = side[r, width:], floats(space.x + 4 * space.stride * r, width)
         if first_version:
             copy(embedded[r], side[r, :width])
             copy(feature[r], right)
@@ -53,20 +53,20 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
             rms_norm(feature[r, :width], floats(head.feature_norm, width), model.eps, right)
             copy(right if head.normed_start else feature[r, :width], x)
     if first_version:
-        linear(board, head.fc, address_of(side), side.shape[1], count, scratch.x, scratch.stride, NOTHING)
+        linear(board, head.fc, address_of(side), side.shape[1], count, space.x, space.stride, NOTHING)
     everyone, side_at = np.arange(count), address_of(side)
     for number in range(layers):
         layer = layer_of(model, number)
         given, stride, mode = side_at, side.shape[1], PLAIN
         if first_version or number > 0:
-            given, stride, mode = scratch.x, scratch.stride, PLAIN if number == 0 else NORM
+            given, stride, mode = space.x, space.stride, PLAIN if number == 0 else NORM
         active = wanted if number == layers - 1 else everyone
         run_layer(
             board, model, caches, rows, number, given, stride, mode, layer.norm, layer.norm_bias, active,
         )  # fmt: skip
     state, asked = FINE, wanted.shape[0]
     for a in range(asked):
-        x = floats(scratch.x + 4 * scratch.stride * a, width)
+        x = floats(space.x + 4 * space.stride * a, width)
         if not is_finite(x):
             state = NOT_FINITE
         if head.normed_end:
@@ -76,7 +76,7 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
     if asked > 0:
         mode = PLAIN if first_version else NORM
         transformed(
-            board, model, model.head, scratch.x, scratch.stride, asked, mode, model.norm, model.norm_bias, NOTHING,
+            board, model, model.head, space.x, space.stride, asked, mode, model.norm, model.norm_bias, NOTHING,
             address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
     return state
@@ -84,12 +84,12 @@ def _eagle_step(board, head, caches, rows, tokens, feature, wanted, after, logit
 
 @entry
 def draft_eagle(
-    boards, heads, caches, rows, after_rows, tokens, features, own, wanted, picks, drawn, after, logits, probs, arena,
-    threads
+    boards, heads, caches, rows, after_rows, tokens, features, from_head, wanted, picks, drawn, after, logits, probs,
+    arena, threads
 ):  # fmt: skip
     """Run packed rows, then draft K tokens after the wanted rows, one after another.
 
-    tokens [R]     the tokens that follow the features: concatenated taps [R, T * W] or, if `own`, the head's outputs
+    tokens [R]     the tokens that follow the features: concatenated taps [R, T * W] or, `from_head`, the head's outputs
                    [R, d]
     after_rows     ROWS with room for B rows
     wanted         int64 [A], increasing; if K > 0, the last row of each sequence: A = B
@@ -102,10 +102,10 @@ def draft_eagle(
     boards[0].threads = threads
     head, steps, state, here = heads[0], drawn.shape[0], FINE, rows[0]
     each, feature, tokens_now = np.arange(wanted.shape[0]), features, tokens
-    space = room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes)
+    space = room(boards[0], head.decoder, here, arena, head.fc.columns, head.fc.row_bytes)
     if space.bytes > arena.shape[0]:
         return -space.bytes
-    if not own and head.feature_norm != 0:
+    if not from_head and head.feature_norm != 0:
         feature = _fused(boards[0], head, features)
     for j in range(max(steps, 1)):
         if j > 0:
@@ -115,13 +115,13 @@ def draft_eagle(
                 tokens_now[b] = ids[drawn[j - 1, b]]
             next_rows(here, wanted, after_rows[0])
             here, wanted, feature = after_rows[0], each, after
-            if room(boards[0], head.own, here, arena, head.fc.columns, head.fc.row_bytes).bytes > arena.shape[0]:
+            if room(boards[0], head.decoder, here, arena, head.fc.columns, head.fc.row_bytes).bytes > arena.shape[0]:
                 return -2 * arena.shape[0]
-        status = _eagle_step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
-        if status != FINE:
-            if status != NOT_FINITE:
-                return status
-            state = status
+        result = _eagle_step(boards[0], head, caches[0], here, tokens_now, feature, wanted, after, logits[j], arena)
+        if result != FINE:
+            if result != NOT_FINITE:
+                return result
+            state = result
         if j < steps:
             pick(picks, j, logits[j], probs[j], drawn[j])
     return state
@@ -159,7 +159,7 @@ def draft_medusa(boards, heads, hidden, states, logits, arena, threads):
         for r in range(rows):
             add_silu(wide[r, :width], state[r])
     for part in range(head.outs):  # a matrix that all heads share is read once
-        given, chosen = states[part * (count // head.outs)], logits[part * (count // head.outs)]
+        given, output = states[part * (count // head.outs)], logits[part * (count // head.outs)]
         matrix = matrix_at(head.out, part)
-        linear(board, matrix, address_of(given), width, together, address_of(chosen), logits.shape[2], NOTHING)
+        linear(board, matrix, address_of(given), width, together, address_of(output), logits.shape[2], NOTHING)
     return FINE

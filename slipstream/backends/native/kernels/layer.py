@@ -113,20 +113,20 @@ def room(board, model, rows, arena, columns, bytes):
     inner = mixed + 4 * count * mixed_stride
     packed = inner + 4 * count * wide_stride
     end = packed + (count * row_bytes + 63) // 64 * 64
-    region = board.room
-    region.x, region.stride, region.qkv, region.qkv_stride = x, stride, qkv, qkv_stride
-    region.mixed, region.mixed_stride, region.wide, region.wide_stride = mixed, mixed_stride, inner, wide_stride
-    region.packed, region.bytes = packed, end - address_of(arena)
-    return region
+    space = board.room
+    space.x, space.stride, space.qkv, space.qkv_stride = x, stride, qkv, qkv_stride
+    space.mixed, space.mixed_stride, space.wide, space.wide_stride = mixed, mixed_stride, inner, wide_stride
+    space.packed, space.bytes = packed, end - address_of(arena)
+    return space
 
 
 @kernel()
 def _add_block_row(table, token, out):
     """out += the row of one token, of weights in blocks; see `block_tiles`."""
-    heading, per, offset = 2 * PANEL * (1 + table.minima), table.span // table.group, 0
+    heading, per, scale_bytes = 2 * PANEL * (1 + table.minima), table.span // table.group, 0
     if table.span > table.group:
-        offset = PANEL * (1 + table.minima)
-    block = offset + PANEL * table.group * table.bits // 8
+        scale_bytes = PANEL * (1 + table.minima)
+    block = scale_bytes + PANEL * table.group * table.bits // 8
     lane, count = token % PANEL, table.width // table.group
     panel = table.values + token // PANEL * (count // per * (heading + per * block))
     for g in range(count):
@@ -134,17 +134,17 @@ def _add_block_row(table, token, out):
         here, scale, minimum = span + heading + g % per * block, half(span + 2 * lane), np.float32(0)
         if table.minima:
             minimum = half(span + 2 * PANEL + 2 * lane)
-        if offset:
+        if scale_bytes:
             scale *= np.float32(small(here + lane, 1)[0])
-            minimum *= np.float32(small(here + offset - PANEL + lane, 1)[0])
+            minimum *= np.float32(small(here + scale_bytes - PANEL + lane, 1)[0])
         for c in range(table.group):
             number = np.int32(0)
             if table.bits == 4:
                 number = np.int32(
-                    small(here + offset + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0] >> (c % 8 // 4 * 4) & 15
+                    small(here + scale_bytes + c // 8 * 4 * PANEL + 4 * lane + c % 4, 1)[0] >> (c % 8 // 4 * 4) & 15
                 )
             else:
-                number = np.int32(small(here + offset + c // 4 * 4 * PANEL + 4 * lane + c % 4, 1)[0] ^ _FLIPPED)
+                number = np.int32(small(here + scale_bytes + c // 4 * 4 * PANEL + 4 * lane + c % 4, 1)[0] ^ _FLIPPED)
             out[g * table.group + c] += np.float32(number) * scale + minimum
 
 

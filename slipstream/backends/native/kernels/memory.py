@@ -29,8 +29,8 @@ def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
         @wraps(generate)  # Numba reads the names of the arguments
         def define(_context: Any, *given: Any) -> Any:
             def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-                result = generate(b, *values)
-                return context.get_dummy_value() if result is None else result
+                value = generate(b, *values)
+                return context.get_dummy_value() if value is None else value
 
             return result(*(arguments or given)), write
 

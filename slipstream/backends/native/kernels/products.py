@@ -143,7 +143,7 @@ def prepare(job, tile, thread):
     """
     scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(job.matrix, 0)
     width, columns, form = matrix.width, matrix.columns, matrix.form
-    row_values = floats(scratch, columns)
+    buffer = floats(scratch, columns)
     narrow, bytes = words(scratch + 4 * columns, columns), small(scratch + 8 * columns, 2 * columns)
     first = first_of(tile, job.rows, matrix.most_rows)
     count = first_of(tile + 1, job.rows, matrix.most_rows) - first
@@ -163,13 +163,13 @@ def prepare(job, tile, thread):
                 _transform(job, row, out)
             continue
         if job.mode != PLAIN:
-            _transform(job, row, row_values[:width])
-            row = row_values
+            _transform(job, row, buffer[:width])
+            row = buffer
         elif columns > width:
-            copy(row, row_values[:width])
-            row = row_values
+            copy(row, buffer[:width])
+            row = buffer
         for i in range(width, columns):
-            row_values[i] = 0
+            buffer[i] = 0
         row = row[:columns]
         if form < _PAIRS:
             interleaved = floats(base, columns * count)

@@ -185,7 +185,7 @@ BOARD = _record(
 # --- draft heads -----------------------------------------------------------------------------------------------------
 
 EAGLE = _record(
-    own=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
+    decoder=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
     fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3: [d, T * W] of the taps
     taps=_I,
     target_width=_I,
