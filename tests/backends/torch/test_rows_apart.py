@@ -31,7 +31,7 @@ def overflowing(module: Any) -> Any:
 
 
 def decoder(**shape: Any) -> Target:
-    """Our own loaded on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
+    """Our decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
     loaded = Decoder.from_module(random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double())
     assert isinstance(loaded.executor, TorchExecutor)
     loaded.executor._embed = loaded.executor._embed.clone()
