@@ -63,7 +63,7 @@ def _row(key: str, session: Session, prompts: Prompts, text: dict[str, Any] | No
 
 
 def _match(match: Match, session: Session) -> dict[str, Any]:
-    """How many times as fast as the other contender ours is, paired by prompt and round."""
+    """How many times as fast as the other contender Slipstream's is, paired by prompt and round."""
     row: dict[str, Any] = dict(vars(match))
     if match.ours is None:
         return row | {"verdict": NONE}

@@ -152,11 +152,9 @@ class Run:
         rounds = min(self.rounds, self.plain.rounds)
         top, bottom = (run.seconds_per_token(groups)[:, :rounds] for run in (self.plain, self))
         estimate = estimates.ratio(top, bottom, self.plain.weights(groups))
-        return (
-            estimate
-            if self.stats(groups).proposed
-            else replace(estimate, low=None, high=None, note=estimates.NO_DRAFTS)
-        )
+        if self.stats(groups).proposed:
+            return estimate
+        return replace(estimate, low=None, high=None, note=estimates.NO_DRAFTS)
 
     def first_token_seconds(self, groups: Seq[int] | None = None) -> float:
         """Median over prompts and passes."""

@@ -67,7 +67,7 @@ def race(
 
 
 def identical_work(prompts: int, passes: int, noise: Noise, trials: int) -> list[Estimate]:
-    """What is found of ways that do the same."""
+    """The estimates of ways that do the same."""
     estimates = []
     for trial in range(trials):
         plain, same, tokens = race(

@@ -1,7 +1,6 @@
 """Prompt files: every format, and one clear error for each way they can be wrong."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -65,6 +64,7 @@ def test_the_embedded_prompts(llm):
         ([{"question": "?"}], r"line 1, holds no prompt; it has 'question'"),
         ([{"prompt": "  "}], r"line 1, holds no prompt"),
         ([{"turns": []}], r"line 1, holds no prompt"),
+        ([{"turns": ["a", 3]}], r"line 1, holds a turn that is not text"),
         (["3"], r"line 1, is a int"),
         ([""], "holds no prompt"),
     ],
@@ -109,15 +109,11 @@ def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
         load(llm, lines(tmp_path / "y.txt", "word " * 400))
 
 
-def conversation(tmp_path: Path) -> Path:
-    path = tmp_path / "spec.jsonl"
-    path.write_text(json.dumps({"question_id": 81, "category": "qa", "turns": ["for x in y", "if a:", "while b:"]}))
-    return path
-
-
 def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
     drafter = tiny_llm.drafter
-    prompt_set = load(tiny_llm, str(conversation(tmp_path)), turns=3, tokens=5)
+    turns = ["for x in y", "if a:", "while b:"]
+    path = lines(tmp_path / "spec.jsonl", {"question_id": 81, "category": "qa", "turns": turns})
+    prompt_set = load(tiny_llm, path, turns=3, tokens=5)
     assert [prompt.name for prompt in prompt_set.prompts] == ["81", "81, turn 2", "81, turn 3"]
     assert set(prompt_set.categories) == {"qa"}
     first, second, third = prompt_set.ids
@@ -126,19 +122,9 @@ def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):
     assert second == tiny_llm.chat_prompt([{"role": role, "content": text} for role, text in said])
     assert len(third) > len(second)
     assert tiny_llm.drafter is drafter
-
-
-def test_later_turns_are_used_if_asked_for_and_change_the_digest(tiny_llm, tmp_path):
-    one, two = (load(tiny_llm, str(conversation(tmp_path)), turns=turns) for turns in (1, 2))
-    assert [len(prompt_set.prompts) for prompt_set in (one, two)] == [1, 2]
-    assert one.digest != two.digest
-
-
-def test_a_turn_that_is_not_text_is_refused(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    path.write_text(json.dumps({"turns": ["a", 3]}))
-    with pytest.raises(PromptError, match="line 1, holds a turn that is not text"):
-        entries(str(path))
+    one = load(tiny_llm, path)
+    assert len(one.prompts) == 1
+    assert one.digest != prompt_set.digest
 
 
 def test_a_context_is_earlier_text_before_each_prompt(prompt_set):
