@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from slipstream.core.target import Target
     from slipstream.drafters.string_match import Writer
     from slipstream.models.weights import Progress
-    from slipstream.targets.described import Described
+    from slipstream.targets.describe import Described
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""

@@ -70,7 +70,7 @@ class LayerSkipDrafter:
         self._chains = Chains(self, target.vocab_size)
 
     def _measure(self, layers: int) -> None:
-        from slipstream.targets.exits import measure_exits
+        from slipstream.targets.target_costs import measure_exits
 
         self.found = measure_exits(self.target)
         best = max(self.found, key=lambda e: e.speedup)

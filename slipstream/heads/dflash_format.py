@@ -145,7 +145,7 @@ def fit(head: DFlashHead, host: HeadHost) -> DFlashHead:
     check_host(host, "DFlash", c.target_hidden, vocab)
     strange = [tap - 1 for tap in c.taps if tap > host.layers]
     borrows, rows = not (c.own_embedding and c.own_lm_head), vocab if c.own_embedding else host.vocab_size
-    for wrong, theirs, ours in (
+    for wrong, expected, actual in (
         (c.target_layers not in (None, host.layers), f"a target of {c.target_layers} layers", f"{host.layers} layers"),
         (strange, f"the target layers {strange}", f"layers 0..{host.layers - 1}"),
         (borrows and d != host.hidden_size, f"width {d} and the target's tables", f"width {host.hidden_size}"),
@@ -154,7 +154,7 @@ def fit(head: DFlashHead, host: HeadHost) -> DFlashHead:
     ):
         if wrong:
             raise PairError(
-                f"the DFlash head was made for {theirs}, the target has {ours}",
+                f"the DFlash head was made for {expected}, the target has {actual}",
                 why="it was trained for another target",
                 fix="take a head that was trained for this target, or train one: slipstream train dflash",
             )

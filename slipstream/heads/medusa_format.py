@@ -1,4 +1,4 @@
-"""Reads and writes Medusa heads in the two layouts in use.
+"""Reads Medusa heads in the two layouts in use, and writes the first.
 
     "medusa"  {h}.{l}.linear.{weight,bias}, {h}.{N}.weight                            the reference implementation
     "blocks"  blocks.{h}.layers.{l}.{weight,bias}, lm_heads.{h}.weight or lm_head.weight    vLLM up to 0.32
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError, ParameterError
+from slipstream.errors import CheckpointError, ConfigError
 from slipstream.heads.medusa_heads import Accuracies, MedusaConfig, MedusaHeads
 from slipstream.heads.recognition import check_host, stored, write
 from slipstream.models.checkpoint import SINGLE, few, read_json, resolve
@@ -61,9 +61,10 @@ def load_medusa(source: str | Path) -> MedusaHeads:
         if token_map is not None:
             loaded.select_vocabulary(_checked(folder, token_map, loaded.config))
         for (kind, h, layer), tensor in blocks.items():
-            ours = loaded.blocks if kind == "weight" else loaded.biases
-            assert ours is not None
-            ours[layer, h].copy_(_shaped(folder, f"{kind} of block {layer} of head {h}", tensor, ours[layer, h]))
+            parameter = loaded.blocks if kind == "weight" else loaded.biases
+            assert parameter is not None
+            like = parameter[layer, h]
+            like.copy_(_shaped(folder, f"{kind} of block {layer} of head {h}", tensor, like))
         for h, tensor in heads.items():
             assert loaded.lm_heads is not None
             tensor = tensor if len(tensor) == loaded.config.width else tensor[loaded.token_map]
@@ -79,25 +80,21 @@ def save_medusa(
     folder: str | Path,
     dtype: torch.dtype = torch.float16,
     target: str | None = None,
-    layout: str = "medusa",
     file: str = SINGLE,
 ) -> None:
     """Write config.json and `file`. A borrowed lm_head belongs to the target and is not written.
 
-    dtype: of the stored floats; target: name of the target model; layout: "medusa" or "blocks".
+    dtype: of the stored floats; target: name of the target model.
     """
-    if layout not in ("medusa", "blocks"):
-        raise ParameterError(f"layout is {layout!r}", fix="choose 'medusa' or 'blocks'")
-    c, ours = heads.config, layout == "medusa"
+    c = heads.config
     tensors: dict[str, Tensor] = {}
     for h in range(c.heads):
         for layer in range(c.layers):
-            name = f"{h}.{layer}.linear" if ours else f"blocks.{h}.layers.{layer}"
-            tensors[f"{name}.weight"] = heads.blocks[layer, h]
+            tensors[f"{h}.{layer}.linear.weight"] = heads.blocks[layer, h]
             if heads.biases is not None:
-                tensors[f"{name}.bias"] = heads.biases[layer, h]
+                tensors[f"{h}.{layer}.linear.bias"] = heads.biases[layer, h]
         if heads.lm_heads is not None:
-            tensors[f"{h}.{c.layers}.weight" if ours else f"lm_heads.{h}.weight"] = heads.lm_heads[h]
+            tensors[f"{h}.{c.layers}.weight"] = heads.lm_heads[h]
     if c.draft_vocab is not None:
         tensors["token_map"] = heads.token_map
     config: dict[str, Any] = {

@@ -30,7 +30,7 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
 from slipstream.settings import AUTO
-from slipstream.targets.described import Described
+from slipstream.targets.describe import Described
 from slipstream.targets.early_exit import EarlyExitCache
 from slipstream.targets.huggingface.kinds import OWN, Kind
 from slipstream.targets.memory_plan import plan

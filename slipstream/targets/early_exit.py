@@ -67,8 +67,8 @@ class EarlyExitCache:
         assert out.hidden is not None
         for b, (seq, text, n) in enumerate(zip(seqs, rows, known, strict=True)):
             hidden = out.hidden[splits[b] : splits[b + 1]]  # [len(text) - n, d]
-            held = self._rows[seq.id].hidden[:n] if n else hidden[:0]
-            self._rows[seq.id] = EarlyRows(seq.kv_len, text, exit, torch.cat((held, hidden)))
+            kept_rows = self._rows[seq.id].hidden[:n] if n else hidden[:0]
+            self._rows[seq.id] = EarlyRows(seq.kv_len, text, exit, torch.cat((kept_rows, hidden)))
         return out.logits
 
     def _known(self, seq: Sequence, text: list[int], exit: int) -> int:

@@ -10,7 +10,7 @@ from slipstream.core.sizes import size
 from slipstream.errors import LoadError
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.targets.described import Described
+from slipstream.targets.describe import Described
 
 RESERVE = 0.1
 """Share of the available memory that is left for activations and for the process itself."""

@@ -18,7 +18,7 @@ from slipstream.drafters.layerskip import LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.exits import Exit, measure_exits
+from slipstream.targets.target_costs import Exit, measure_exits
 from slipstream.theory.closed_forms import speedup
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Case, Conformance
@@ -157,7 +157,7 @@ def test_the_predicted_speedup_of_an_exit_is_the_closed_form_at_its_best_length(
 
 def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     found = [Exit(layers=1, agreement=0.1, cost=0.4), Exit(layers=2, agreement=0.35, cost=0.6)]
-    monkeypatch.setattr("slipstream.targets.exits.measure_exits", lambda target: found)
+    monkeypatch.setattr("slipstream.targets.target_costs.measure_exits", lambda target: found)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         assert drafter(target(), "auto").exit == 2
     assert ["35 %" in r.message and "60 %" in r.message for r in caplog.records] == [True]

@@ -90,10 +90,10 @@ def logits(made: EagleHead) -> Tensor:
     return made.logits(x)
 
 
-def same_logits(found: EagleHead, wanted: EagleHead) -> None:
+def same_logits(head: EagleHead, wanted: EagleHead) -> None:
     lent = wanted.borrowed
     torch.testing.assert_close(
-        logits(found.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
+        logits(head.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
     )
 
 

@@ -33,12 +33,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_is_equal_after_writing_and_reading(tmp_path: Path, kind: str) -> None:
-    made = dflash_head(dflash_config(taps=(1, 3), **HEADS[kind]))
-    save_dflash(made, tmp_path, torch.float64, target="some/model")
-    found = load_dflash(tmp_path)
-    assert found.config == made.config
-    assert found.state_dict().keys() == made.state_dict().keys()
-    assert all(torch.equal(tensor, made.state_dict()[name]) for name, tensor in found.state_dict().items())
+    written = dflash_head(dflash_config(taps=(1, 3), **HEADS[kind]))
+    save_dflash(written, tmp_path, torch.float64, target="some/model")
+    loaded = load_dflash(tmp_path)
+    assert loaded.config == written.config
+    assert loaded.state_dict().keys() == written.state_dict().keys()
+    assert all(torch.equal(tensor, written.state_dict()[name]) for name, tensor in loaded.state_dict().items())
     assert recognise(tmp_path) == "dflash"
 
 
@@ -55,13 +55,13 @@ def test_names_and_keys_are_those_of_published_checkpoints(folder: Path) -> None
 
 
 def test_the_keys_of_dspark_may_stand_at_the_top_and_its_confidence_head_is_left_out(tmp_path: Path) -> None:
-    made = dflash_head(dflash_config(taps=(1, 2), from_anchor=True, markov_rank=3))
-    save_dflash(made, tmp_path, torch.float64)
+    written = dflash_head(dflash_config(taps=(1, 2), from_anchor=True, markov_rank=3))
+    save_dflash(written, tmp_path, torch.float64)
     rewrite(
         tmp_path, lambda s: s.update({"confidence_head.proj.weight": torch.ones(1, 8)}), dflash_config=None,
         sample_from_anchor=None, mask_token_id=4, target_layer_ids=[0, 1], markov_head_type="vanilla",
     )  # fmt: skip
-    assert load_dflash(tmp_path).config == made.config
+    assert load_dflash(tmp_path).config == written.config
 
 
 @pytest.mark.parametrize(

@@ -29,18 +29,18 @@ def folder(tmp_path: Path) -> Path:
 class TestRoundTrip:
     @pytest.mark.parametrize("kind", VARIANTS)
     def test_logits_are_equal_after_writing_and_reading(self, tmp_path: Path, kind: str) -> None:
-        made = head(VARIANTS[kind], spread=0.4)
-        save_eagle(made, tmp_path, torch.float64, target="some/model")
-        found = load_eagle(tmp_path)
-        assert found.config == made.config
-        same_logits(found, made)
-        assert recognise(tmp_path) == ("eagle" if made.config.version == 1 else "eagle3")
+        written = head(VARIANTS[kind], spread=0.4)
+        save_eagle(written, tmp_path, torch.float64, target="some/model")
+        loaded = load_eagle(tmp_path)
+        assert loaded.config == written.config
+        same_logits(loaded, written)
+        assert recognise(tmp_path) == ("eagle" if written.config.version == 1 else "eagle3")
 
     def test_numbers_that_half_precision_does_not_hold_are_refused(self, tmp_path: Path) -> None:
-        made = head(VARIANTS["3"])
-        made.fc.weight[0, 0] = 1e6
+        written = head(VARIANTS["3"])
+        written.fc.weight[0, 0] = 1e6
         with pytest.raises(CheckpointError, match=r"fc\.weight cannot be written as torch\.float16"):
-            save_eagle(made, tmp_path)
+            save_eagle(written, tmp_path)
 
     def test_half_precision_is_the_default(self, tmp_path: Path) -> None:
         save_eagle(head(VARIANTS["3"]), tmp_path)
@@ -61,30 +61,30 @@ class TestLayouts:
 
     @pytest.mark.parametrize("kind", ["3", "3.1", "3, joined norm, own embedding"])
     def test_speculators(self, tmp_path: Path, kind: str) -> None:
-        made = head(VARIANTS[kind])
-        save_eagle(made, tmp_path, torch.float64)
+        written = head(VARIANTS[kind])
+        save_eagle(written, tmp_path, torch.float64)
         native = json.loads((tmp_path / "config.json").read_text())
-        own = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "fc_norm", "norm_output")
-        nested = {k: v for k, v in native.items() if k not in (*own, "eagle_config", "architectures")}
-        values = {k: native.get(k, False) for k in own} | {
+        names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "fc_norm", "norm_output")
+        nested = {k: v for k, v in native.items() if k not in (*names, "eagle_config", "architectures")}
+        values = {k: native.get(k, False) for k in names} | {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
             "speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 3}]},
-            "eagle_aux_hidden_state_layer_ids": list(made.config.taps),
+            "eagle_aux_hidden_state_layer_ids": list(written.config.taps),
             "transformer_layer_config": nested,
         }
         (tmp_path / "config.json").write_text(json.dumps(values))
         rewrite(tmp_path, lambda s: s.update({f"layers.0.{n[9:]}": s.pop(n) for n in list(s) if n[:9] == "midlayer."}))
-        found = load_eagle(tmp_path)
-        assert found.config == made.config
-        same_logits(found, made)
+        loaded = load_eagle(tmp_path)
+        assert loaded.config == written.config
+        same_logits(loaded, written)
 
     @pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
     def test_the_mask_token_is_found_under_every_name_that_vllm_reads(self, tmp_path: Path, key: str) -> None:
-        made = head(VARIANTS["parallel"])
-        save_eagle(made, tmp_path, torch.float64)
+        written = head(VARIANTS["parallel"])
+        save_eagle(written, tmp_path, torch.float64)
         rewrite(tmp_path, lambda s: s.update(mask_hidden=s["mask_hidden"].flatten()), **{"ptd_token_id": None, key: 7})
-        assert load_eagle(tmp_path).config == made.config
+        assert load_eagle(tmp_path).config == written.config
 
     def test_the_default_taps_are_the_usual_three(self, folder: Path) -> None:
         rewrite(folder, eagle_config=None, eagle_aux_hidden_state_layer_ids=None)
@@ -93,11 +93,11 @@ class TestLayouts:
             load_eagle(folder)
 
     def test_a_full_vocabulary_needs_no_maps(self, tmp_path: Path) -> None:
-        made = head(config(3, 40, target=6))
-        save_eagle(made, tmp_path, torch.float64)
+        written = head(config(3, 40, target=6))
+        save_eagle(written, tmp_path, torch.float64)
         assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
         rewrite(tmp_path, draft_vocab_size=None)
-        same_logits(load_eagle(tmp_path), made)
+        same_logits(load_eagle(tmp_path), written)
 
     def test_t2d_follows_from_d2t(self, folder: Path) -> None:
         rewrite(folder, lambda s: s.pop("t2d"))
@@ -128,10 +128,11 @@ class TestLayouts:
 
 class TestMaps:
     def test_d2t_is_an_offset(self, folder: Path) -> None:
-        made = head(VARIANTS["3"])
+        written = head(VARIANTS["3"])
         d2t = load_file(folder / "model.safetensors")["d2t"]
-        assert (torch.arange(24) + d2t).tolist() == made.target_ids.tolist() == made.t2d.nonzero().flatten().tolist()
-        assert load_eagle(folder).target_ids.tolist() == made.target_ids.tolist()
+        ids = written.target_ids.tolist()
+        assert (torch.arange(24) + d2t).tolist() == ids == written.t2d.nonzero().flatten().tolist()
+        assert load_eagle(folder).target_ids.tolist() == ids
 
     def test_absolute_ids_in_d2t_are_refused_with_a_fix(self, folder: Path) -> None:
         rewrite(folder, lambda s: s.update(d2t=s["d2t"] + torch.arange(24)))

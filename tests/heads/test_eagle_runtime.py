@@ -66,9 +66,9 @@ def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, 
     return make(made), tolerance
 
 
-def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
-    assert found.shape == wanted.shape
-    error = float((found.double() - wanted).abs().max() / wanted.abs().max())
+def close(rows: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert rows.shape == wanted.shape
+    error = float((rows.double() - wanted).abs().max() / wanted.abs().max())
     assert error <= tolerance, f"differs by {error:.1e} of the largest value"
 
 
@@ -204,18 +204,18 @@ def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
 @pytest.mark.parametrize("kind", ["3", "3.1"])
 def test_training_and_inference_compute_the_same(kind: str) -> None:
     """Logits of training-time test at the chain that starts at row i are those of a chain drafted after row i."""
-    made, steps = head(VARIANTS[kind], spread=0.4), 3
-    text = Text(made, 12)
+    trained_head, steps = head(VARIANTS[kind], spread=0.4), 3
+    text = Text(trained_head, 12)
     taps = [t[None] for t in text.features.split(TARGET, -1)]
-    trained = chain_states(made, torch.tensor([text.tokens]), taps, rotary(made), steps)
-    runtime = TorchEagle(made)
+    trained = chain_states(trained_head, torch.tensor([text.tokens]), taps, rotary(trained_head), steps)
+    runtime = TorchEagle(trained_head)
     for i in range(12 - steps):
         # the chain is fed the tokens of the text, as training feeds it
         batch, features = true_batch([text], [0], [i + 1])
         hidden, logits = runtime.extend(batch, features)
         for j in range(steps):
             torch.testing.assert_close(
-                logits[0], made.logits(trained[j][0, i]), rtol=1e-5, atol=1e-5
+                logits[0], trained_head.logits(trained[j][0, i]), rtol=1e-5, atol=1e-5
             )  # training sums in float32
             row = replace(
                 batch, tokens=torch.tensor(text.tokens[i + j + 2 : i + j + 3]), positions=[i + 1 + j], splits=(0, 1),
@@ -251,15 +251,15 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
     assert runtime._head[0]["decoder"]["embed"] == host.packed_embedding.record  # not stored twice
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
-    found = runtime.decode_steps(batch, features, 4)
+    steps = runtime.decode_steps(batch, features, 4)
     if quantize:
         for parameter in (p for p in wide.parameters() if p.ndim == 2):
             values, scale = quantise_rows(parameter)
             parameter.copy_(values * scale)
     exact = TorchEagle(wide).decode_steps(batch, features.float(), 4)
-    close(found.logits[0], exact.logits[0].double(), tolerance)
+    close(steps.logits[0], exact.logits[0].double(), tolerance)
     if tolerance < 1e-2:
-        assert torch.equal(found.tokens, exact.tokens)
+        assert torch.equal(steps.tokens, exact.tokens)
 
 
 @needs_numba
@@ -278,12 +278,12 @@ def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None
 @needs_numba
 @pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
 def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quantize: str | None) -> None:
-    made = head(VARIANTS["3.1"], spread=0.4)
-    texts = [Text(made, n, seed) for seed, n in enumerate((7, 31, 12))]
+    one_head = head(VARIANTS["3.1"], spread=0.4)
+    texts = [Text(one_head, n, seed) for seed, n in enumerate((7, 31, 12))]
     batch, features = true_batch(texts, [0, 0, 0], [6, 30, 11])
-    one = NativeEagle(made, 1, format_of(quantize))
+    one = NativeEagle(one_head, 1, format_of(quantize))
     together = one.decode_steps(batch, features, 4)
-    three = NativeEagle(made, 3, format_of(quantize))
+    three = NativeEagle(one_head, 3, format_of(quantize))
     three._workspace._small = False
     assert torch.equal(three.decode_steps(batch, features, 4).logits, together.logits)
     for b, text in enumerate(texts):
@@ -294,9 +294,9 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quant
             row, feature = true_batch([text], [i], [i + 1])
             one.extend(row, feature)
         row, feature = true_batch([text], [last - 1], [last])
-        found = one.decode_steps(row, feature, 4)
-        assert torch.equal(found.tokens[:, 0], together.tokens[:, b])
-        assert torch.equal(found.logits[:, 0], together.logits[:, b])
+        again = one.decode_steps(row, feature, 4)
+        assert torch.equal(again.tokens[:, 0], together.tokens[:, b])
+        assert torch.equal(again.logits[:, 0], together.logits[:, b])
         one.release(0)
         assert torch.equal(one.decode_steps(single, own, 4).logits[:, 0], together.logits[:, b])
 

@@ -37,9 +37,9 @@ class Case:
         self.born.append(seq)
         return seq
 
-    def same(self, found: Tensor, wanted: Tensor) -> None:
-        assert found.shape == wanted.shape
-        error = float((found.double() - wanted.double()).abs().max() / wanted.abs().max())
+    def same(self, rows: Tensor, wanted: Tensor) -> None:
+        assert rows.shape == wanted.shape
+        error = float((rows.double() - wanted.double()).abs().max() / wanted.abs().max())
         assert error <= self.tolerance, f"differs by {error:.2e} of the largest value, allowed {self.tolerance:.0e}"
 
     def run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:

@@ -12,10 +12,10 @@ CLOSE = 1e-9
 """Of the largest value, with everything in float64 (see `Wide`)."""
 
 
-def assert_close(found: Tensor, wanted: Tensor) -> None:
+def assert_close(rows: Tensor, wanted: Tensor) -> None:
     """Of the same shape, and as near as `CLOSE` says."""
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < CLOSE
+    assert rows.shape == wanted.shape
+    assert float((rows - wanted).abs().max() / wanted.abs().max()) < CLOSE
 
 
 class Reference:

@@ -133,8 +133,8 @@ class CellMemory:
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
         """See `Memory`."""
-        found, source = self._longest(tokens)
-        length = min(found, most) // BLOCK * BLOCK
+        common, source = self._longest(tokens)
+        length = min(common, most) // BLOCK * BLOCK
         if not length or not self._free:
             return 0
         self._begin_with(seq_id, source, length)

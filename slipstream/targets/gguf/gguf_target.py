@@ -80,9 +80,9 @@ class GgufTarget:
         self.memory.make_room(0)
         logits, at = np.empty((len(seqs) + len(draft), self.vocab_size), np.float32), 0
         for start in range(0, len(rows), ROWS):
-            found = self.memory.context.decode(rows[start : start + ROWS])
-            logits[at : at + len(found)] = found
-            at += len(found)
+            rows_out = self.memory.context.decode(rows[start : start + ROWS])
+            logits[at : at + len(rows_out)] = rows_out
+            at += len(rows_out)
         return torch.from_numpy(logits)
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:

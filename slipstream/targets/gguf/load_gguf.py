@@ -17,7 +17,7 @@ from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Progress
 from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
-from slipstream.targets.described import Described
+from slipstream.targets.describe import Described
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import LlamaContext
 from slipstream.targets.huggingface.kinds import GGUF, Kind

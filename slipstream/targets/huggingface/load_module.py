@@ -18,7 +18,7 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weights import Progress, check_finite
 from slipstream.settings import TRANSFORMERS
-from slipstream.targets.described import Described
+from slipstream.targets.describe import Described
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, ENCODER_DECODER, PACKED, Kind
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain

@@ -23,7 +23,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 
-from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
+from slipstream.backends.torch.torch_paged import SPREAD
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import ConfigError, ParameterError, UnsupportedModelError
 from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors
@@ -33,7 +33,8 @@ from slipstream.models.executor import Batch, check_ids, check_steps
 from slipstream.models.weights import check_finite
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
-from slipstream.targets.huggingface.packed_pass import KINDS, NAME, PackedError, PackedPass, PackedRow, running
+from slipstream.targets.huggingface.packed_module import PackedLayers, attending
+from slipstream.targets.huggingface.packed_pass import KINDS, running
 from slipstream.targets.huggingface.trials import fault_of, limit_of, same
 
 MOST_OPEN = 64
@@ -63,7 +64,7 @@ class _Open:
         self.features, self.tokens = self.features[rows:].clone(), self.tokens[rows:]
 
 
-class MtpLayers(TorchPaged[ModuleBlocks]):
+class MtpLayers(PackedLayers):
     """model: the layers, with the target's embedding and output head; device: of the embedding. context: most tokens
     of a sequence. kind: how attention takes part, one of `packed_pass.KINDS`. place: device of the layers."""
 
@@ -175,30 +176,15 @@ class MtpLayers(TorchPaged[ModuleBlocks]):
     def run(self, layer: int, batch: Batch, hidden: Tensor) -> Tensor:
         """Outputs [M, d] of one layer for hidden states [M, d], with the tokens and positions that the rows read."""
         check_ids(batch.tokens, self.model.embed_tokens.num_embeddings)
-        places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
-        scattered: list[int] = []
-        rows: list[PackedRow] = []
-        for b, past in enumerate(batch.past):
-            start, stop = batch.splits[b], batch.splits[b + 1]
-            total, in_place, first = self._placed(batch, b, scattered)
-            at = torch.tensor(batch.positions[start:stop]) + past - batch.positions[start]  # masks compare slots
-            offset = rows[-1].offset + rows[-1].total if rows else 0
-            rows.append(PackedRow(start, stop, total, at, batch.trees[b], in_place, first, offset))
-        copied = torch.tensor(scattered) if scattered else None
-        one = PackedPass(self.kind, rows, self._blocks, batch.tokens, places, copied, self.device)
+        at = [p + past - batch.positions[start]
+              for start, stop, past in zip(batch.splits, batch.splits[1:], batch.past, strict=False)
+              for p in batch.positions[start:stop]]  # fmt: skip
+        one = self._packed(replace(batch, positions=at))  # masks compare slots
         positions = torch.tensor([list(batch.positions)], device=self.place)
-        config, reserved = self.model.config, self.model.config._attn_implementation
-        config._attn_implementation = NAME
-        try:
-            with running(one):
-                given = hidden[None].to(self.place, self.model.dtype)
-                out: Tensor = self.model.forward_layer(
-                    layer, given, positions, self._cache, input_ids=batch.tokens[None]
-                )
-        finally:
-            config._attn_implementation = reserved
-        if (one.cached if self.kind == "dense" else one.attended) != 1:
-            raise PackedError("the layer did not use the attention and the cache that were given")
+        with attending(self.model.config), running(one):
+            given = hidden[None].to(self.place, self.model.dtype)
+            out: Tensor = self.model.forward_layer(layer, given, positions, self._cache, input_ids=batch.tokens[None])
+        one.check_used(1)
         return out[0]
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,13 +26,54 @@ from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.packed_pass import NAME, PackedError, PackedPass, PackedRow, Picked, running
+from slipstream.targets.huggingface.packed_pass import NAME, PackedPass, PackedRow, Picked, running
 
 if TYPE_CHECKING:
     from slipstream.targets.huggingface.packed_cross import CrossAttention
 
 
-class PackedModule(TorchPaged[ModuleBlocks]):
+class PackedLayers(TorchPaged[ModuleBlocks]):
+    """Layers of transformers that run in packed passes over their blocks, in the way `kind`."""
+
+    kind: str
+    device: torch.device
+
+    def _packed(
+        self,
+        batch: Batch,
+        apart: bool = False,
+        picked: Picked | None = None,
+        cross: CrossAttention | None = None,
+    ) -> PackedPass:
+        """The pass over a batch, whose slots are reserved. Masks compare the positions of the batch with slots."""
+        places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
+        scattered: list[int] = []
+        rows: list[PackedRow] = []
+        for b, (start, stop) in enumerate(pairwise(batch.splits)):
+            total, in_place, first = self._placed(batch, b, scattered)
+            total = total if picked is None else len(picked.slots)
+            offset = rows[-1].offset + rows[-1].total if rows else 0
+            positions = torch.tensor(list(batch.positions[start:stop]))
+            rows.append(PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset, picked))
+        copied = torch.tensor(scattered) if scattered else None
+        return PackedPass(self.kind, rows, self._blocks, batch.tokens, places, copied, self.device, apart, cross)
+
+
+@contextmanager
+def attending(*configs: Any) -> Iterator[None]:
+    """Models with these configurations use the packed attention in this block, and theirs after it: they may be someone
+    else's, too."""
+    before = {id(config): (config, config._attn_implementation) for config in configs}
+    for config, _ in before.values():
+        config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        for config, replaced in before.values():
+            config._attn_implementation = replaced
+
+
+class PackedModule(PackedLayers):
     """parts: the model; shape: of it; kind: how it takes part, one of `packed_pass.KINDS`.
 
     slices  whether layers can be run apart (see `Executor.forward`); decided by `huggingface_target`, which tries.
@@ -131,23 +173,14 @@ class PackedModule(TorchPaged[ModuleBlocks]):
     def _pass(
         self, batch: Batch, layers: int, apart: bool, picked: Picked | None, cross: CrossAttention | None = None
     ) -> Tensor:
-        places = [place for reserved in self._reserve(batch) for place in reserved]
-        scattered: list[int] = []
-        rows: list[PackedRow] = []
-        for b in range(len(batch.seq_ids)):
-            rows.append(self._row(batch, b, scattered, rows[-1].offset + rows[-1].total if rows else 0, picked))
-        copied = torch.tensor(scattered) if scattered else None
-        to = torch.tensor(places)
-        one = PackedPass(self.kind, rows, self._blocks, batch.tokens, to, copied, self.device, apart, cross)
+        one = self._packed(batch, apart, picked, cross)
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
         with self._attending(), running(one), self._few_rows.fast():
             given = self._inputs(one)
             if "logits_to_keep" in self._takes:
                 given["logits_to_keep"] = select
             out = self.parts.module(use_cache=True, **given)
-        used = one.cached if self.kind == "dense" else one.attended
-        if used != layers:
-            raise PackedError(f"{used} of {layers} layers used the attention and the cache that were given")
+        one.check_used(layers)
         logits: Tensor = out.logits[0].to(self.device)  # [R, V], or [M, V]
         logits = logits if "logits_to_keep" in self._takes else logits[select]
         return logits if logits.dtype == torch.float64 else logits.float()
@@ -160,26 +193,8 @@ class PackedModule(TorchPaged[ModuleBlocks]):
             "position_ids": one.positions[None],  # [1, M]
         }
 
-    @contextmanager
-    def _attending(self) -> Iterator[None]:
-        """The model uses our attention in this block, and its own after it: it may be someone else's, too."""
-        configs = self.parts.module.config, self.parts.config, self.parts.cache_config
-        before = {id(one): (one, one._attn_implementation) for one in configs}
-        for one, _ in before.values():
-            one._attn_implementation = NAME
-        try:
-            yield
-        finally:
-            for one, replaced in before.values():
-                one._attn_implementation = replaced
-
-    def _row(self, batch: Batch, b: int, scattered: list[int], offset: int, picked: Picked | None) -> PackedRow:
-        """Sequence `b` of the batch. Blocks that are not consecutive are added to `scattered`."""
-        start, stop = batch.splits[b], batch.splits[b + 1]
-        total, in_place, first = self._placed(batch, b, scattered)
-        positions = torch.tensor(list(batch.positions[start:stop]))
-        total = total if picked is None else len(picked.slots)
-        return PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset, picked)
+    def _attending(self) -> AbstractContextManager[None]:
+        return attending(self.parts.module.config, self.parts.config, self.parts.cache_config)
 
 
 def _picked(batch: Batch, b: int, row: int) -> Picked | None:

@@ -168,6 +168,12 @@ class PackedPass:
             raise PackedError("the model uses the registered attention")
         self._written = None
 
+    def check_used(self, layers: int) -> None:
+        """Raise PackedError unless this many layers have used what they were given."""
+        used = self.cached if self.kind == "dense" else self.attended
+        if used != layers:
+            raise PackedError(f"{used} of {layers} layers used the attention and the cache that were given")
+
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
         """Keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on; key, value: those that attention
         got."""

@@ -102,8 +102,8 @@ class RollbackCache:
                 self._marks.pop()
             if not self._marks:
                 return False
-            held, states = self._marks[-1]
-            drop = len(self.tokens) - held
+            marked, states = self._marks[-1]
+            drop = len(self.tokens) - marked
             for i, state in enumerate(states):
                 if state is not None:
                     self.cache.layers[i] = _copied(state)

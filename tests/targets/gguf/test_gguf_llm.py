@@ -229,18 +229,6 @@ def test_a_served_chat_reads_only_what_is_new(files: Tiny, texts: list[str]) -> 
     assert memory.usage.kept > 0
 
 
-def test_a_cancelled_request_leaves_nothing(llm: LLM, texts: list[str]) -> None:
-    llm.use("suffix")
-    llm.draft_tokens = 3
-    stream = llm.stream(PROMPTS[0], PARAMS)
-    next(stream)
-    stream.close()
-    memory = llm.target.capabilities.memory
-    assert memory is not None
-    assert memory.usage.used == 0
-    assert llm.generate(PROMPTS[0], PARAMS)[0].text == texts[0]
-
-
 # --- loading ------------------------------------------------------------------------------------------------------
 
 

@@ -244,23 +244,23 @@ class TestChainsConformance(Conformance):
 @pytest.mark.parametrize("parents", [[-1, 0, 1, 2], [-1, 0, -1, 2]], ids=["chain", "two chains"])
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: str, parents: list[int]) -> None:
-    own = random_encoder_decoder(name)
-    of, spoilt, clean = of_module(own), 8, [20, 21, 22, 23]
+    module = random_encoder_decoder(name)
+    of, spoilt, clean = of_module(module), 8, [20, 21, 22, 23]
     with torch.no_grad():
-        own.get_decoder().get_input_embeddings().weight[spoilt] = torch.inf
+        module.get_decoder().get_input_embeddings().weight[spoilt] = torch.inf
     texts = [([11, 9, 33, 5], SOURCES[0]), ([12, 4], SOURCES[2])]
     for at, below in ((1, {1, 2, 3} if parents[2] == 1 else {1}), (2, {2, 3})):
-        found = []
+        passes = []
         for nodes in (clean, [spoilt if i == at else token for i, token in enumerate(clean)]):
             seqs = [Sequence(list(text), source=source) for text, source in texts]
-            found.append(of.run(seqs, Draft.trees([(nodes, parents), (clean[:2], [-1, 0])])).logits.clone())
+            passes.append(of.run(seqs, Draft.trees([(nodes, parents), (clean[:2], [-1, 0])])).logits.clone())
             for seq in seqs:
                 of.release(seq.id)
-        for row in range(len(found[0])):
+        for row in range(len(passes[0])):
             if row - 1 in below:
-                assert not found[1][row].isfinite().any()
+                assert not passes[1][row].isfinite().any()
             else:
-                assert_close(found[1][row], found[0][row])
+                assert_close(passes[1][row], passes[0][row])
 
 
 def decoded(llm: LLM) -> list[Sequence]:
@@ -275,10 +275,10 @@ def decoded(llm: LLM) -> list[Sequence]:
 
 
 def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> None:
-    own = random_encoder_decoder("pegasus")
-    of, spoilt = of_module(own), SOURCES[3][0]
+    module = random_encoder_decoder("pegasus")
+    of, spoilt = of_module(module), SOURCES[3][0]
     with torch.no_grad():
-        own.get_encoder().get_input_embeddings().weight[spoilt] = torch.inf
+        module.get_encoder().get_input_embeddings().weight[spoilt] = torch.inf
     seqs = decoded(LLM(of, "ngram", draft_tokens=2, max_batch=5))
     assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
     assert [seq.output for seq in seqs if seq.finish != "error"] == [
@@ -314,15 +314,15 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
     own, draft = target(name), of_module(random_encoder_decoder(name, noise=0.1))
 
     def distribution(p: SamplingParams) -> dict[tuple[int, ...], float]:
-        found: dict[tuple[int, ...], float] = {(): 1.0}
+        reached: dict[tuple[int, ...], float] = {(): 1.0}
         for _ in range(3):
             longer: dict[tuple[int, ...], float] = {}
-            for text, mass in found.items():
+            for text, mass in reached.items():
                 start = model(name).generation_config.decoder_start_token_id
                 row = warp(logits(name, SOURCES[2], [start, *text])[-1:], p)[0]
                 longer |= {(*text, t): mass * q for t, q in enumerate(row.tolist()) if q}
-            found = longer
-        return found
+            reached = longer
+        return reached
 
     probs = distribution(params)
     assert needed(probs, distribution(replace(params, temperature=2 * temperature))) < n
@@ -365,35 +365,13 @@ class Crowded(torch.nn.Module):
 
 @pytest.mark.parametrize(("nan", "together"), [(0, False), (4, True)])
 def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alone(nan: int, together: bool) -> None:
-    own = random_encoder_decoder("t5")
-    crowded = Crowded(own.encoder, nan)
-    own.get_encoder = lambda: crowded
-    made = of_module(own)
-    assert isinstance(made, PackedEncoderDecoder)
-    assert made.sources.together == together
-    assert [c.token_ids for c in LLM(made).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
-
-
-def test_requests_join_and_leave_between_steps_and_what_is_kept_of_them_goes_with_them() -> None:
-    of = target("marian")
-    llm = LLM(of, "ngram", draft_tokens=3, max_batch=3)
-    engine = llm.engine()
-    lengths = [3, 9, 5, 12, 7]
-    seqs = [llm.sequence(s, SamplingParams(max_tokens=n)) for s, n in zip(SOURCES, lengths, strict=True)]
-    with encodings(model("marian")) as counted:
-        for seq in seqs:
-            engine.add(seq)
-        engine.step()
-        engine.step()
-        engine.abort(seqs[1])
-        assert seqs[1].id not in of.sources
-        while engine.unfinished:
-            engine.step()
-    assert sum(counted) == 5
-    assert keeps_nothing(of)
-    for seq, n, source in zip(seqs, lengths, SOURCES, strict=True):
-        if seq is not seqs[1]:
-            assert seq.output == generated(model("marian"), [source], n)[0]
+    module = random_encoder_decoder("t5")
+    crowded = Crowded(module.encoder, nan)
+    module.get_encoder = lambda: crowded
+    runner = of_module(module)
+    assert isinstance(runner, PackedEncoderDecoder)
+    assert runner.sources.together == together
+    assert [c.token_ids for c in LLM(runner).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
 
 
 def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
@@ -484,11 +462,11 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
 @pytest.mark.parametrize("name", ["mt5", "bart", "m2m-100"])
 def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) -> None:
     """So its caches never miss or keep a token; it encodes each source once, too."""
-    own = random_encoder_decoder(name)
-    own.generation_config.forced_eos_token_id = None  # a draft model does not know where the text ends
-    wanted = generated(own, tokens=9)
-    with encodings(own) as counted:
-        llm = LLM(of_module(own), of_module(own), draft_tokens=length, max_batch=5)
+    module = random_encoder_decoder(name)
+    module.generation_config.forced_eos_token_id = None  # a draft model does not know where the text ends
+    wanted = generated(module, tokens=9)
+    with encodings(module) as counted:
+        llm = LLM(of_module(module), of_module(module), draft_tokens=length, max_batch=5)
         before = sum(counted)
         done = llm.generate(SOURCES, SamplingParams(max_tokens=9))
     assert [c.token_ids for c in done] == wanted
@@ -573,24 +551,11 @@ def test_a_request_of_the_other_kind_is_refused_before_it_runs() -> None:
         target("t5").run([Sequence([0])], Draft.empty(1))
 
 
-def test_the_prefix_cache_is_off_so_that_texts_of_different_sources_share_nothing() -> None:
-    llm = LLM(target("mbart"))
-    engine = llm.engine()
-    for _ in range(2):
-        seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
-        for seq in seqs:
-            engine.add(seq)
-        while engine.unfinished:
-            engine.step()
-        assert [seq.output for seq in seqs] == texts("mbart")
-    assert engine.prefixes.hits == 0
-
-
 def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_at_a_time() -> None:
     """In one forward for all, a request could take the places of another."""
-    own = random_encoder_decoder("t5")
-    own.decoder.block[1].expert_capacity = 4
-    assert isinstance(of_module(own), ChainsEncoderDecoder)
+    module = random_encoder_decoder("t5")
+    module.decoder.block[1].expert_capacity = 4
+    assert isinstance(of_module(module), ChainsEncoderDecoder)
 
 
 def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:
@@ -603,17 +568,17 @@ def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:
 
 
 def test_a_model_that_does_not_say_how_texts_begin_is_refused() -> None:
-    own = random_encoder_decoder("t5")
-    own.config.decoder_start_token_id = own.generation_config.decoder_start_token_id = None
+    module = random_encoder_decoder("t5")
+    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None
     with pytest.raises(UnsupportedModelError, match="decoder_start_token_id"):
-        LLM(own)
+        LLM(module)
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    own = random_encoder_decoder("pegasus")
+    module = random_encoder_decoder("pegasus")
     ids = torch.tensor([SOURCES[2]])
     with torch.no_grad():
-        wanted = own(input_ids=ids, decoder_input_ids=ids).logits
-        LLM(own).generate([SOURCES[0]], SamplingParams(max_tokens=3))
-        assert torch.equal(own(input_ids=ids, decoder_input_ids=ids).logits, wanted)
-    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in own.modules())
+        wanted = module(input_ids=ids, decoder_input_ids=ids).logits
+        LLM(module).generate([SOURCES[0]], SamplingParams(max_tokens=3))
+        assert torch.equal(module(input_ids=ids, decoder_input_ids=ids).logits, wanted)
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())

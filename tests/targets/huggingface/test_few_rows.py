@@ -35,9 +35,9 @@ def test_every_number_of_rows_gives_what_torch_gives(out: int, width: int, bias:
         most = MOST_ROWS[torch.float32]
         for rows in (0, 1, 2, 5, 8, 9, 12, 17, most, most + 1):
             for x in (torch.randn(rows, width), torch.randn(1, rows, 2 * width)[..., ::2]):
-                found = linear(x, weight, b)
-                torch.testing.assert_close(found, F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
-                assert found.is_contiguous()
+                product = linear(x, weight, b)
+                torch.testing.assert_close(product, F.linear(x, weight, b), rtol=1e-4, atol=1e-4)
+                assert product.is_contiguous()
 
 
 @pytest.mark.parametrize(("out", "width"), [(64, 32), (131, 67), (3, 5)])
@@ -47,10 +47,10 @@ def test_bfloat16_products_are_added_up_in_float32_and_rounded_once(out: int, wi
         wide = F.linear(x.float(), weight.float(), bias.float())
         for rows in (1, 3, 8):
             for b in (None, bias):
-                found = linear(x[:rows], weight, b)
-                assert found.dtype == torch.bfloat16
+                product = linear(x[:rows], weight, b)
+                assert product.dtype == torch.bfloat16
                 wanted = (wide if b is not None else F.linear(x.float(), weight.float()))[:rows]
-                torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-4)
+                torch.testing.assert_close(product.float(), wanted, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", MOST_ROWS)
@@ -74,10 +74,10 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     with torch.inference_mode():
         whole = linear(x, weight, None)
         x[3, 5] = float("inf")
-        found = linear(x, weight, None)
-    assert not found[3].isfinite().any()
+        product = linear(x, weight, None)
+    assert not product[3].isfinite().any()
     kept = [0, 1, 2, 4, 5, 6, 7]
-    assert torch.equal(found[kept], whole[kept])
+    assert torch.equal(product[kept], whole[kept])
 
 
 @pytest.mark.parametrize(

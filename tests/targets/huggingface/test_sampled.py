@@ -25,12 +25,12 @@ KINDS = {  # samples: a model with a pass for each sequence takes longer
 def test_sampled_texts_have_the_distribution_of_the_model(name: str) -> None:
     table, n = KINDS[name]
     assert name in table
-    own = random_model(name)
+    module = random_model(name)
     probs: dict[tuple[int, ...], float] = {}
 
     def after(text: list[int]) -> list[float]:
         with torch.no_grad():
-            logits = own(torch.tensor([text]), use_cache=False).logits[:, -1]
+            logits = module(torch.tensor([text]), use_cache=False).logits[:, -1]
         return warp(logits, PARAMS)[0].tolist()
 
     for a, p in enumerate(after(PROMPT)):
@@ -43,7 +43,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str) -> None:
         for parameter in draft.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter += 0.1 * parameter.std().nan_to_num() * noise
-    llm = LLM(own, draft, draft_tokens=2, max_batch=100)
+    llm = LLM(module, draft, draft_tokens=2, max_batch=100)
     done = sample(llm, PROMPT, PARAMS, n, seed=11)
     assert_distribution(beginnings((seq.output for seq in done), 2), probs)
     accepted, proposed = sum(s.stats.accepted for s in done), sum(s.stats.proposed for s in done)
