@@ -61,8 +61,8 @@ def exit_agreement(model: CompactLlama, tokens: Tensor) -> dict[int, Agreement]:
     for row in tokens:
         states = model.hidden(row[None], taps=range(layers - 1))
         last = head_logits(norm, weight, states[-1])[0]
-        for n, found in parts.items():
-            found.append(compare(iter([(last, head_logits(norm, weight, states[n - 1])[0])])))
+        for n, pair in parts.items():
+            pair.append(compare(iter([(last, head_logits(norm, weight, states[n - 1])[0])])))
     rows = len(tokens)  # all rows have the same number of positions, so plain means are correct
     return {
         n: Agreement(sum(a.top1 for a in f) / rows, sum(a.overlap for a in f) / rows, sum(a.positions for a in f))

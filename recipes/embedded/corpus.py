@@ -94,10 +94,10 @@ def installed_packages() -> Iterator[Package]:
         licence = licence_of(dist)
         if licence is None or dist.metadata["Name"].lower() == "slipstream":
             continue
-        found = [(str(f), Path(str(f.locate()))) for f in dist.files or [] if str(f).endswith(".py")]
-        found = [(name, path) for name, path in sorted(found) if not name.startswith("..") and path.is_file()]
-        if found:
-            yield Package(dist.metadata["Name"], dist.version, licence, tuple(found))
+        modules = [(str(f), Path(str(f.locate()))) for f in dist.files or [] if str(f).endswith(".py")]
+        modules = [(name, path) for name, path in sorted(modules) if not name.startswith("..") and path.is_file()]
+        if modules:
+            yield Package(dist.metadata["Name"], dist.version, licence, tuple(modules))
 
 
 def strip_header(text: str) -> str:

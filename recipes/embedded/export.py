@@ -71,35 +71,35 @@ def samples(folder: Path, new_tokens: int = 96) -> list[tuple[str, str]]:
     asked = tokenizer.apply_chat_template(
         [{"role": "user", "content": SAMPLE_EDIT}], tokenize=False, add_generation_prompt=True
     )
-    found = []
+    texts = []
     for prompt in (SAMPLE_CODE, asked):
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
         with torch.no_grad():
             out = model.generate(ids, max_new_tokens=new_tokens, do_sample=False)
-        found.append((prompt, tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=False)))
-    return found
+        texts.append((prompt, tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=False)))
+    return texts
 
 
 def measured_facts(run: Run, tokenizer: Tokenizer, rows: int = 16) -> dict[str, str]:
     """Facts for the card about acceptance: of a draft model for its teacher, of a target's early exits."""
-    held = HeldOut.open(
+    heldout = HeldOut.open(
         run.data, rows, run.config["length"], special_id(tokenizer, ASSISTANT), special_id(tokenizer, END)
     )
     facts = {}
     if run.config["role"] == "target":
-        for layers, found in exit_agreement(run.model, held.raw[:, :-1]).items():
-            facts[f"exit after {layers} layers against all, held-out files"] = describe(found)
+        for layers, agreement in exit_agreement(run.model, heldout.raw[:, :-1]).items():
+            facts[f"exit after {layers} layers against all, held-out files"] = describe(agreement)
     elif run.config["teacher"]:
         teacher = Run.open(Path(run.config["teacher"])).model
-        on_files = draft_agreement(teacher, run.model, held.raw[:, :-1])
-        on_edits = draft_agreement(teacher, run.model, held.edit[:, :-1], held.edit_mask)
+        on_files = draft_agreement(teacher, run.model, heldout.raw[:, :-1])
+        on_edits = draft_agreement(teacher, run.model, heldout.edit[:, :-1], heldout.edit_mask)
         facts["agreement with the target, held-out files"] = describe(on_files)
         facts["agreement with the target, answers of edit requests"] = describe(on_edits)
     return facts
 
 
-def describe(found: Agreement) -> str:
-    return f"top-1 {found.top1:.1%}, sum of min(p, q) {found.overlap:.3f} ({found.positions:,} positions)"
+def describe(agreement: Agreement) -> str:
+    return f"top-1 {agreement.top1:.1%}, sum of min(p, q) {agreement.overlap:.3f} ({agreement.positions:,} positions)"
 
 
 def export(run_folder: Path, to: Path, extra: dict[str, str] | None = None) -> None:

@@ -33,11 +33,11 @@ def code_prompt(file: SourceFile, tokenizer: Tokenizer, low: int = 60, high: int
     return None
 
 
-def choose(made: list[tuple[SourceFile, dict[str, Any]]], count: int, per_package: int) -> list[dict[str, Any]]:
+def choose(prompts: list[tuple[SourceFile, dict[str, Any]]], count: int, per_package: int) -> list[dict[str, Any]]:
     """At most `count` of the prompts, at most `per_package` of one package, with their origins."""
     used: Counter[str] = Counter()
     chosen: list[dict[str, Any]] = []
-    for file, entry in made:
+    for file, entry in prompts:
         if used[file.package] < per_package and len(chosen) < count:
             used[file.package] += 1
             chosen.append({**entry, "package": file.package, "version": file.version, "file": file.path})
@@ -46,14 +46,14 @@ def choose(made: list[tuple[SourceFile, dict[str, Any]]], count: int, per_packag
 
 def code_prompts(heldout: list[SourceFile], tokenizer: Tokenizer, count: int = 24) -> list[dict[str, Any]]:
     """Beginnings of held-out files."""
-    made = [(f, {"prompt": text}) for f in heldout if (text := code_prompt(f, tokenizer))]
-    return choose(made, count, per_package=3)
+    prompts = [(f, {"prompt": text}) for f in heldout if (text := code_prompt(f, tokenizer))]
+    return choose(prompts, count, per_package=3)
 
 
 def edit_prompts(heldout: list[SourceFile], tokenizer: Tokenizer, count: int = 16) -> list[dict[str, Any]]:
     """Requests to edit a function of a held-out file whose answer takes 90 to 200 tokens; kinds take turns."""
     rng = random.Random(5)
-    made, kinds = [], Counter[str]()
+    prompts, kinds = [], Counter[str]()
     for file in heldout:
         for source, node in functions(file.text):
             if not 90 <= len(tokenizer.encode(source).ids) <= 200:
@@ -62,9 +62,9 @@ def edit_prompts(heldout: list[SourceFile], tokenizer: Tokenizer, count: int = 1
             if pairs:
                 pair = min(pairs, key=lambda p: kinds[p.kind])
                 kinds[pair.kind] += 1
-                made.append((file, {"kind": pair.kind, "prompt": pair.user, "answer": pair.assistant}))
+                prompts.append((file, {"kind": pair.kind, "prompt": pair.user, "answer": pair.assistant}))
                 break
-    return choose(made, count, per_package=2)
+    return choose(prompts, count, per_package=2)
 
 
 def main(data: Path) -> None:

@@ -55,7 +55,7 @@ def functions(text: str, lines: tuple[int, int] = (5, 30)) -> list[tuple[str, as
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
-    rows, found = text.split("\n"), []
+    rows, pairs = text.split("\n"), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
@@ -63,8 +63,8 @@ def functions(text: str, lines: tuple[int, int] = (5, 30)) -> list[tuple[str, as
             if lines[0] <= last - first + 1 <= lines[1]:
                 source = textwrap.dedent("\n".join(rows[first - 1 : last]))
                 if parses(source):
-                    found.append((source, node))
-    return found
+                    pairs.append((source, node))
+    return pairs
 
 
 def parses(source: str) -> bool:
@@ -221,10 +221,10 @@ WEIGHTS = (5, 3, 2, 2, 2, 2, 2)
 def edit_pair(rng: random.Random, source: str, node: ast.FunctionDef) -> Pair | None:
     """One edit request with its exact answer, or None when the drawn edit does not apply to this snippet."""
     kind = rng.choices(list(EDITS), WEIGHTS)[0]
-    made = EDITS[kind](rng, source, node)
-    if made is None or made[1] == source or not parses(made[1]):
+    edit = EDITS[kind](rng, source, node)
+    if edit is None or edit[1] == source or not parses(edit[1]):
         return None
-    ask, after = made
+    ask, after = edit
     before_code = rng.random() < 0.5
     user = f"{ask}\n\n{source}" if before_code else f"{source}\n\n{ask}"
     return Pair(kind, user, after)

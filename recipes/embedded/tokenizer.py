@@ -68,10 +68,10 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     Raises:
         CheckpointError: when the tokenizer lacks it.
     """
-    found: int | None = tokenizer.token_to_id(token)
-    if found is None:
+    number: int | None = tokenizer.token_to_id(token)
+    if number is None:
         raise CheckpointError(f"The tokenizer has no token {token}", fix="use the tokenizer of this recipe")
-    return found
+    return number
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096, pre_tokenizer: str = "code") -> Tokenizer:

@@ -23,12 +23,12 @@ WRITE_SHARE = 0.08
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="python -m recipes.embedded.train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
+    add = options.add_argument
     add("--out", type=Path, required=True, help="folder of the run: token cache, checkpoint, log")
     add("--role", default="target", help="'target' (LayerSkip) or 'draft' (distilled); default: target")
     add("--budget-minutes", type=float, help="wall-clock budget of the whole run")
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         help="compile the layers (needs a C++ compiler on a CPU)",
     )
     add("--step-tokens", type=int, default=8192, help="tokens of one optimiser step")
-    return made
+    return options
 
 
 def config_of(arguments: Seq[str] | None = None) -> BaseConfig:

@@ -138,11 +138,11 @@ class BaseConfig:
 def make_optimisers(model: CompactLlama, config: BaseConfig) -> dict[str, torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the rest."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = torch.optim.Muon(
         matrices, lr=config.lr, weight_decay=config.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
-    adamw = torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    adamw = torch.optim.AdamW(rest, lr=config.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     return {"muon": muon, "adamw": adamw}
 
 
@@ -169,12 +169,12 @@ def distillation_loss(
 
 
 @torch.no_grad()
-def heldout_losses(model: CompactLlama, held: HeldOut, rows: int) -> dict[str, float]:
+def heldout_losses(model: CompactLlama, heldout: HeldOut, rows: int) -> dict[str, float]:
     """Mean held-out loss in nats per token: files ("raw") and the answers of edit pairs ("edit")."""
     sums = {"raw": 0.0, "edit": 0.0}
     counts = {"raw": 0, "edit": 0}
-    everything = torch.ones_like(held.edit_mask)
-    for kind, tokens, mask in (("raw", held.raw, everything), ("edit", held.edit, held.edit_mask)):
+    everything = torch.ones_like(heldout.edit_mask)
+    for kind, tokens, mask in (("raw", heldout.raw, everything), ("edit", heldout.edit, heldout.edit_mask)):
         for start in range(0, len(tokens), rows):
             batch = tokens[start : start + rows].to(model.model.norm.weight.device)
             logits = model(batch[:, :-1])  # [B, T, V]
@@ -197,12 +197,12 @@ class Trainer:
         self.device = torch.device(config.device)
         self.data = config.data or (config.teacher or config.out) / "data"
         if not (self.data / "data.json").exists():
-            found = packages if packages is not None else list(installed_packages())
-            licences = {p.name: p.licence for p in found}
-            prepare(self.data, build_corpus(found), licences, config.shape.vocab_size, config.pre_tokenizer)
+            sources = packages if packages is not None else list(installed_packages())
+            licences = {p.name: p.licence for p in sources}
+            prepare(self.data, build_corpus(sources), licences, config.shape.vocab_size, config.pre_tokenizer)
         self.tokenizer = Tokenizer.from_file(str(self.data / "tokenizer.json"))
         ids = special_id(self.tokenizer, ASSISTANT), special_id(self.tokenizer, END)
-        self.held = HeldOut.open(self.data, config.eval_rows, config.length, *ids)
+        self.heldout = HeldOut.open(self.data, config.eval_rows, config.length, *ids)
         self.batches = Batches(self.data, config.mix, config.seed)
         self.model = CompactLlama(config.shape, compile=config.compile)
         self.model.initialise(torch.Generator().manual_seed(config.seed))
@@ -302,7 +302,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         with self.cast():
             rows = max(1, self.config.micro_tokens // self.config.length)
-            return heldout_losses(self.model, self.held, rows)
+            return heldout_losses(self.model, self.heldout, rows)
 
     def log(self, entry: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -336,19 +336,21 @@ def train_base(config: BaseConfig, packages: list[Package] | None = None) -> int
             display.show(progress, smooth, config.step_tokens / seconds, norm)
             if config.eval_steps and progress.step % config.eval_steps == 0:
                 begun = time.monotonic()
-                held = trainer.evaluate()
+                figures = trainer.evaluate()
                 progress.seconds += time.monotonic() - begun
-                trainer.log({"step": progress.step, "tokens": progress.tokens, "train": smooth, "heldout": held})
-                display.say(f"step {progress.step}  held-out raw {held['raw']:.3f}  edit answers {held['edit']:.3f}")
+                trainer.log({"step": progress.step, "tokens": progress.tokens, "train": smooth, "heldout": figures})
+                display.say(
+                    f"step {progress.step}  held-out raw {figures['raw']:.3f}  edit answers {figures['edit']:.3f}"
+                )
             if time.monotonic() - saved > 60 * config.save_minutes:
                 begun = time.monotonic()
                 trainer.save()
                 saved = time.monotonic()
                 progress.seconds += saved - begun
         trainer.save()
-        held = trainer.evaluate()
-        trainer.log({"step": progress.step, "tokens": progress.tokens, "heldout": held, "finished": schedule.done})
-    print(f"{'finished' if schedule.done else 'stopped'} at step {progress.step}: held-out {held}", flush=True)
+        figures = trainer.evaluate()
+        trainer.log({"step": progress.step, "tokens": progress.tokens, "heldout": figures, "finished": schedule.done})
+    print(f"{'finished' if schedule.done else 'stopped'} at step {progress.step}: held-out {figures}", flush=True)
     return interrupt.number
 
 

@@ -29,8 +29,8 @@ def transplanted(source: Path, tokenizer: Tokenizer, vocab_size: int) -> dict[st
     weights = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
     table = weights[EMBEDDING]  # [V, d]
     named = {id_: name for name, id_ in new.special.items()}
-    made = table.new_zeros(vocab_size, table.shape[1])
+    rows = table.new_zeros(vocab_size, table.shape[1])
     for id_, written in enumerate(new.written):
         pieces = old.pieces(written) if written is not None else (old.special[named[id_]],)
-        made[id_] = table[list(pieces)].mean(0)
-    return weights | {EMBEDDING: made}
+        rows[id_] = table[list(pieces)].mean(0)
+    return weights | {EMBEDDING: rows}

@@ -210,8 +210,8 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def place_of(schema: Any, message: str, fault: Callable[[Any], str]) -> str:
-    """JSON pointer of the innermost part of `schema` that has the fault `found` by itself; "#" if none has, or if it is
-    not among the first `MOST_PARTS`.
+    """JSON pointer of the innermost part of `schema` that has the fault `message` by itself; "#" if none has, or if it
+    is not among the first `MOST_PARTS`.
 
     fault  compiles a schema; returns what is wrong with it, or "".
     """

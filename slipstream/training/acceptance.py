@@ -93,20 +93,22 @@ def load_texts(path: Path, new_tokens: int, context: int, temperature: float) ->
     return HeldOutText(texts, temperature)
 
 
-def acceptance_probs(q: Tensor, p: Tensor, tokens: Tensor, temperature: float, own: Tensor | None = None) -> Tensor:
+def acceptance_probs(
+    q: Tensor, p: Tensor, tokens: Tensor, temperature: float, draft_ids: Tensor | None = None
+) -> Tensor:
     """Probability that each sampled draft token is accepted, given that the target wrote `tokens`.
 
     q [..., V'], p [..., V]: draft and target logits at the same positions; tokens [...] -> [...], float64.
-    own: the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V.
+    draft_ids: the tokens as draft vocabulary ids, -1 for ids outside the draft vocabulary; None if V' = V.
     """
-    own = tokens if own is None else own
+    draft_ids = tokens if draft_ids is None else draft_ids
     if temperature == 0:
-        return (q.argmax(-1) == own).double()
+        return (q.argmax(-1) == draft_ids).double()
     params = SamplingParams(temperature=temperature)
-    draft_probs = warp(q.reshape(-1, q.shape[-1]), params).gather(1, own.reshape(-1, 1).clamp(min=0))  # [M, 1]
+    draft_probs = warp(q.reshape(-1, q.shape[-1]), params).gather(1, draft_ids.reshape(-1, 1).clamp(min=0))  # [M, 1]
     target_probs = warp(p.reshape(-1, p.shape[-1]), params).gather(1, tokens.reshape(-1, 1))  # [M, 1]
     accepted = (draft_probs / target_probs).clamp(max=1.0).nan_to_num(0.0).reshape(tokens.shape).double()
-    return accepted * (own >= 0)
+    return accepted * (draft_ids >= 0)
 
 
 def expected_steps(probs: Tensor, text: Written) -> float:
@@ -152,13 +154,13 @@ def held_windows(text: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Wi
     ]
 
 
-def acceptance_length(of: Callable[[Window], Tensor], held: HeldOutText, windows: Seq[Window]) -> float:
+def acceptance_length(of: Callable[[Window], Tensor], heldout: HeldOutText, windows: Seq[Window]) -> float:
     """Simulated tau: generated tokens divided by the expected number of steps.
 
     of: window [R, L] -> acceptance probabilities [R, L, K], row i for the draft tokens after token i (see
         `acceptance_probs`).
     """
-    texts = iter(held.texts)
+    texts = iter(heldout.texts)
     tokens, steps = 0, 0.0
     for window in windows:
         for probs in of(window).cpu():

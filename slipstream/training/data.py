@@ -174,9 +174,9 @@ def prepare_data(
             _write(folder, number, documents, encoder.eos if text else None, vocab_size, heldout, length)
         write_json(record, about)
     train: list[Stream] = []
-    held: list[Stream] = []
+    heldout_streams: list[Stream] = []
     for number, name in enumerate(names):
-        for split, into in (("train", train), ("heldout", held)):
+        for split, into in (("train", train), ("heldout", heldout_streams)):
             stream = open_stream(folder / f"{split}-{number}.bin", length)
             if len(stream.tokens) <= length:
                 raise DataError(
@@ -185,7 +185,7 @@ def prepare_data(
                     fix="give more text, or a smaller --length",
                 )
             into.append(stream)
-    return Prepared(train, held, about)
+    return Prepared(train, heldout_streams, about)
 
 
 def open_stream(path: Path, length: int) -> Stream:

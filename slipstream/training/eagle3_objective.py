@@ -43,12 +43,12 @@ BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
 
 
-def blocked_attention(q: Tensor, k: Tensor, v: Tensor, own: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
+def blocked_attention(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tensor, Tensor]] = ()) -> Tensor:
     """Causal attention as plain matrix products, one block of queries at a time.
 
     q `[B, H, T, D]`, k and v `[B, KV, T, D]` -> `[B, H, T, D]`. The heads of one group share their keys as extra rows.
 
-    own: further keys and values `[B, KV, T, D]`, of which the query at a position sees only the one at that position.
+    diagonal: further keys and values `[B, KV, T, D]`; the query at a position sees only the one at that position.
     """
     batch, heads, length, dim = q.shape
     groups = k.shape[1]
@@ -63,11 +63,13 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, own: Seq[tuple[Tensor, Te
         )
         mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(start)  # [size, end]
         scores = scores.masked_fill(~mask, float("-inf"))
-        if own:
-            scores = torch.cat([scores, *((part * x[:, :, None, start:end]).sum(-1, keepdim=True) for x, _ in own)], -1)
+        if diagonal:
+            scores = torch.cat(
+                [scores, *((part * x[:, :, None, start:end]).sum(-1, keepdim=True) for x, _ in diagonal)], -1
+            )
         probs = scores.float().softmax(-1).to(v.dtype)
         seen = (probs[..., :end].reshape(batch, groups, -1, end) @ v[:, :, :end]).view(batch, groups, -1, size, dim)
-        for j, (_, x) in enumerate(own):
+        for j, (_, x) in enumerate(diagonal):
             seen = seen + probs[..., end + j, None] * x[:, :, None, start:end]
         rows.append(seen)
     return torch.cat(rows, 3).view(batch, heads, length, dim)

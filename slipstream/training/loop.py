@@ -60,7 +60,7 @@ class Held:
 class Loop:
     """One `step()` is one optimiser step.
 
-    streams  the training data, one per source. held: from `held_out`. caches: hidden states on disk, by stream.
+    streams  the training data, one per source. heldout: from `held_out`. caches: hidden states on disk, by stream.
     rate     estimated tokens per second, if they were measured. stopped_by: the signal that ended `run`, or 0.
     """
 
@@ -69,10 +69,10 @@ class Loop:
         config: LoopConfig,
         objective: Objective,
         streams: list[Stream],
-        held: Held,
+        heldout: Held,
         caches: dict[str, HiddenCache] | None = None,
     ):
-        self.config, self.objective, self.held = config, objective, held
+        self.config, self.objective, self.heldout = config, objective, heldout
         self.teacher, self.caches = objective.teacher, caches or {}
         self.device = self.teacher.device
         self.bf16 = has_bfloat16_products(self.device) if config.bf16 is None else config.bf16
@@ -168,11 +168,11 @@ class Loop:
         self.objective.eval()
         with self.autocast():
             sums: dict[str, float] = {}
-            for window in self.held.windows:
+            for window in self.heldout.windows:
                 loss, scalars = self.objective(window)
                 for name, value in {"loss": loss, **scalars}.items():
-                    sums[name] = sums.get(name, 0.0) + float(value) / len(self.held.windows)
-        for texts, windows in zip(self.held.texts, self.held.text_windows, strict=True):
+                    sums[name] = sums.get(name, 0.0) + float(value) / len(self.heldout.windows)
+        for texts, windows in zip(self.heldout.texts, self.heldout.text_windows, strict=True):
             # Outside autocast: decoding runs the head in float32.
             probs = partial(self.objective.acceptance_probs, temperature=texts.temperature)
             tau = acceptance_length(probs, texts, windows)
@@ -252,11 +252,11 @@ class Loop:
             display.say(f"step {self.progress.step}: {fault} The run continues.")
 
     def _evaluate(self, display: Display, train: float | None = None) -> dict[str, float]:
-        found = self.evaluate()
-        self.log({"step": self.progress.step, "tokens": self.progress.tokens, "train": train, "heldout": found})
-        figures = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
+        losses = self.evaluate()
+        self.log({"step": self.progress.step, "tokens": self.progress.tokens, "train": train, "heldout": losses})
+        figures = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
         display.say(f"step {self.progress.step}  held-out {figures}")
-        return found
+        return losses
 
 
 def identity(kind: str, options: Any, config: LoopConfig) -> dict[str, Any]:

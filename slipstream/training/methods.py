@@ -150,7 +150,7 @@ class TrainingMethod:
     rate: float
     optimiser: str
     makes: str
-    use: str = "--target {target} --draft {made}"
+    use: str = "--target {target} --draft {result}"
 
 
 METHODS = {
@@ -181,7 +181,7 @@ METHODS = {
             "Train a target further so that its early layers can draft (LayerSkip, arXiv 2404.16710). Makes a new "
             "target.",
             3e-4, "adamw", "A model whose early layers can draft for all of it (LayerSkip, arXiv 2404.16710)",
-            "--target {made} --drafter layerskip",
+            "--target {result} --drafter layerskip",
         ),
     )
 }  # fmt: skip

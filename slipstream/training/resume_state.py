@@ -117,7 +117,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to continue a run with other settings. found, now: those of its checkpoint, and those asked for.
+    """Refuse to continue a run with other settings. recorded, now: those of its checkpoint, and those asked for.
 
     Raises TrainingError.
     """

@@ -43,6 +43,7 @@ from slipstream.training.regenerate import Prompts, RegenerateConfig, prefixes, 
 from slipstream.training.resume_state import check_same, read_state, write_json, writing
 from slipstream.training.run_report import estimate, run_card
 from slipstream.training.schedule import counted
+from slipstream.training.trainable import check_trainable
 from slipstream.training.training_settings import COUNT, FROM_ZERO, SHARE, TWO, Checked, LoopConfig, checked
 from slipstream.zoo import checkpoint_of
 
@@ -109,6 +110,8 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     device = device_of(loop.device)
     source = checkpoint_of(config.target, "target")
     shape = _shape(source, config.kind)
+    if getattr(config.options, "start", None):
+        check_trainable(resolve(checkpoint_of(config.options.start, "draft"), weights=False), "draft")
     if loop.length > shape.context:
         raise ParameterError(
             f"length is {loop.length}, the target's context holds {shape.context} tokens",
@@ -184,7 +187,7 @@ class Run:
         if figures:
             self.export(figures)
             final = config.loop.out / "final"
-            use = METHODS[config.kind].use.format(target=shlex.quote(config.target), made=shlex.quote(str(final)))
+            use = METHODS[config.kind].use.format(target=shlex.quote(config.target), result=shlex.quote(str(final)))
             say(f"wrote {final}\ntry it:              slipstream generate {use} 'PROMPT'")
             say(f"see whether it pays: slipstream bench {use}")
         if loop.stopped_by:
@@ -201,7 +204,7 @@ class Run:
         greedy = next(i for i, t in enumerate(self.texts) if t.temperature == 0)
         with torch.no_grad():
             loop.objective.eval()
-            figures |= loop.objective.measure(loop.held.text_windows[greedy])
+            figures |= loop.objective.measure(loop.heldout.text_windows[greedy])
         card = run_card(self.config, loop, self.prepared.about, figures, self._commands())
         unfinished = folder.with_suffix(".tmp")
         with writing(str(folder), unfinished, "the checkpoint is kept, and --resume writes it"):
@@ -239,12 +242,8 @@ def check_out(run: RunConfig) -> None:
 def _shape(source: str | Path, kind: str) -> DecoderConfig:
     """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
     place = resolve(source, weights=False)
-    if kind == "layerskip" and not place.is_dir():
-        raise ParameterError(
-            f"the target {str(source)!r} is a GGUF file",
-            why="its own weights would be trained, and they are quantised",
-            fix="give the folder or hub id that the file was converted from",
-        )
+    if kind == "layerskip":
+        check_trainable(place, "target")
     try:
         return DecoderConfig.load(place)
     except UnsupportedModelError as fault:
@@ -265,9 +264,9 @@ def _regenerated(
     lengths = min(32, config.loop.length // 4), max(2, config.loop.length // 2)
     source = prefixes(prepared.train, lengths, max(1, llm.target.context - settings.new_tokens))
     stream = open_stream(_written(llm, source, folder / "regenerated.bin", settings, say), config.loop.length)
-    own = config.loop.shares or tuple(float(len(s.tokens)) for s in prepared.train)
+    data_shares = config.loop.shares or tuple(float(len(s.tokens)) for s in prepared.train)
     weight = config.regenerate_share
-    shares = (*((1 - weight) * s / sum(own) for s in own), weight)
+    shares = (*((1 - weight) * s / sum(data_shares) for s in data_shares), weight)
     return replace(prepared, train=[*prepared.train, stream]), replace(config.loop, shares=shares)
 
 

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.errors import LoadError, TrainingError, UnsupportedModelError
+from slipstream.errors import LoadError, ParameterError, TrainingError, UnsupportedModelError
 from slipstream.models.checkpoint import resolve
+from slipstream.models.folder_tokenizer import FolderTokenizer
+from slipstream.models.text import tokenizer_of
 from slipstream.training.objective import Objective
 
 
@@ -118,6 +120,16 @@ def load_trainable(source: str | Path, compile: bool = False) -> TrainableModel:
     return TrainableModel(lm, compile)
 
 
+def check_trainable(place: Path, role: str) -> None:
+    """Raise ParameterError for a GGUF file. role: what the model is, "target" or "draft"."""
+    if not place.is_dir():
+        raise ParameterError(
+            f"the {role} '{place}' is a GGUF file",
+            why="its own weights would be trained, and they are quantised",
+            fix="give the folder or hub id that the file was converted from",
+        )
+
+
 def new_llama(seed: int, compile: bool = False, **sizes: Any) -> TrainableModel:
     """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
     write to the residual stream. sizes: as `LlamaConfig` names them."""
@@ -148,7 +160,11 @@ def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None)
         )
     model.lm.config.dtype = torch.float16
     model.lm.save_pretrained(folder, state_dict=weights)
-    if tokenizer_from is not None:
+    if tokenizer_from is not None and tokenizer_from.is_file():
+        tokenizer = tokenizer_of(tokenizer_from)
+        if isinstance(tokenizer, FolderTokenizer):  # what llama.cpp alone can read stays in the GGUF file
+            tokenizer.transformers.save_pretrained(folder)
+    elif tokenizer_from is not None:
         for path in sorted(tokenizer_from.iterdir()):
             if path.name.startswith(
                 ("tokenizer", "special_tokens", "vocab", "merges", "chat_template", "added_tokens")

@@ -23,8 +23,8 @@ MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS}
 
 
 def llm_of(name: str, **how: object) -> LLM:
-    made = target()
-    return LLM(made, MAKERS[name](made), tokenizer=letter_tokenizer(V), **{"draft_tokens": 4} | how)  # type: ignore[arg-type]
+    toy = target()
+    return LLM(toy, MAKERS[name](toy), tokenizer=letter_tokenizer(V), **{"draft_tokens": 4} | how)  # type: ignore[arg-type]
 
 
 @cache
@@ -111,8 +111,8 @@ STOP = 4  # e
 
 @pytest.fixture(params=["none", "suffix", "model"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    made = ToyTarget(V, order=3, seed=21, sharpness=1.5, eos_ids=(STOP,))
-    return LLM(made, MAKERS[request.param](made), tokenizer=letter_tokenizer(V), draft_tokens=4)
+    toy = ToyTarget(V, order=3, seed=21, sharpness=1.5, eos_ids=(STOP,))
+    return LLM(toy, MAKERS[request.param](toy), tokenizer=letter_tokenizer(V), draft_tokens=4)
 
 
 def texts(llm: LLM, form: Structured, **more: object) -> list[tuple[str, str]]:
@@ -129,11 +129,11 @@ def test_eos_ends_a_text_only_where_it_has_the_form(llm: LLM) -> None:
 def test_a_complete_text_ends_with_finish_stop_also_where_eos_is_ignored_or_held_back(llm: LLM) -> None:
     form = Structured(choice=["ab", "abc", "dcb"])
     for more in ({}, {"ignore_eos": True}, {"min_tokens": 8}):
-        found = texts(llm, form, **more)
-        assert {finish for _, finish in found} == {"stop"}
-        assert {text.removesuffix("e") for text, _ in found} <= {"ab", "abc", "dcb"}
+        completions = texts(llm, form, **more)
+        assert {finish for _, finish in completions} == {"stop"}
+        assert {text.removesuffix("e") for text, _ in completions} <= {"ab", "abc", "dcb"}
         if more:
-            assert "ab" not in {text for text, _ in found}, "it may go on, so it does without EOS"
+            assert "ab" not in {text for text, _ in completions}, "it may go on, so it does without EOS"
 
 
 def test_stop_strings_and_ids_end_a_text_as_usual(llm: LLM) -> None:

@@ -27,6 +27,6 @@ def test_its_log_probabilities_are_those_of_the_text_that_the_target_wrote(draft
     assert (given.token_ids, given.finish_reason) == (wrote.token_ids, "stop")
     assert wrote.logprobs is not None
     assert given.logprobs is not None
-    for ours, theirs in zip(given.logprobs, wrote.logprobs, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)  # sums of other numbers of rows
-        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+    for scored, sampled in zip(given.logprobs, wrote.logprobs, strict=True):
+        assert scored.logprob == pytest.approx(sampled.logprob, abs=1e-4)  # sums of other numbers of rows
+        assert [token for token, _ in scored.top] == [token for token, _ in sampled.top]

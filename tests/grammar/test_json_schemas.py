@@ -30,18 +30,18 @@ def llm() -> LLM:
 @pytest.mark.parametrize("name", MADE)
 def test_sampled_texts_are_valid_with_every_drafter(llm: LLM, name: str) -> None:
     needs = DRAFTERS[name].needs
-    own = {"model": "embedded"} if needs is Needs.DRAFT_MODEL or name == "hybrid" else {}
-    llm.use(name, **own)
+    options = {"model": "embedded"} if needs is Needs.DRAFT_MODEL or name == "hybrid" else {}
+    llm.use(name, **options)
     each = [
         SamplingParams(structured=Structured(json_schema=schema), temperature=1.0, seed=seed, max_tokens=96)
         for seed, schema in enumerate(SCHEMAS.values())
     ]
     done = llm.generate(["import json\n\nvalue = "] * len(each), each)
-    for schema, found in zip(SCHEMAS.values(), done, strict=True):
-        if found.finish_reason == "stop":
-            jsonschema.validate(json.loads(found.text), schema)
-        assert not found.stats.drafter_faults
-    finished = sum(found.finish_reason == "stop" for found in done)
+    for schema, completion in zip(SCHEMAS.values(), done, strict=True):
+        if completion.finish_reason == "stop":
+            jsonschema.validate(json.loads(completion.text), schema)
+        assert not completion.stats.drafter_faults
+    finished = sum(completion.finish_reason == "stop" for completion in done)
     assert finished >= len(SCHEMAS) / 2, "too few to be a test"
 
 
@@ -49,10 +49,10 @@ def test_any_object_and_a_value_after_a_free_part(llm: LLM) -> None:
     llm.use("suffix")
     for seed in range(5):
         how: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_tokens": 96}
-        found = llm.generate("value = ", SamplingParams(structured=Structured(json_object=True), **how))[0]
-        if found.finish_reason == "stop":
-            assert isinstance(json.loads(found.text), dict)
+        completion = llm.generate("value = ", SamplingParams(structured=Structured(json_object=True), **how))[0]
+        if completion.finish_reason == "stop":
+            assert isinstance(json.loads(completion.text), dict)
         form = Structured(json_schema={"enum": [1, 2]}, after="=")
-        found = llm.generate("def f(x):\n", SamplingParams(structured=form, **how))[0]
-        if "=" in found.text and found.finish_reason == "stop":
-            assert json.loads(found.text.partition("=")[2]) in (1, 2)
+        completion = llm.generate("def f(x):\n", SamplingParams(structured=form, **how))[0]
+        if "=" in completion.text and completion.finish_reason == "stop":
+            assert json.loads(completion.text.partition("=")[2]) in (1, 2)

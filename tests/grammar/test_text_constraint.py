@@ -38,8 +38,8 @@ def text(tokens: Iterable[int]) -> str:
     return "".join(PIECES[t] for t in tokens)
 
 
-def allowed(found: TextConstraint, output: Seq[int], *tails: Seq[int]) -> list[set[int]]:
-    return [{t for t, may in enumerate(row) if may} for row in found.allowed(output, tails)]
+def allowed(tested: TextConstraint, output: Seq[int], *tails: Seq[int]) -> list[set[int]]:
+    return [{t for t, may in enumerate(row) if may} for row in tested.allowed(output, tails)]
 
 
 LANGUAGES: dict[str, tuple[Structured, set[str]]] = {
@@ -72,14 +72,14 @@ def expected_to_follow(language: set[str], said: str) -> set[int]:
 def test_masks_are_those_of_brute_force_in_any_order_of_asking(name: str, stops: tuple[int, ...]) -> None:
     """Tails of up to three tokens below outputs that grow, and jump to other texts."""
     form, language = LANGUAGES[name]
-    found, rng = constraint(form, stops), random.Random(1)
+    tested, rng = constraint(form, stops), random.Random(1)
     outputs = [()] + [
         tokens for n in (1, 2) for tokens in product(range(EOS), repeat=n) if _goes_on(language, tokens, stops)
     ]
     tails = [tail for n in range(3) for tail in product(range(V), repeat=n)]
     for _ in range(60):
         output, some = rng.choice(outputs), rng.choices(tails, k=6)
-        assert allowed(found, output, *some) == [expected(language, (*output, *tail), stops) for tail in some]
+        assert allowed(tested, output, *some) == [expected(language, (*output, *tail), stops) for tail in some]
 
 
 def _goes_on(language: set[str], tokens: Seq[int], stops: Seq[int]) -> bool:
@@ -92,12 +92,12 @@ def _goes_on(language: set[str], tokens: Seq[int], stops: Seq[int]) -> bool:
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_a_text_is_complete_exactly_if_it_is_in_the_language_and_no_longer_one_is(name: str) -> None:
     form, language = LANGUAGES[name]
-    found = constraint(form)
+    tested = constraint(form)
     for n in range(4):
         for tokens in product(range(EOS), repeat=n):
             said = text(tokens)
             whole = said in language and not any(word != said and word.startswith(said) for word in language)
-            assert found.complete((), tokens) == whole, said
+            assert tested.complete((), tokens) == whole, said
 
 
 def test_what_was_emitted_against_the_form_is_an_error() -> None:
@@ -113,33 +113,33 @@ FREE = set(range(V))
 
 def test_before_the_end_of_the_free_part_every_token_may_follow_unless_it_goes_on_against_the_form() -> None:
     """No token of this vocabulary holds both "bb" and more, but "b" before "bc" and "bcd" does."""
-    found = constraint(AFTER)
-    assert allowed(found, (), (), (0,), (EOS, 1), (3, 3)) == [FREE] * 4
+    tested = constraint(AFTER)
+    assert allowed(tested, (), (), (0,), (EOS, 1), (3, 3)) == [FREE] * 4
     b, ab, bc = 1, PIECES.index("ab"), PIECES.index("bc")
-    assert bc in allowed(found, [b], ())[0], "bc ends the free part, and c begins cd"
+    assert bc in allowed(tested, [b], ())[0], "bc ends the free part, and c begins cd"
     assert allowed(constraint(Structured(choice=["ab"], after="bb")), [b], ()) == [FREE - {bc}]
-    assert allowed(found, [], (ab, b))[0] == expected({"ab", "cd", "d"}, ())
-    assert allowed(found, [ab, b], (), (0,)) == [expected({"ab", "cd", "d"}, t) for t in ((), (0,))]
-    assert allowed(found, [b, bc], ()) == [{3}], "the form begins with the c of the token before"
+    assert allowed(tested, [], (ab, b))[0] == expected({"ab", "cd", "d"}, ())
+    assert allowed(tested, [ab, b], (), (0,)) == [expected({"ab", "cd", "d"}, t) for t in ((), (0,))]
+    assert allowed(tested, [b, bc], ()) == [{3}], "the form begins with the c of the token before"
 
 
 def test_the_end_of_the_free_part_is_found_across_tokens_and_only_its_first_occurrence_counts() -> None:
-    found = constraint(Structured(regex="(abd|d)+", after="abd"))
+    tested = constraint(Structured(regex="(abd|d)+", after="abd"))
     a, b, d, ab, abc = 0, 1, 3, PIECES.index("ab"), PIECES.index("abc")
     for before in ([a, b, d], [ab, d], [a, ab, d], [abc, a, b, d], [ab, ab, d]):
-        assert allowed(found, before, ())[0] == {a, d, ab, PIECES.index("dd")}, before
+        assert allowed(tested, before, ())[0] == {a, d, ab, PIECES.index("dd")}, before
     for before in ([a, b], [abc, d], [b, d]):
-        assert allowed(found, before, ())[0] == FREE, before
-    assert allowed(found, [ab, d, ab, d], ())[0] == {a, d, ab, PIECES.index("dd"), EOS}
+        assert allowed(tested, before, ())[0] == FREE, before
+    assert allowed(tested, [ab, d, ab, d], ())[0] == {a, d, ab, PIECES.index("dd"), EOS}
 
 
 def test_a_text_is_not_complete_before_its_free_part_ends() -> None:
-    found = constraint(AFTER)
+    tested = constraint(AFTER)
     b = 1
-    assert not found.complete((), (0, 1))
-    assert not found.complete((b,), (b,))
-    assert found.complete((b, b), (0, 1))
-    assert found.complete((b,), (b, 3))
+    assert not tested.complete((), (0, 1))
+    assert not tested.complete((b,), (b,))
+    assert tested.complete((b, b), (0, 1))
+    assert tested.complete((b,), (b, 3))
     assert not constraint(Structured(choice=["c", "cd"], after="bb")).complete((b,), (PIECES.index("bc"),))
     assert constraint(Structured(choice=["c"], after="bb")).complete((b,), (PIECES.index("bc"),)), "by the rest of bc"
 
@@ -172,7 +172,7 @@ def may(said: str, piece: str) -> bool:
 
 
 def test_masks_of_triggered_forms_are_those_of_brute_force_in_any_order_of_asking() -> None:
-    found, rng = constraint(TRIGGERED), random.Random(2)
+    tested, rng = constraint(TRIGGERED), random.Random(2)
     for _ in range(300):
         tokens: list[int] = []
         for _ in range(rng.randrange(9)):
@@ -181,8 +181,8 @@ def test_masks_of_triggered_forms_are_those_of_brute_force_in_any_order_of_askin
         wanted = {t for t, piece in enumerate(PIECES) if may(text(tokens), piece)}
         if follow(text(tokens)) is None:
             wanted |= {EOS, PADDING}
-        assert allowed(found, tokens[:at], tokens[at:]) == [wanted], text(tokens)
-        assert not found.complete(tokens[:at], tokens[at:])
+        assert allowed(tested, tokens[:at], tokens[at:]) == [wanted], text(tokens)
+        assert not tested.complete(tokens[:at], tokens[at:])
 
 
 def test_a_triggered_form_that_does_not_repeat_ends_the_text() -> None:
@@ -203,13 +203,13 @@ def test_a_trigger_that_counts_only_at_the_beginning_leaves_other_texts_free() -
 def test_triggers_within_the_reasoning_do_not_count() -> None:
     a, b, c, d = range(4)
     form = Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("ab", "bc")))
-    found, after = constraint(form), {a, PIECES.index("ab")}
-    assert allowed(found, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == [
+    tested, after = constraint(form), {a, PIECES.index("ab")}
+    assert allowed(tested, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == [
         FREE,
         FREE - {PIECES.index("dd")},
         after,
     ]
-    assert allowed(found, [], (a, d), (b, d)) == [after, after], "no reasoning"
+    assert allowed(tested, [], (a, d), (b, d)) == [after, after], "no reasoning"
     begun = constraint(Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("", "bc"))))
     assert allowed(begun, [], (d,), (d, b, c, d)) == [FREE, after]
 

@@ -37,43 +37,43 @@ def compilers() -> tuple[Grammars, Any]:
     return Grammars(tokenizer, V), xgrammar.GrammarCompiler(info, max_threads=1)
 
 
-def walk(ours: Any, theirs: Any, seed: int, equal: bool) -> None:
+def walk(tested: Any, reference: Any, seed: int, equal: bool) -> None:
     """A random text of tokens that our masks allow. equal: whether both have to allow the same tokens everywhere;
     else theirs has to accept each of ours."""
     draw, output = random.Random(seed), list[int]()
     bits = xgrammar.allocate_token_bitmask(1, V)
     while len(output) < MOST_TOKENS:
-        allowed = np.flatnonzero(ours.allowed(output, [[]])[0])
-        if ours.complete(output, []):  # nothing may follow, so the request ends here
-            assert theirs.accept_token(EOS), output
+        allowed = np.flatnonzero(tested.allowed(output, [[]])[0])
+        if tested.complete(output, []):  # nothing may follow, so the request ends here
+            assert reference.accept_token(EOS), output
             return
         if equal:
-            theirs.fill_next_token_bitmask(bits)
+            reference.fill_next_token_bitmask(bits)
             words = np.unpackbits(bits.numpy().view(np.uint8), bitorder="little")[:V]
             assert np.array_equal(np.flatnonzero(words), allowed), output
         token = EOS if EOS in allowed and draw.random() < 0.2 else int(draw.choice(list(allowed)))
-        assert theirs.accept_token(token), (output, token)
+        assert reference.accept_token(token), (output, token)
         if token == EOS:
-            assert theirs.is_terminated()
+            assert reference.is_terminated()
             return
         output.append(token)
 
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf"])
 def test_masks_of_regular_expressions_and_grammars_are_those_of_xgrammar(compilers: Any, kind: str) -> None:
-    own, other = compilers
+    grammars, other = compilers
     for source in REGEXES if kind == "regex" else EBNF:
         form = Structured(regex=source) if kind == "regex" else Structured(grammar=source)
         compiled = other.compile_regex(source) if kind == "regex" else other.compile_grammar(source)
         for seed in range(4):
-            walk(own.constraint(form, frozenset([EOS])), xgrammar.GrammarMatcher(compiled), seed, equal=True)
+            walk(grammars.constraint(form, frozenset([EOS])), xgrammar.GrammarMatcher(compiled), seed, equal=True)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in OTHER_VIEWS])
 def test_texts_that_meet_a_json_schema_are_accepted_by_xgrammar(compilers: Any, name: str) -> None:
     """Not equal: xgrammar ignores some keywords, and allows other spaces."""
-    own, other = compilers
+    grammars, other = compilers
     compiled = other.compile_json_schema(SCHEMAS[name], any_whitespace=True)
     for seed in range(3):
-        ours = own.constraint(Structured(json_schema=SCHEMAS[name]), frozenset([EOS]))
-        walk(ours, xgrammar.GrammarMatcher(compiled), seed, equal=False)
+        tested = grammars.constraint(Structured(json_schema=SCHEMAS[name]), frozenset([EOS]))
+        walk(tested, xgrammar.GrammarMatcher(compiled), seed, equal=False)

@@ -58,11 +58,11 @@ class BatchEngine:
             self.rng.shuffle(batch)
         rows = [self._row(one) for one in batch]
         self.forward(sum(row.rows for row in rows))
-        found = self.drafts.propose(rows, {one.id for one in running})
-        self.calls.append(found)
+        drafts = self.drafts.propose(rows, {one.id for one in running})
+        self.calls.append(drafts)
         self.steps += 1
-        assert len(found) == len(batch)
-        for one, draft in zip(batch, found, strict=True):
+        assert len(drafts) == len(batch)
+        for one, draft in zip(batch, drafts, strict=True):
             assert len(draft) <= self.drafts.most
             assert not draft or (one.emitted and one.emitted + len(draft) < len(one.answer))
             one.draft = draft[: self.rng.randint(0, len(draft))] if self.rng.random() < self.dropped else draft

@@ -26,20 +26,20 @@ ONE = torch.tensor([[5, 9, 33, 5, 9]])
 
 @functools.cache
 def model(name: str = "stablelm") -> Any:
-    made = random_model(name)
-    made.generation_config.pad_token_id = 0
-    return made
+    loaded = random_model(name)
+    loaded.generation_config.pad_token_id = 0
+    return loaded
 
 
 @functools.cache
 def disturbed(name: str = "stablelm") -> Any:
     """A draft model that often agrees."""
-    made = random_model(name)
+    loaded = random_model(name)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
-        for p in made.parameters():
+        for p in loaded.parameters():
             p += 0.05 * p.std().nan_to_num() * torch.randn(p.shape, generator=generator, dtype=p.dtype)
-    return made
+    return loaded
 
 
 def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, mask: Any = MASK, **how: Any) -> tuple[Any, Any, Any]:
@@ -55,17 +55,17 @@ DRAFTS = {"none": lambda: None, "a lookup": lambda: "lookahead", "a model": dist
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("ids", [ONE, PADDED], ids=["one", "padded"])
 def test_greedy_ids_are_those_of_generate(draft: str, ids: torch.Tensor) -> None:
-    wanted, found, fast = both(model(), DRAFTS[draft](), ids, do_sample=False)
-    assert torch.equal(found, wanted)
-    assert found.dtype == wanted.dtype
+    wanted, output, fast = both(model(), DRAFTS[draft](), ids, do_sample=False)
+    assert torch.equal(output, wanted)
+    assert output.dtype == wanted.dtype
     if draft == "a model":
         assert sum(s.accepted for s in fast.stats) > 3
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "deepseek-v3", "gpt-j", "qwen3-next"])
 def test_other_architectures(name: str) -> None:
-    wanted, found, _ = both(model(name), disturbed(name), do_sample=False)
-    assert torch.equal(found, wanted)
+    wanted, output, _ = both(model(name), disturbed(name), do_sample=False)
+    assert torch.equal(output, wanted)
 
 
 def test_texts_of_our_own_families_may_run_in_our_own_decoder(tiny: Tiny) -> None:
@@ -79,8 +79,8 @@ def test_texts_of_our_own_families_may_run_in_our_own_decoder(tiny: Tiny) -> Non
 def test_a_text_that_ends_early_is_padded() -> None:
     plain = model().generate(PADDED, attention_mask=MASK, max_new_tokens=12, do_sample=False)
     eos = plain[1, 5 + 4].item()
-    wanted, found, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
-    assert torch.equal(found, wanted)
+    wanted, output, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
+    assert torch.equal(output, wanted)
     assert (wanted == 0).sum() > (PADDED == 0).sum()
 
 
@@ -99,16 +99,16 @@ def test_processors_are_our_sampling_parameters(kind: str) -> None:
     ids = ONE if kind == "repetition penalty" else PADDED  # transformers counts the padding as a repeated token
     plain, _, _ = both(model(), None, ids, do_sample=False)
     for draft in ("lookahead", disturbed()):
-        wanted, found, fast = both(model(), draft, ids, do_sample=False, **PROCESSORS[kind])
-        assert torch.equal(found, wanted)
-        assert not torch.equal(found, plain)
+        wanted, output, fast = both(model(), draft, ids, do_sample=False, **PROCESSORS[kind])
+        assert torch.equal(output, wanted)
+        assert not torch.equal(output, plain)
     assert sum(s.proposed for s in fast.stats) > 0
 
 
 def test_a_dictionary_has_the_sequences() -> None:
-    wanted, found, _ = both(model(), disturbed(), do_sample=False, return_dict_in_generate=True)
-    assert type(found) is type(wanted)
-    assert torch.equal(found.sequences, wanted.sequences)
+    wanted, output, _ = both(model(), disturbed(), do_sample=False, return_dict_in_generate=True)
+    assert type(output) is type(wanted)
+    assert torch.equal(output.sequences, wanted.sequences)
 
 
 @pytest.mark.parametrize("draft", ["a model", "a lookup"])
@@ -177,11 +177,11 @@ def test_stopping_criteria_are_asked_after_each_token() -> None:
         def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             return input_ids[:, -1] == last
 
-    wanted, found, _ = both(
+    wanted, output, _ = both(
         model(), disturbed(), ONE, do_sample=False, stopping_criteria=StoppingCriteriaList([Seen()])
     )
-    assert torch.equal(found, wanted)
-    assert found.shape[1] <= 10
+    assert torch.equal(output, wanted)
+    assert output.shape[1] <= 10
 
 
 class Last(StoppingCriteria):
@@ -203,23 +203,23 @@ def test_of_a_batch_with_stopping_criteria_and_without_an_end_token_every_text_g
     plain = model().generate(PADDED, attention_mask=MASK, do_sample=False, max_new_tokens=12)
     last = Last([plain[b, at].item() for b, at in enumerate(places)])
     for draft in (None, disturbed()):
-        wanted, found, _ = both(
+        wanted, output, _ = both(
             model(), draft, do_sample=False, stopping_criteria=StoppingCriteriaList([last]), eos_token_id=eos
         )
-        assert torch.equal(found, wanted)
+        assert torch.equal(output, wanted)
 
 
 @pytest.mark.parametrize("eos", [-1, [2, -1], VOCAB, [3, VOCAB + 7]])
 def test_an_end_token_that_the_vocabulary_lacks_never_comes(eos: Any) -> None:
-    wanted, found, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
-    assert torch.equal(found, wanted)
+    wanted, output, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
+    assert torch.equal(output, wanted)
 
 
 def test_a_text_that_the_context_cuts_is_said_to_be_cut(caplog: pytest.LogCaptureFixture) -> None:
     ids = torch.arange(3, 123)[None] % VOCAB
     for tokens, warned in ((8, False), (12, True)):
-        wanted, found, _ = both(model(), disturbed(), ids, do_sample=False, max_new_tokens=tokens)
-        assert torch.equal(found, wanted[:, :128])
+        wanted, output, _ = both(model(), disturbed(), ids, do_sample=False, max_new_tokens=tokens)
+        assert torch.equal(output, wanted[:, :128])
         assert ("cut at the context of 128 tokens" in caplog.text) == warned
 
 

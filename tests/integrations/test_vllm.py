@@ -67,19 +67,19 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             batch = self.input_batch
             return self.drafter.propose(sampled, batch.num_tokens_no_spec, batch.token_ids_cpu, slot_mappings=None)
 
-    made = SimpleNamespace(log=Log(), runner=GPUModelRunner, words=Words())
-    made.chats, made.completions = type("Chats", (BaseRequest,), {}), type("Completions", (BaseRequest,), {})
+    stubs = SimpleNamespace(log=Log(), runner=GPUModelRunner, words=Words())
+    stubs.chats, stubs.completions = type("Chats", (BaseRequest,), {}), type("Completions", (BaseRequest,), {})
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.32.0"},
-        "vllm.logger": {"init_logger": lambda name: made.log},
-        "vllm.tokenizers": {"cached_tokenizer_from_config": lambda model: made.words},
+        "vllm.logger": {"init_logger": lambda name: stubs.log},
+        "vllm.tokenizers": {"cached_tokenizer_from_config": lambda model: stubs.words},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": GPUModelRunner},
         "vllm.v1.sample.rejection_sampler": {
             "apply_top_k_top_p": lambda logits, k, p: logits.max(),
             "expand_batch_to_tokens": lambda x, ends, count, old=0, new=0: x.new_empty(count),
         },
-        "vllm.entrypoints.openai.chat_completion.protocol": {"ChatCompletionRequest": made.chats},
-        "vllm.entrypoints.openai.completion.protocol": {"CompletionRequest": made.completions},
+        "vllm.entrypoints.openai.chat_completion.protocol": {"ChatCompletionRequest": stubs.chats},
+        "vllm.entrypoints.openai.completion.protocol": {"CompletionRequest": stubs.completions},
     }
     for name, members in modules.items():
         parts = name.split(".")
@@ -88,7 +88,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
                 monkeypatch.setitem(sys.modules, path, ModuleType(path))
         for key, value in members.items():
             monkeypatch.setattr(sys.modules[name], key, value, raising=False)
-    return made
+    return stubs
 
 
 def config(most: int = 8, world: int = 1, **settings: Any) -> Any:
@@ -122,8 +122,8 @@ def step(runner: Any, rows: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
         scheduled_spec_decode_tokens={key: row["drafted"] for key, row in rows.items() if row.get("drafted")},
     )
     sampled = [row["text"][len(row["text"]) - row.get("gained", 1) :] for row in rows.values()]
-    found = runner.propose_draft_token_ids(scheduled, sampled, None)
-    return dict(zip(rows, found, strict=True))
+    drafts = runner.propose_draft_token_ids(scheduled, sampled, None)
+    return dict(zip(rows, drafts, strict=True))
 
 
 def begun(text: list[int], prompt: int, **more: Any) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def begun(text: list[int], prompt: int, **more: Any) -> dict[str, Any]:
 
 def test_a_row_is_drafted_for_from_its_own_text(vllm: SimpleNamespace) -> None:
     runner = vllm.runner(config())
-    found = step(runner, {"a": begun([1, 2, 3, 4, 5, 1, 2], 6), "b": begun([7, 8, 9, 7], 3)})
-    assert found["a"][:3] == [3, 4, 5]
-    assert found["b"][:2] == [8, 9]
+    drafts = step(runner, {"a": begun([1, 2, 3, 4, 5, 1, 2], 6), "b": begun([7, 8, 9, 7], 3)})
+    assert drafts["a"][:3] == [3, 4, 5]
+    assert drafts["b"][:2] == [8, 9]
     assert not vllm.log.errors
 
 
@@ -147,16 +147,16 @@ def test_a_prompt_that_is_still_read_gets_no_draft(vllm: SimpleNamespace) -> Non
 @pytest.mark.parametrize("given", ["5 6 7 8", [5, 6, 7, 8]])
 def test_a_prediction_is_read_as_text_or_as_ids(vllm: SimpleNamespace, given: Any) -> None:
     runner = vllm.runner(config())
-    found = step(runner, {"a": begun([1, 2, 5], 2, extra_args={"prediction": given})})
-    assert found["a"][:3] == [6, 7, 8]
+    drafts = step(runner, {"a": begun([1, 2, 5], 2, extra_args={"prediction": given})})
+    assert drafts["a"][:3] == [6, 7, 8]
 
 
 @pytest.mark.parametrize("given", [[VOCAB], [-1], ["5"], {"a": 1}, 7, "no numbers"])
 def test_a_prediction_that_cannot_be_read_is_ignored_and_logged_once(vllm: SimpleNamespace, given: Any) -> None:
     runner = vllm.runner(config())
     for key in "ab":
-        found = step(runner, {key: begun([1, 2, 3, 1], 3, extra_args={"prediction": given})})
-        assert found[key][:2] == [2, 3]
+        drafts = step(runner, {key: begun([1, 2, 3, 1], 3, extra_args={"prediction": given})})
+        assert drafts[key][:2] == [2, 3]
     assert len(vllm.log.errors) == 1
 
 
@@ -210,9 +210,9 @@ def test_parameters_of_requests_are_spread_over_their_rows_without_triton(
 ) -> None:
     vllm.runner(config())
     spread = sys.modules["vllm.v1.sample.rejection_sampler"].expand_batch_to_tokens
-    found = spread(torch.tensor([5, 0, 7, 8], dtype=dtype), torch.tensor([2, 3, 3, 6], dtype=torch.int32), 6, 0, 1)
-    assert found.tolist() == [5, 5, 1, 8, 8, 8]
-    assert found.dtype == dtype
+    result = spread(torch.tensor([5, 0, 7, 8], dtype=dtype), torch.tensor([2, 3, 3, 6], dtype=torch.int32), 6, 0, 1)
+    assert result.tolist() == [5, 5, 1, 8, 8, 8]
+    assert result.dtype == dtype
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -279,7 +279,7 @@ def test_drafts_do_not_depend_on_the_order_of_rows(vllm: SimpleNamespace) -> Non
 
     forward = decode(lambda keys, turn: keys)
     assert forward == decode(lambda keys, turn: keys[turn % 5 :] + keys[: turn % 5])
-    assert any(any(found.values()) for found in forward)
+    assert any(any(drafts.values()) for drafts in forward)
 
 
 def test_calls_of_the_real_runner_give_the_recorded_drafts(vllm: SimpleNamespace) -> None:

@@ -30,7 +30,7 @@ def function(i: int, j: int) -> str:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
     """Two packages of generated files: no two of them are near-duplicates."""
     root = tmp_path_factory.mktemp("packages")
-    found = []
+    written = []
     for name in ("alpha", "beta"):
         files = []
         for i in range(40):
@@ -38,8 +38,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
             number = i + 100 * (name == "beta")
             path.write_text("\n\n".join(function(number, j) for j in range(1, 9)))
             files.append((path.name, path))
-        found.append(Package(name, "1.0", "MIT", tuple(files)))
-    return found
+        written.append(Package(name, "1.0", "MIT", tuple(files)))
+    return written
 
 
 @pytest.fixture

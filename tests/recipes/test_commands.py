@@ -33,8 +33,8 @@ def test_the_card_shows_a_command_that_the_parser_accepts() -> None:
         "python -m recipes.embedded.train --out OUT --role draft --teacher TARGET_OUT --budget-tokens 100 --lr 0.003 "
         "--seed 3 --edit-share 0.25"
     )
-    own = command_of({**config, "teacher": None, "pre_tokenizer": "gpt2"})
-    assert train.parser().parse_args(shlex.split(own)[3:]).pre_tokenizer == "gpt2"
+    shown = command_of({**config, "teacher": None, "pre_tokenizer": "gpt2"})
+    assert train.parser().parse_args(shlex.split(shown)[3:]).pre_tokenizer == "gpt2"
     assert command_of({**config, "resume": True}).endswith("--edit-share 0.25 --resume")
     assert train.parser().parse_args(shlex.split(command)[3:]).teacher == Path("TARGET_OUT")
 

@@ -33,8 +33,8 @@ class FakeDistribution:
     ],
 )
 def test_only_permissive_licences(headers: dict[str, str | list[str]], permissive: bool) -> None:
-    found = licence_of(FakeDistribution(**headers))  # type: ignore[arg-type]
-    assert (found is not None) == permissive
+    licence = licence_of(FakeDistribution(**headers))  # type: ignore[arg-type]
+    assert (licence is not None) == permissive
 
 
 def test_unwanted_paths() -> None:

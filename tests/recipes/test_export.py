@@ -32,10 +32,10 @@ def test_transformers_computes_the_same_logits(exported: tuple[Run, Path]) -> No
     with torch.no_grad():
         half = CompactLlama(run.model.shape)
         half.load_state_dict({k: v.half().float() for k, v in run.model.state_dict().items()})
-        ours = half(ids)
-        theirs = loaded.float()(ids).logits
-    assert float(ours.abs().max()) > 0.5  # else the comparison says nothing
-    assert torch.allclose(ours, theirs, atol=1e-3)
+        expected = half(ids)
+        logits = loaded.float()(ids).logits
+    assert float(expected.abs().max()) > 0.5  # else the comparison says nothing
+    assert torch.allclose(expected, logits, atol=1e-3)
 
 
 def test_chat_template_and_end_tokens(exported: tuple[Run, Path]) -> None:

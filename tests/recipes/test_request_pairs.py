@@ -32,9 +32,9 @@ FILE = SourceFile("demo", "1.0", "demo.py", TEXT, "train")
 
 
 def test_functions_are_dedented_and_parse() -> None:
-    found = functions(TEXT)
-    assert sorted(node.name for _, node in found) == ["load", "total"]
-    assert all(source.startswith("def ") and parses(source) for source, _ in found)
+    sources = functions(TEXT)
+    assert sorted(node.name for _, node in sources) == ["load", "total"]
+    assert all(source.startswith("def ") and parses(source) for source, _ in sources)
     assert functions("def broken(:\n") == []
 
 
@@ -43,10 +43,10 @@ def test_functions_are_dedented_and_parse() -> None:
 def test_every_edit_changes_only_what_it_requests(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     for source, node in functions(TEXT):
-        made = EDITS[kind](rng, source, node)
-        if made is None:
+        edit = EDITS[kind](rng, source, node)
+        if edit is None:
             continue
-        ask, after = made
+        ask, after = edit
         before_lines, after_lines = source.split("\n"), after.split("\n")
         if kind == "comment":
             assert after_lines[1:] == before_lines
@@ -70,9 +70,9 @@ def test_every_edit_changes_only_what_it_requests(kind: str, seed: int) -> None:
 def test_renaming_renames_every_occurrence_consistently() -> None:
     for seed in range(20):
         source, node = next(f for f in functions(TEXT) if f[1].name == "total")
-        made = EDITS["rename"](random.Random(seed), source, node)
+        edit = EDITS["rename"](random.Random(seed), source, node)
         names = lambda text: [n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)]  # noqa: E731
-        before, after = names(source), names(made[1])
+        before, after = names(source), names(edit[1])
         mapping = dict(zip(before, after, strict=True))
         assert [mapping[n] for n in before] == after
         assert sum(a != b for a, b in mapping.items()) <= 1

@@ -41,7 +41,7 @@ def test_an_epoch_shows_every_window_once(cache: Path) -> None:
 
 
 def test_held_out_edits_have_answers(cache: Path) -> None:
-    held = HeldOut.open(cache, rows=4, length=384, assistant=2, end=3)
-    assert held.edit_mask.shape == (len(held.edit), 384)
-    assert 0.1 < float(held.edit_mask.float().mean()) < 0.9
-    assert np.asarray(held.raw).max() < 400
+    heldout = HeldOut.open(cache, rows=4, length=384, assistant=2, end=3)
+    assert heldout.edit_mask.shape == (len(heldout.edit), 384)
+    assert 0.1 < float(heldout.edit_mask.float().mean()) < 0.9
+    assert np.asarray(heldout.raw).max() < 400

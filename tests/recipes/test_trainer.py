@@ -112,9 +112,9 @@ def test_a_model_that_starts_from_another_keeps_its_layers_and_the_tokens_that_b
     assert {"<|user|>", "Ġ", "return"} <= shared
     for token in shared:
         torch.testing.assert_close(rows[after.token_to_id(token)], table[before.token_to_id(token)])
-    own = next(token for token in after.get_vocab() if token not in shared and token.isascii())
-    pieces = before.encode(own).ids
+    added = next(token for token in after.get_vocab() if token not in shared and token.isascii())
+    pieces = before.encode(added).ids
     assert len(pieces) > 1
-    torch.testing.assert_close(rows[after.token_to_id(own)], table[pieces].mean(0))
+    torch.testing.assert_close(rows[after.token_to_id(added)], table[pieces].mean(0))
     with pytest.raises(ParameterError, match="exported model"):
         replace(other, start=tmp_path)

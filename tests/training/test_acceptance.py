@@ -47,21 +47,21 @@ def test_simulated_acceptance_length_is_what_decoding_measures(
     llm = LLM(
         Decoder.load(tiny_target, "torch", "float32", threads=1), draft_tokens=K, max_batch=64,
     )  # fmt: skip
-    made = str(config.loop.out / "final")
-    for held in run.texts:
-        llm.use(made, **drafter)
-        prompts = [t.tokens[: t.prompt] for t in held.texts]
+    draft = str(config.loop.out / "final")
+    for heldout in run.texts:
+        llm.use(draft, **drafter)
+        prompts = [t.tokens[: t.prompt] for t in heldout.texts]
         # Other seeds than those of the texts: the simulation must predict, not repeat.
         params = [
-            SamplingParams(temperature=held.temperature, max_tokens=60, seed=1000 + i) for i in range(len(prompts))
+            SamplingParams(temperature=heldout.temperature, max_tokens=60, seed=1000 + i) for i in range(len(prompts))
         ]
         total = sum((c.stats for c in llm.generate(prompts, params)), SpecStats())
         measured = total.mean_acceptance_length
-        simulated = figures[f"tau@{held.temperature:g}"]
+        simulated = figures[f"tau@{heldout.temperature:g}"]
         assert measured is not None
         assert measured > 1.15, "a head that is never right would prove nothing"
         assert simulated == pytest.approx(measured, rel=0.05)
-        if held.temperature == 0:
+        if heldout.temperature == 0:
             assert simulated == pytest.approx(measured, rel=0.01)  # no chance is left: only rounding
 
 
@@ -106,7 +106,7 @@ def test_the_predicted_acceptance_probabilities_are_those_given_the_text() -> No
 
 
 def test_texts_are_stored_unchanged(tmp_path: Path) -> None:
-    held = HeldOutText([Written([1, 2, 3], 1, 9), Written([4, 5], 1, 9)], 0.8)
-    save_texts(tmp_path / "t.bin", held, 48)
-    assert load_texts(tmp_path / "t.bin", 8, 9, 0.8) == held
-    assert held.tokens.tolist() == [[1, 2, 3], [4, 5, 0]]
+    heldout = HeldOutText([Written([1, 2, 3], 1, 9), Written([4, 5], 1, 9)], 0.8)
+    save_texts(tmp_path / "t.bin", heldout, 48)
+    assert load_texts(tmp_path / "t.bin", 8, 9, 0.8) == heldout
+    assert heldout.tokens.tolist() == [[1, 2, 3], [4, 5, 0]]

@@ -22,8 +22,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    made: Tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 3, 300)
-    save_tokenizer(made, folder, 128)
+    tokenizer: Tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 3, 300)
+    save_tokenizer(tokenizer, folder, 128)
     return Encoder(AutoTokenizer.from_pretrained(folder), eos=0)
 
 
@@ -124,12 +124,12 @@ def test_answers_of_conversations_are_marked(encoder: Encoder) -> None:
         for role, said in (("system", "s"), ("user", "ask"), ("assistant", "say"), ("user", "go"), ("assistant", "on"))
     )
     talk, pair = Document("t", turns=turns), Document("p", "ask", "say")
-    made = [marked for _, marked in encoder.encode([talk, Document("x", "def f"), pair])]
-    whole = encoder.tokenizer.decode(made[0][0])
+    encoded = [marked for _, marked in encoder.encode([talk, Document("x", "def f"), pair])]
+    whole = encoder.tokenizer.decode(encoded[0][0])
     assert whole == encoder.tokenizer.apply_chat_template(list(turns), tokenize=False)
-    assert decoded(encoder, *made[0]) == "say<|end|>\non<|end|>\n"
-    assert made[1][1] is None
-    assert decoded(encoder, *made[2]) == "say<|end|>\n"
+    assert decoded(encoder, *encoded[0]) == "say<|end|>\non<|end|>\n"
+    assert encoded[1][1] is None
+    assert decoded(encoder, *encoded[2]) == "say<|end|>\n"
 
 
 def test_special_tokens_in_text_stay_text(encoder: Encoder) -> None:
@@ -176,11 +176,11 @@ def test_the_split_is_by_document_and_repeats(encoder: Encoder, tmp_path: Path) 
 
 def test_one_long_document_is_split_at_its_end(encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"v{i} = {i}\n" for i in range(200)))
-    made = prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, 64)
+    prepared = prepare_data(tmp_path / "data", [str(tmp_path / "a.txt")], encoder, 300, 64)
     whole = encoder.tokenizer((tmp_path / "a.txt").read_text())["input_ids"]
-    cut = [t for t in made.train[0].tokens.tolist() if t] + [t for t in made.heldout[0].tokens.tolist() if t]
+    cut = [t for t in prepared.train[0].tokens.tolist() if t] + [t for t in prepared.heldout[0].tokens.tolist() if t]
     assert cut == whole
-    assert len(made.heldout[0].tokens) > 64
+    assert len(prepared.heldout[0].tokens) > 64
 
 
 def test_changed_data_is_refused_in_the_same_folder(encoder: Encoder, tmp_path: Path) -> None:

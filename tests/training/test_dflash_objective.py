@@ -48,31 +48,31 @@ def test_blocks_in_parallel_equal_blocks_one_by_one(changes: dict[str, Any]) -> 
 
 
 def objective(**options: Any) -> DFlashObjective:
-    made = DFlashObjective(Teacher(tiny_decoder()), DFlashOptions(block=4, layers=1, anchors=3, loss="ce", **options))
-    for name, parameter in made.module.named_parameters():
+    tested = DFlashObjective(Teacher(tiny_decoder()), DFlashOptions(block=4, layers=1, anchors=3, loss="ce", **options))
+    for name, parameter in tested.module.named_parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, 0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
-    return made
+    return tested
 
 
-def window(made: DFlashObjective) -> Window:
+def window(tested: DFlashObjective) -> Window:
     tokens = torch.randint(0, 40, (2, T), generator=torch.Generator().manual_seed(2))
     counts = torch.ones(2, T, dtype=torch.bool)
     counts[0, :6] = False  # a prompt
-    return Window(tokens, counts, made.teacher.read(tokens, made.taps))
+    return Window(tokens, counts, tested.teacher.read(tokens, tested.taps))
 
 
 @pytest.mark.parametrize("markov_rank", [0, 3])
 def test_the_loss_is_that_of_drafts_from_the_anchors_and_decays_with_their_length(
     markov_rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = objective(decay=0.5, markov_rank=markov_rank)
-    given = window(made)
+    tested = objective(decay=0.5, markov_rank=markov_rank)
+    given = window(tested)
     anchors = torch.tensor([[4, 6, 12], [1, 11, 9]])
     monkeypatch.setattr(torch, "multinomial", lambda *args, **more: anchors - 1)
     with torch.no_grad():
-        loss, _ = made(given)
-        drafts, _ = made.draft_logits(given)
+        loss, _ = tested(given)
+        drafts, _ = tested.draft_logits(given)
     total, weight = 0.0, 0.0
     for b in range(2):
         for anchor in anchors[b].tolist():
@@ -86,18 +86,18 @@ def test_the_loss_is_that_of_drafts_from_the_anchors_and_decays_with_their_lengt
 
 
 def test_anchors_are_drawn_anew_in_each_step_where_a_draft_token_counts() -> None:
-    made = objective()
-    given, drawn = window(made), list[Tensor]()
+    tested = objective()
+    given, drawn = window(tested), list[Tensor]()
 
     def recorded(window: Window, anchors: Tensor) -> Any:
         drawn.append(anchors)
         return real(window, anchors)
 
-    real = made._blocks
-    made._blocks = recorded  # type: ignore[method-assign]
+    real = tested._blocks
+    tested._blocks = recorded  # type: ignore[method-assign]
     for step in (0, 1, 0):
-        made.begin_step(step, 0.0)
-        made.predictions(given)
+        tested.begin_step(step, 0.0)
+        tested.predictions(given)
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], drawn[1])
     for anchors in drawn:

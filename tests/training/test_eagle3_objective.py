@@ -26,11 +26,11 @@ DECODER = DecoderConfig(
 @pytest.fixture
 def head() -> EagleHead:
     torch.manual_seed(0)
-    made = EagleHead(EagleConfig(3, DECODER, (1, 2), D, DV)).double()
-    for p in made.parameters():
+    head = EagleHead(EagleConfig(3, DECODER, (1, 2), D, DV)).double()
+    for p in head.parameters():
         torch.nn.init.normal_(p, 0.0, 0.4)
-    made.select_vocabulary(torch.arange(DV) + torch.arange(DV) // 2)
-    return made.borrow(torch.randn(V, D, dtype=torch.float64))
+    head.select_vocabulary(torch.arange(DV) + torch.arange(DV) // 2)
+    return head.borrow(torch.randn(V, D, dtype=torch.float64))
 
 
 def inputs() -> tuple[Tensor, list[Tensor]]:
@@ -132,8 +132,8 @@ def test_bfloat16_states_meet_norms_of_their_own_dtype(head: EagleHead) -> None:
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
             warnings.simplefilter("error")
-            made = chain_states(head, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
+            states = chain_states(head, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
     finally:
         torch.set_warn_always(False)
-    for x, true in zip(made, exact, strict=True):
+    for x, true in zip(states, exact, strict=True):
         assert (x.double() - true).norm() < 0.1 * true.norm()  # a chain of layers, each rounded to 8 bits

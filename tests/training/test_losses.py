@@ -53,13 +53,13 @@ def test_blocks_give_the_loss_and_the_gradients_of_the_definition(
     states, weight, aims = setting(shared)
     loss, each = distribution_losses(kind, states, weight, aims, WEIGHTS)
     (2 * loss).backward()
-    mine = states.grad, weight.grad
+    gradients = states.grad, weight.grad
     states.grad = weight.grad = None
     expected = plain(kind, states, weight, aims)
     (2 * expected).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     assert float(each @ each.new_tensor(WEIGHTS)) == pytest.approx(expected.item(), rel=1e-12)
-    for a, b in zip(mine, (states.grad, weight.grad), strict=True):
+    for a, b in zip(gradients, (states.grad, weight.grad), strict=True):
         assert a is not None
         assert b is not None
         assert torch.allclose(a, b, atol=1e-12)

@@ -17,9 +17,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, zoo
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.models.config import DecoderConfig
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.models.text import load_tokenizer
 from slipstream.targets.decoder import Decoder
 from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read
@@ -32,6 +34,7 @@ from slipstream.training.methods import (
     MedusaOptions,
 )
 from slipstream.training.run import Run, RunConfig, prepare
+from slipstream.training.trainable import new_llama, save_model
 from tests.checkpoints import make_family
 from tests.training.tiny_runs import run_config
 
@@ -80,8 +83,8 @@ def test_an_objective_learns(kind: str, options: Any, tiny_target: Path, tiny_da
     assert figures[name] < 0.9 * before[name]
     assert figures["tau@0"] > before["tau@0"] + 0.05
     assert figures["tau@0.8"] > before["tau@0.8"]
-    made = load_file(tmp_path / "final" / "model.safetensors")
-    assert ("mask_hidden" in made) == getattr(options, "parallel", False)
+    weights = load_file(tmp_path / "final" / "model.safetensors")
+    assert ("mask_hidden" in weights) == getattr(options, "parallel", False)
     card = (tmp_path / "final" / "README.md").read_text()
     assert "simulated acceptance length, greedy" in card
     assert "texts.bin" in card
@@ -348,16 +351,38 @@ def test_other_kinds_of_targets_can_be_trained_for(kind: str, family: str, tiny_
     target = make_family(family, tmp_path / "target")
     config = small(kind, target, tiny_data, tmp_path / "run", budget_tokens=2 * 256)
     prepare(config, say=quiet).train(say=quiet)
-    made = tmp_path / "run" / "final"
+    folder = tmp_path / "run" / "final"
     if kind == "layerskip":
-        assert DecoderConfig.load(made).layers == DecoderConfig.load(target).layers
-        Decoder.load(made, "torch")
+        assert DecoderConfig.load(folder).layers == DecoderConfig.load(target).layers
+        Decoder.load(folder, "torch")
         return
     prompt, params = [5, 9, 30, 7], SamplingParams(max_tokens=12)
     llm = LLM(Decoder.load(target, "torch", "float64"), draft_tokens=2)
     plain = llm.generate([prompt], params)[0].token_ids
-    llm.use(made)
+    llm.use(folder)
     assert llm.generate([prompt], params)[0].token_ids == plain
+
+
+@pytest.mark.parametrize("kind", ["draft", "layerskip"])
+def test_weights_of_a_gguf_file_are_not_trained(kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    config = small(kind, tiny_target if kind == "draft" else file, tiny_data, tmp_path / "run")
+    if kind == "draft":
+        config = replace(config, options=DraftOptions(start=str(file)))
+    with pytest.raises(ParameterError, match="is a GGUF file"):
+        prepare(config, say=quiet)
+    assert not config.loop.out.exists()
+
+
+def test_a_draft_for_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
+    file = convert_to_gguf(zoo.target_dir(), tmp_path / "target.gguf", "f16").file
+    model = new_llama(
+        0, vocab_size=4096, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        intermediate_size=16,
+    )  # fmt: skip
+    save_model(model, tmp_path / "draft", file)
+    assert load_tokenizer(tmp_path / "draft").encode("def f") == load_tokenizer(zoo.target_dir()).encode("def f")
 
 
 def test_a_draft_continues_from_a_checkpoint(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
@@ -376,7 +401,7 @@ def test_taps_of_small_targets_are_different_layers() -> None:
 
 def test_layerskip_reports_what_differs_from_the_original(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
     run = prepare(small("layerskip", tiny_target, tiny_data, tmp_path), say=quiet)
-    found = run.loop.evaluate()
-    assert found["agree2"] == pytest.approx(1.0, abs=0.01), "of the last layer"
-    assert found["loss2"] == pytest.approx(0.0, abs=1e-3)
-    assert found["loss1"] > 0.1, "of the exit"
+    losses = run.loop.evaluate()
+    assert losses["agree2"] == pytest.approx(1.0, abs=0.01), "of the last layer"
+    assert losses["loss2"] == pytest.approx(0.0, abs=1e-3)
+    assert losses["loss1"] > 0.1, "of the exit"

@@ -28,7 +28,7 @@ class Recorder(Proposer):
         self._known: dict[str, int] = {}
 
     def propose(self, sampled: Any, lengths: Any, tokens: Any, slot_mappings: Any = None) -> Any:
-        found = super().propose(sampled, lengths, tokens, slot_mappings)
+        drafts = super().propose(sampled, lengths, tokens, slot_mappings)
         batch, scheduled, rows = self._runner.input_batch, self._scheduled, []
         for i, gained in enumerate(sampled):
             key, length = batch.req_ids[i], int(lengths[i])
@@ -39,12 +39,12 @@ class Recorder(Proposer):
                     "prompt": int(batch.num_prompt_tokens[i]), "gained": len(gained),
                     "rows": scheduled.num_scheduled_tokens[key], "max_tokens": params.max_tokens,
                     "drafted": scheduled.scheduled_spec_decode_tokens.get(key, []),
-                    "extra_args": params.extra_args, "draft": found[i],
+                    "extra_args": params.extra_args, "draft": drafts[i],
                 }
             )  # fmt: skip
             self._known[key] = length
         calls.append(rows)
-        return found
+        return drafts
 
 
 def main() -> None:
@@ -67,8 +67,8 @@ def main() -> None:
               for i in range(len(prompts))]  # fmt: skip
     recorded.calls.clear()
     llm.generate(prompts, params)
-    made = {"vllm": __version__, "most": MOST, "calls": recorded.calls}
-    Path(sys.argv[1]).write_text(json.dumps(made, separators=(",", ":")) + "\n")
+    recording = {"vllm": __version__, "most": MOST, "calls": recorded.calls}
+    Path(sys.argv[1]).write_text(json.dumps(recording, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

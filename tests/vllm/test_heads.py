@@ -54,13 +54,13 @@ def theirs(url: str) -> tuple[float, list[str]]:
 def parallel(folder: Path) -> Path:
     """The embedded EAGLE-3 head as a parallel one (P-EAGLE), whose mask rows hold the mean of the target's states: it
     is as often right about the first draft token, and sometimes about the second."""
-    made = load_eagle(zoo.head_dir("eagle3", zoo.target_dir()))
-    head = EagleHead(replace(made.config, mask_token=3, depths=DRAFT_TOKENS))
+    embedded = load_eagle(zoo.head_dir("eagle3", zoo.target_dir()))
+    head = EagleHead(replace(embedded.config, mask_token=3, depths=DRAFT_TOKENS))
     teacher = Teacher(Decoder.load(zoo.target_dir(), "torch", "float32"))
     tokens = torch.randint(5, 1000, (4, 64), generator=torch.Generator().manual_seed(0))
-    states = teacher.read(tokens, made.config.taps)
-    mean = torch.cat([states[tap].mean((0, 1)) for tap in made.config.taps]).view(1, 1, -1)
-    head.load_state_dict(made.state_dict() | {"mask_hidden": mean})
+    states = teacher.read(tokens, embedded.config.taps)
+    mean = torch.cat([states[tap].mean((0, 1)) for tap in embedded.config.taps]).view(1, 1, -1)
+    head.load_state_dict(embedded.state_dict() | {"mask_hidden": mean})
     save_eagle(head, folder, torch.float32)
     return folder
 
@@ -79,9 +79,9 @@ def test_vllm_accepts_as_many_draft_tokens_of_a_converted_head_as_we_do(tmp_path
     with VllmServer(Choice("none", target=str(zoo.target_dir())), arguments, 1).process(
         interpreter(None), watch=log.append, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}
     ) as process:
-        found, texts = theirs(process.ready(LOADING))
+        accepted, texts = theirs(process.ready(LOADING))
     wanted, same = ours(str(source) if masked else kind, kind)
-    print(json.dumps({"format": to, "vllm": round(found, 3), "slipstream": round(wanted, 3), "texts": len(texts)}))
+    print(json.dumps({"format": to, "vllm": round(accepted, 3), "slipstream": round(wanted, 3), "texts": len(texts)}))
     assert sum(a == b for a, b in zip(texts, same, strict=True)) >= len(texts) - 2
-    assert found == pytest.approx(wanted, rel=0.05)
+    assert accepted == pytest.approx(wanted, rel=0.05)
     assert kind == "medusa" or any("auxiliary layers from speculative config: (2, 4, 5)" in line for line in log)

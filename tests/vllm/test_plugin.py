@@ -45,8 +45,8 @@ def ask(url: str, path: str = "/completions", **body: Any) -> Any:
 def counters(url: str) -> dict[str, float]:
     with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    found = [line.rsplit(" ", 1) for line in lines if line.startswith("vllm:spec_decode_num")]
-    return {name.split("{")[0].removeprefix("vllm:spec_decode_num_"): float(value) for name, value in found}
+    values = [line.rsplit(" ", 1) for line in lines if line.startswith("vllm:spec_decode_num")]
+    return {name.split("{")[0].removeprefix("vllm:spec_decode_num_"): float(value) for name, value in values}
 
 
 def test_greedy_texts_equal_those_without_the_plug_in(servers: dict[str, str]) -> None:
@@ -71,8 +71,8 @@ def test_a_prediction_is_drafted_from(servers: dict[str, str], how: str) -> None
             servers["plain"].removesuffix("/v1") + "/tokenize",
             json.dumps({"prompt": answer, "add_special_tokens": False}).encode(), {"Content-Type": "application/json"},
         )  # fmt: skip
-        with urllib.request.urlopen(tokenized) as found:
-            field = {"vllm_xargs": {"prediction": json.load(found)["tokens"]}}
+        with urllib.request.urlopen(tokenized) as response:
+            field = {"vllm_xargs": {"prediction": json.load(response)["tokens"]}}
     steps = []
     for body in ({}, field):
         before = counters(servers["drafting"])
@@ -100,11 +100,11 @@ def test_a_malformed_prediction_is_a_client_error_and_the_server_goes_on(servers
 
 
 def test_sampled_requests_with_structure_stops_and_penalties_are_answered(servers: dict[str, str]) -> None:
-    found = ask(
+    answers = ask(
         servers["drafting"], prompt="a b c a b c a b c", n=3, temperature=0.9, seed=5, stop=["\n\n"],
         frequency_penalty=0.5, repetition_penalty=1.1, top_k=20, logprobs=1,
     )  # fmt: skip
-    assert len(found["choices"]) == 3
+    assert len(answers["choices"]) == 3
     one = ask(servers["drafting"], prompt="a", structured_outputs={"choice": ["yes yes yes", "no no no"]})
     assert one["choices"][0]["text"] in ("yes yes yes", "no no no")
 
