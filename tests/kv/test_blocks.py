@@ -29,21 +29,6 @@ def test_every_sequence_reads_its_own_text_and_every_owner_is_counted(capacity: 
         assert not any(world.pool._counts)
 
 
-def test_the_example_of_the_docstring() -> None:
-    pool = BlockPool(Cells(32))
-    pool.reserve(7, 0, 70)
-    assert pool.tables == {7: [0, 1, 2]}
-    pool.fork(7, 8, 40)
-    assert pool.tables[8] == [0, 1]
-    assert [pool.count(b) for b in range(3)] == [2, 2, 1]
-    pool.reserve(8, 40, 41)
-    assert pool.tables[8] == [0, 3]
-    assert [pool.count(b) for b in range(4)] == [2, 1, 1, 1]
-    pool.release(7)
-    assert pool.tables == {8: [0, 3]}
-    assert [pool.count(b) for b in range(4)] == [1, 0, 0, 1]
-
-
 def test_a_copy_of_the_tables_is_valid_until_the_version_changes() -> None:
     draw, world, seen = random.Random(5), World(capacity=20), dict[int, object]()
     for _ in range(400):

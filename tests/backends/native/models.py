@@ -1,5 +1,6 @@
 """Random decoders for the native backend, from memory, and batches to run them on: alone and together."""
 
+import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
@@ -173,6 +174,11 @@ def forest(members: Seq[tuple[int, int, Seq[int], Seq[int]]]) -> Batch:
         [m[0] for m in members], torch.tensor(tokens), positions, splits, [m[1] for m in members], trees,
         range(len(tokens)),
     )  # fmt: skip
+
+
+def last(batch: Batch) -> Batch:
+    """The batch with the logits of each sequence's last row only."""
+    return dataclasses.replace(batch, select=[stop - 1 for stop in batch.splits[1:]])
 
 
 def one_by_one(

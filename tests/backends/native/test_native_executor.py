@@ -36,6 +36,7 @@ from tests.backends.native.models import (
     forest,
     ids,
     in_float64,
+    last,
     needs_bfloat16,
     tree,
     weights,
@@ -69,8 +70,7 @@ def near(got: Tensor, want: Tensor, allowed: float = 1e-5) -> None:
 
 def together(texts: list[list[int]], pending: int = 2) -> Batch:
     """The last tokens of each text, with their logits only."""
-    batch = forest([(b, len(text) - pending, text[-pending:], []) for b, text in enumerate(texts)])
-    return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
+    return last(forest([(b, len(text) - pending, text[-pending:], []) for b, text in enumerate(texts)]))
 
 
 def prefilled(model: Executor, texts: list[list[int]], pending: int = 2) -> Batch:
@@ -112,13 +112,13 @@ def alone(draws: StepSampling, b: int) -> StepSampling:
 # --- logits ----------------------------------------------------------------------------------------------------------
 
 
-OTHERS = [shape for shape in SHAPES if shape not in ("llama", "many heads", "window")]
+REMAINING = [shape for shape in SHAPES if shape not in ("llama", "many heads", "window")]
 
 
 @pytest.mark.parametrize(
     ("shape", "form"),
     [(shape, form) for shape in ("llama", "many heads", "window") for form in FORMATS]
-    + [(shape, "float32") for shape in OTHERS],
+    + [(shape, "float32") for shape in REMAINING],
 )
 def test_logits_and_cache_are_those_of_the_stored_weights_in_float64(shape: str, form: str) -> None:
     """A prompt, and the rest of it in another pass."""
@@ -221,9 +221,9 @@ def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
             model.forward(batch, taps, layers)
 
 
-def chosen(config: Any, executor: str, dtype: Any, device: str, quantize: str | None = None) -> str:
+def chosen(config: Any, executor: str, dtype: Any, quantize: str | None = None) -> str:
     """Name of the backend that runs a decoder with these settings."""
-    settings = LoadSettings(executor=executor, dtype=dtype, device=device, quantize=quantize)
+    settings = LoadSettings(executor=executor, dtype=dtype, device="cpu", quantize=quantize)
     return choose(config, resolve(settings))[0].name
 
 
@@ -231,12 +231,12 @@ def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch
     llama = config()
     odd, wide = dataclasses.replace(llama, head_dim=24), dataclasses.replace(llama, intermediate_size=MOST_COLUMNS + 64)
     assert refusal(llama) is refusal(llama, WEIGHT_FORMATS["w8a8"]) is refusal(wide) is None
-    assert chosen(llama, "auto", None, "cpu") == "native"
-    assert chosen(llama, "auto", None, "cpu", "int8") == "native"
-    assert chosen(odd, "auto", None, "cpu") == "torch"
+    assert chosen(llama, "auto", None) == "native"
+    assert chosen(llama, "auto", None, "int8") == "native"
+    assert chosen(odd, "auto", None) == "torch"
     with pytest.raises(UnsupportedModelError, match=r"overflow.*no kernels for quantised weights"):
-        chosen(wide, "auto", None, "cpu", "w8a8")
-    assert chosen(llama, "auto", torch.float64, "cpu") == "torch"
+        chosen(wide, "auto", None, "w8a8")
+    assert chosen(llama, "auto", torch.float64) == "torch"
     for changed, quantised, says in (
         (odd, None, "heads of 24 values"),
         (wide, WEIGHT_FORMATS["w8a16"], "may overflow 32 bits"),
@@ -248,34 +248,33 @@ def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch
         ),
     ):
         assert re.search(says, str(refusal(changed, quantised)))
-    for device, dtype in (("cpu", torch.float64),):
-        with pytest.raises(ParameterError, match="on the CPU, in float32 or bfloat16"):
-            chosen(llama, "native", dtype, device)
+    with pytest.raises(ParameterError, match="on the CPU, in float32 or bfloat16"):
+        chosen(llama, "native", torch.float64)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "numba" else find(name, *rest))
     assert refusal(llama) == "Numba is not installed"
-    assert chosen(llama, "auto", None, "cpu") == "torch"
+    assert chosen(llama, "auto", None) == "torch"
 
 
 def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
     """Neither is ignored silently."""
     for executor_name in ("auto", "native", "torch"):
         with pytest.raises(ParameterError, match="quantize='w8a8' and dtype='bfloat16' were asked for together"):
-            chosen(config(), executor_name, "bfloat16", "cpu", "w8a8")
+            chosen(config(), executor_name, "bfloat16", "w8a8")
     assert "added up in float32, not in bfloat16" in str(refusal(config(), WEIGHT_FORMATS["w8a16"], torch.bfloat16))
 
 
 def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "has_bfloat16_dots", lambda: False)
     llama = config()
-    assert chosen(llama, "auto", "bfloat16", "cpu") == "torch"
+    assert chosen(llama, "auto", "bfloat16") == "torch"
     with pytest.raises(UnsupportedModelError, match="AVX-512 BF16"):
-        chosen(llama, "native", "bfloat16", "cpu")
+        chosen(llama, "native", "bfloat16")
 
 
 @needs_bfloat16
 def test_with_bfloat16_products_auto_runs_bfloat16_natively() -> None:
-    assert chosen(config(), "auto", "bfloat16", "cpu") == "native"
+    assert chosen(config(), "auto", "bfloat16") == "native"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -302,14 +301,11 @@ def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
     assert model.memory()["weights"] > 1.8 * native(form="float16").memory()["weights"]
 
 
-def test_loading_leaves_the_cache_empty() -> None:
-    assert executor().memory()["kv"] == 0
-
-
-def test_a_cache_in_float16_needs_half_the_memory() -> None:
+def test_loading_leaves_the_cache_empty_and_one_in_float16_needs_half_the_memory() -> None:
     sizes = []
     for form in ("float16", "float16 with a cache in float16"):
         model = executor(form=form)
+        assert model.memory()["kv"] == 0
         model.forward(chain(0, 0, ids(100), []))
         sizes.append(model.memory()["kv"])
     assert sizes[0] == 2 * sizes[1] > 0

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from slipstream.backends.native import native_executor as native_executor, paged
+from slipstream.backends.native import native_executor, paged
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_heads import NativeEagle
 from slipstream.backends.torch.torch_executor import TorchExecutor
@@ -28,6 +27,7 @@ from tests.backends.native.models import (
     executor,
     forest,
     ids,
+    last,
     needs_bfloat16,
     tree,
     weights,
@@ -92,20 +92,16 @@ def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own_embedd
     runtime = runs(head(eagle))
     width = len(eagle.taps) * eagle.target_hidden
     batch = forest([(0, 0, [3, 4, 5], [])])
-    fine = runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1].clone()
+    fine = runtime.decode_steps(last(batch), torch.ones(3, width), 2)[1].clone()
     for token in (-1, 40, 45, 1040, 1 << 40):
-        bad = _last(forest([(0, 0, [3, token, 5], [])]))
+        bad = last(forest([(0, 0, [3, token, 5], [])]))
         with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.decode_steps(bad, torch.ones(3, width), 2)
         with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.extend(bad, torch.ones(3, width))
         with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.extend(bad, torch.ones(3, eagle.hidden_size), from_head=True)
-    assert torch.equal(runtime.decode_steps(_last(batch), torch.ones(3, width), 2)[1], fine)
-
-
-def _last(batch: Batch) -> Batch:
-    return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
+    assert torch.equal(runtime.decode_steps(last(batch), torch.ones(3, width), 2)[1], fine)
 
 
 def test_hidden_states_that_overflow_are_refused() -> None:

@@ -1,6 +1,5 @@
 """The KV cache of the torch backend: where it is read without a copy, and calls of several Python threads."""
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,9 +8,8 @@ import torch
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.backends.torch.torch_paged import TorchBlocks
-from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
-from tests.backends.native.models import chain, config, forest, ids, weights
+from tests.backends.native.models import chain, config, forest, ids, last, weights
 from tests.heads.tiny_heads import config as head_config, head
 
 
@@ -42,20 +40,16 @@ def test_several_python_threads_run_one_executor_as_each_would_alone() -> None:
     model = executor()
     texts = [ids(150, seed) for seed in range(12)]
 
-    def last(seq_id: int) -> torch.Tensor:
+    def last_row(seq_id: int) -> torch.Tensor:
         for past in range(0, 150, 10):  # the cache grows while others write to it
             out = model.forward(chain(seq_id, past, texts[seq_id][past : past + 10], [9])).logits
         return out.clone()
 
     with ThreadPoolExecutor(4) as helpers:
-        results = list(helpers.map(last, range(12)))
+        results = list(helpers.map(last_row, range(12)))
     for seq_id, logits in enumerate(results):
         wanted = executor().forward(chain(0, 0, texts[seq_id], [149])).logits
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
-
-
-def last(batch: Batch) -> Batch:
-    return dataclasses.replace(batch, select=[s - 1 for s in batch.splits[1:]])
 
 
 def test_whatever_was_in_a_block_of_a_head_before_changes_no_draft() -> None:
