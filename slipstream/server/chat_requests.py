@@ -128,20 +128,20 @@ def _message(message: Any, where: str) -> dict[str, Any]:
             raise ApiError(
                 400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
             )
-    found: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    found["content"] = plain_text(given.get("content", ""), f"{where}.content")
+    converted: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    converted["content"] = plain_text(given.get("content", ""), f"{where}.content")
     for name in ("tool_call_id", "name"):
         if name in given:
-            found[name] = plain_text(given[name], f"{where}.{name}")
-    if role == "tool" and "tool_call_id" not in found:
+            converted[name] = plain_text(given[name], f"{where}.{name}")
+    if role == "tool" and "tool_call_id" not in converted:
         raise ApiError(400, f"{where}.tool_call_id is missing: it says which call is answered", f"{where}.tool_call_id")
     reasoning = given.get("reasoning_content", given.get("reasoning"))
     if reasoning is not None:
-        found["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
+        converted["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
     if "tool_calls" in given:
         calls = list_of(given["tool_calls"], f"{where}.tool_calls")
-        found["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    return found
+        converted["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return converted
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -150,10 +150,10 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     name = function.get("name")
     if asked.get("type", "function") != "function" or not isinstance(name, str) or not name:
         raise ApiError(400, f"{where} must be a call of a function with a name", where)
-    found = {"type": "function", "function": {"name": name, "arguments": _arguments(function, where)}}
+    converted = {"type": "function", "function": {"name": name, "arguments": _arguments(function, where)}}
     if "id" in asked:
-        found["id"] = plain_text(asked["id"], f"{where}.id", where)
-    return found
+        converted["id"] = plain_text(asked["id"], f"{where}.id", where)
+    return converted
 
 
 def _arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Reply:
 
     def add(self, text: str, last: bool) -> list[Delta]:
         """Take more text; returns what is new, neighbours of one kind joined."""
-        found: list[Delta] = []
+        joined: list[Delta] = []
         if self.reader is None:
             deltas = [Delta(CONTENT, text)] if text else []
         else:
@@ -67,12 +67,12 @@ class Reply:
             if delta.kind in (CALL, ARGUMENTS) and self.most_calls is not None and delta.index >= self.most_calls:
                 continue
             self._take(delta)
-            before = found[-1] if found else None
+            before = joined[-1] if joined else None
             if before and delta.kind != CALL and (before.kind, before.index) == (delta.kind, delta.index):
-                found[-1] = Delta(delta.kind, before.text + delta.text, delta.index)
+                joined[-1] = Delta(delta.kind, before.text + delta.text, delta.index)
             else:
-                found.append(delta)
-        return found
+                joined.append(delta)
+        return joined
 
     def _take(self, delta: Delta) -> None:
         if delta.kind == CONTENT:

@@ -165,11 +165,11 @@ class Checks:
     def _compare(self, check: str, changed: Callable[[SamplingParams, int], SamplingParams]) -> None:
         """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
         before, n = self.stats, len(self.ids)
-        own = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
-        mixed = own + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
+        unmixed = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
+        mixed = unmixed + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
         mixed += panel(self.names, self.ids, among(self.settings, HISTORY), 6, [self.most])
         mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
-        mixed += continued(own, self.plain, self.llm.checks.longest)
+        mixed += continued(unmixed, self.plain, self.llm.checks.longest)
         mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
         plain = [seq.output for seq in self._decoded(None, mixed)]
         for request, text in zip(mixed, plain, strict=True):

@@ -26,13 +26,13 @@ TOKENS = 9
 def module(name: str) -> Any:
     """A tiny random model in float64 whose texts often end early."""
     if name == "llama":
-        made = random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=2).double()
+        llama = random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=2).double()
     elif name == "gpt2":
-        made = random_gpt2()
+        llama = random_gpt2()
     else:
-        made = random_model(name)
-    made.generation_config.pad_token_id = 0
-    return made
+        llama = random_model(name)
+    llama.generation_config.pad_token_id = 0
+    return llama
 
 
 def random_gpt2() -> Any:
@@ -44,9 +44,9 @@ def random_gpt2() -> Any:
         vocab_size=VOCAB, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.25, bos_token_id=1,
         eos_token_id=2, tie_word_embeddings=False,
     )  # fmt: skip
-    made = transformers.GPT2LMHeadModel(config).double().eval()
+    gpt2 = transformers.GPT2LMHeadModel(config).double().eval()
     torch.random.set_rng_state(state)
-    return made
+    return gpt2
 
 
 @functools.cache
@@ -64,11 +64,11 @@ def by_transformers(name: str, beams: int, n: int, eos: list[int] | None, **how:
             ids, attention_mask=mask, num_beams=beams, num_return_sequences=n, max_new_tokens=TOKENS, do_sample=False,
             eos_token_id=eos, return_dict_in_generate=True, output_scores=True, **how,
         )  # fmt: skip
-    found = []
+    beams_of_prompts = []
     for row, score in zip(out.sequences[:, width:].tolist(), out.sequences_scores.tolist(), strict=True):
         end = next((i + 1 for i, token in enumerate(row) if token in (eos or ())), len(row))
-        found.append((row[:end], score))
-    return found
+        beams_of_prompts.append((row[:end], score))
+    return beams_of_prompts
 
 
 def ours(name: str, beams: int, n: int, eos: list[int] | None, **how: Any) -> list[tuple[Any, ...]]:
@@ -77,7 +77,7 @@ def ours(name: str, beams: int, n: int, eos: list[int] | None, **how: Any) -> li
         **{{"min_new_tokens": "min_tokens"}.get(key, key): value for key, value in how.items()},
     )  # fmt: skip
     searched = LLM(target(name)).beam_search(PROMPTS, params)
-    return [(beam.token_ids, beam.score) for found in searched for beam in found]
+    return [(beam.token_ids, beam.score) for beams_of_prompt in searched for beam in beams_of_prompt]
 
 
 def frequent(name: str) -> int:
@@ -102,10 +102,10 @@ def frequent(name: str) -> int:
 def test_texts_and_scores_are_those_of_transformers(name, beams, n, more_ends, how):
     """more_ends: None: texts never end. Code of transformers computes norms and softmax of some models in float32."""
     eos = None if more_ends is None else [frequent(name), *more_ends]
-    found, wanted = ours(name, beams, n, eos, **how), by_transformers(name, beams, n, eos, **how)
-    assert [text for text, _ in found] == [text for text, _ in wanted]
+    actual, wanted = ours(name, beams, n, eos, **how), by_transformers(name, beams, n, eos, **how)
+    assert [text for text, _ in actual] == [text for text, _ in wanted]
     tolerance = 1e-6 if name in ("stablelm", "bloom") else 1e-9
-    assert [score for _, score in found] == pytest.approx([score for _, score in wanted], abs=tolerance)
+    assert [score for _, score in actual] == pytest.approx([score for _, score in wanted], abs=tolerance)
 
 
 def test_a_model_with_states_finds_what_a_forward_of_each_whole_text_finds() -> None:
@@ -117,16 +117,16 @@ def test_a_model_with_states_finds_what_a_forward_of_each_whole_text_finds() -> 
         texts = [[*prompt, *one.output] for one in search.beams.running]
         with torch.no_grad():
             search.beams.advance(module(name)(torch.tensor(texts), use_cache=False).logits[:, -1])
-    found = LLM(target(name)).beam_search([prompt], params)[0]
-    assert [beam.token_ids for beam in found] == [beam.token_ids for beam in search.beams.best()]
+    result = LLM(target(name)).beam_search([prompt], params)[0]
+    assert [beam.token_ids for beam in result] == [beam.token_ids for beam in search.beams.best()]
 
 
 def test_each_prompt_is_searched_as_if_it_were_alone() -> None:
     params = BeamParams(beams=3, n=3, max_tokens=8, stop_token_ids=[frequent("llama")])
     alone = [LLM(target("llama")).beam_search([prompt], params)[0] for prompt in PROMPTS]
     for order, most in (([0, 1, 2], 2), ([2, 0, 1], 8)):
-        found = LLM(target("llama"), max_batch=most).beam_search([PROMPTS[i] for i in order], params)
-        for i, beams in zip(order, found, strict=True):
+        results = LLM(target("llama"), max_batch=most).beam_search([PROMPTS[i] for i in order], params)
+        for i, beams in zip(order, results, strict=True):
             assert [beam.token_ids for beam in beams] == [beam.token_ids for beam in alone[i]]
 
 

@@ -30,9 +30,9 @@ def documents(path: str) -> list[dict[str, Any]]:
 
 def vllm_of(config: Path) -> VllmServer:
     """The server of `slipstream serve --config`, whose engine is vLLM."""
-    found = options(["serve", "--config", str(config)])
+    settings = options(["serve", "--config", str(config)])
     models, engine = (
-        kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
+        kind(**{each.name: settings[each.name] for each in fields(kind) if each.name in settings})
         for kind in (ModelOptions, EngineOptions)
     )
     assert engine.vllm

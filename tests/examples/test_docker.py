@@ -28,25 +28,25 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_the_image_holds_what_the_tests_ran_with() -> None:
-    made = dict.fromkeys(rest for name, rest in instructions() if name == "RUN")
+    commands = dict.fromkeys(rest for name, rest in instructions() if name == "RUN")
     torch = re.search(r"^TORCH := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert torch
-    assert any(torch.group(1) in each and "--constraint constraints.txt" in each for each in made)
+    assert any(torch.group(1) in each and "--constraint constraints.txt" in each for each in commands)
     copied = {part for name, rest in instructions() if name == "COPY" for part in rest.split()[:-1]}
     assert all((ROOT / part).exists() for part in copied)
     assert COMPOSE["services"]["slipstream"]["image"] == f"slipstream:{__version__}"
 
 
 def test_the_image_serves_as_a_user_that_owns_the_compiled_kernels() -> None:
-    found = instructions()
-    names = [name for name, _ in found]
-    user = dict(found)["USER"]
+    steps = instructions()
+    names = [name for name, _ in steps]
+    user = dict(steps)["USER"]
     assert user == "10001"
-    compiles = next(i for i, (name, rest) in enumerate(found) if name == "RUN" and "slipstream generate" in rest)
+    compiles = next(i for i, (name, rest) in enumerate(steps) if name == "RUN" and "slipstream generate" in rest)
     assert names.index("USER") < compiles
     assert names.index("ENV") < compiles
-    assert dict(found)["ENV"] == "NUMBA_CACHE_DIR=/kernels"
-    assert options(json.loads(dict(found)["CMD"]))["host"] == "0.0.0.0"
+    assert dict(steps)["ENV"] == "NUMBA_CACHE_DIR=/kernels"
+    assert options(json.loads(dict(steps)["CMD"]))["host"] == "0.0.0.0"
 
 
 def test_the_health_check_asks_what_needs_no_key() -> None:
@@ -77,7 +77,7 @@ def test_prometheus_asks_the_server_and_reads_the_alerts() -> None:
 def test_alerts_read_metrics_and_labels_that_the_server_has(rule: dict[str, Any]) -> None:
     metrics = ServerMetrics("m")
     metrics.ended("error", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
-    samples = {sample.name: sample.labels for found in metrics.registry.collect() for sample in found.samples}
+    samples = {sample.name: sample.labels for family in metrics.registry.collect() for sample in family.samples}
     named = re.findall(r"\bslipstream:\w+", rule["expr"])
     assert set(named) <= set(samples)
     assert named or rule["expr"] == f'up{{job="{PROMETHEUS["scrape_configs"][0]["job_name"]}"}} == 0'

@@ -14,10 +14,10 @@ POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
 SERVED = options(SERVER["args"])
 
 
-@pytest.mark.parametrize("found", [DEPLOYMENT, SERVICE], ids=lambda found: found["kind"])
-def test_the_manifest_meets_the_schemas_of_kubernetes(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("manifest", [DEPLOYMENT, SERVICE], ids=lambda manifest: manifest["kind"])
+def test_the_manifest_meets_the_schemas_of_kubernetes(manifest: dict[str, Any]) -> None:
     schemas = pytest.importorskip("kubernetes_validate", reason="not installed: its schemas are 22 MB")
-    schemas.validate(found, "1.32", strict=True)
+    schemas.validate(manifest, "1.32", strict=True)
 
 
 def test_service_and_monitor_select_the_pods_and_name_their_port() -> None:

@@ -25,7 +25,7 @@ def test_the_application_is_built(name: str, monkeypatch: pytest.MonkeyPatch) ->
     if name == "vllm_app":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     monkeypatch.syspath_prepend(str(EXAMPLES / "ray"))
-    made = importlib.import_module(name).app
-    application = made({"replicas": "2"}) if callable(made) else made
+    app = importlib.import_module(name).app
+    application = app({"replicas": "2"}) if callable(app) else app
     assert application._bound_deployment.name
     sys.modules.pop(name)

@@ -20,24 +20,24 @@ def pair() -> LLM:
 
 @pytest.fixture(scope="session")
 def host(pair: LLM) -> Iterator[Host]:
-    with hosted(pair) as made:
-        yield made
+    with hosted(pair) as host:
+        yield host
 
 
 @pytest.fixture(scope="session")
 def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """A server whose chat template takes tools and reasoning."""
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
-        yield made
+    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as host:
+        yield host
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("chromium")) as made:
-        yield made
+    with browser(tmp_path_factory.mktemp("chromium")) as started:
+        yield started
 
 
 @pytest.fixture
 def page(chromium: Browser, host: Host) -> Iterator[Page]:
-    with opened(chromium, host) as made:
-        yield made
+    with opened(chromium, host) as tab:
+        yield tab

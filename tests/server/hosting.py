@@ -64,9 +64,9 @@ def hosted(
     metrics_prefix: str = "slipstream",
 ) -> Iterator[Host]:
     """A server of `llm` at a free port. tokenizer: instead of that of the model."""
-    made = AsyncLLM(llm)
+    async_llm = AsyncLLM(llm)
     text = tokenizer or llm.tokenizer
-    service = Service("embedded", facts_of(llm), text, made.streams, limits, keys, replies, metrics_prefix)
+    service = Service("embedded", facts_of(llm), text, async_llm.streams, limits, keys, replies, metrics_prefix)
     with bound("127.0.0.1", 0) as listening:
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -76,11 +76,11 @@ def hosted(
         with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
             eventually(lambda: server.started)
             try:
-                yield Host(url, service, made, http)
+                yield Host(url, service, async_llm, http)
             finally:
                 server.should_exit = server.force_exit = True
                 thread.join()
-                made.close()
+                async_llm.close()
 
 
 def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
@@ -94,9 +94,9 @@ def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
 def request_by_hand(url: str, head: bytes, body: bytes = b"") -> socket.socket:
     """A connection on which a request was written byte by byte."""
     host, port = url.removeprefix("http://").split(":")
-    made = socket.create_connection((host, int(port)), timeout=30)
-    made.sendall(head.replace(b"\n", b"\r\n") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    return made
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(head.replace(b"\n", b"\r\n") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    return connection
 
 
 def refused(answered: httpx.Response, status: int, param: str | None = None) -> str:

@@ -139,8 +139,8 @@ def test_a_huge_body_is_refused_before_it_is_read(pair: LLM) -> None:
 
 
 def test_huge_headers_are_refused(host: Host) -> None:
-    with request_by_hand(host.url, b"GET /health HTTP/1.1\nHost: a\nX-Long: " + b"a" * 1_000_000 + b"\n") as made:
-        assert made.recv(1000).startswith(b"HTTP/1.1 400")
+    with request_by_hand(host.url, b"GET /health HTTP/1.1\nHost: a\nX-Long: " + b"a" * 1_000_000 + b"\n") as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
     assert host.http.get("/health").status_code == 200
 
 

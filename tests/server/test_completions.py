@@ -14,14 +14,14 @@ PROMPTS = ["def add(a, b):\n", "class Stack:\n    def push(self"]
 
 
 def test_greedy_texts_are_those_of_generate(host: Host, pair: LLM) -> None:
-    found = host.post(PATH, model="embedded", prompt=PROMPTS, temperature=0, max_tokens=24).json()
+    answer = host.post(PATH, model="embedded", prompt=PROMPTS, temperature=0, max_tokens=24).json()
     expected = pair.generate(PROMPTS, SamplingParams(max_tokens=24))
-    assert [choice["text"] for choice in found["choices"]] == [each.text for each in expected]
-    assert [choice["index"] for choice in found["choices"]] == [0, 1]
-    assert [choice["finish_reason"] for choice in found["choices"]] == [each.finish_reason for each in expected]
+    assert [choice["text"] for choice in answer["choices"]] == [each.text for each in expected]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == [each.finish_reason for each in expected]
     prompt, output = (sum(len(each) for each in lists) for lists in zip(
         *((each.prompt_token_ids, each.token_ids) for each in expected), strict=True))  # fmt: skip
-    usage = found["usage"]
+    usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, output)
     assert usage["total_tokens"] == prompt + output
 
@@ -103,9 +103,9 @@ def test_echo_puts_the_prompt_before_the_text(host: Host) -> None:
 
 
 def test_no_tokens_may_be_asked_for(host: Host) -> None:
-    found = host.post(PATH, prompt=PROMPTS[0], max_tokens=0, echo=True).json()
-    assert (found["choices"][0]["text"], found["choices"][0]["finish_reason"]) == (PROMPTS[0], "length")
-    assert found["usage"]["completion_tokens"] == 0
+    answer = host.post(PATH, prompt=PROMPTS[0], max_tokens=0, echo=True).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (PROMPTS[0], "length")
+    assert answer["usage"]["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize("most", [0, 3])
@@ -116,8 +116,8 @@ def test_echo_with_logprobs_has_those_of_the_prompt(host: Host, most: int) -> No
     longer = [ids + host.service.tokenizer.encode(each["text"], add_special_tokens=False)
               for ids, each in zip(prompts, wrote, strict=True)]  # fmt: skip
     body |= {"prompt": longer, "max_tokens": most, "echo": True}
-    found = host.post(PATH, **body).json()["choices"]
-    for ids, before, each in zip(longer, wrote, found, strict=True):
+    answer = host.post(PATH, **body).json()["choices"]
+    for ids, before, each in zip(longer, wrote, answer, strict=True):
         logprobs = each["logprobs"]
         assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(ids) + most
         assert "".join(logprobs["tokens"]) == each["text"]
@@ -129,13 +129,13 @@ def test_echo_with_logprobs_has_those_of_the_prompt(host: Host, most: int) -> No
             assert each["text"][offset:].startswith(token)
     parts = [json.loads(event)["choices"][0] for event in host.events(PATH, **body)]
     for i in (0, 1):
-        mine = [part for part in parts if part["index"] == i]
-        assert "".join(part["text"] for part in mine) == found[i]["text"]
-        streamed = [each for part in mine for each in (part["logprobs"] or {}).get("token_logprobs", [])]
-        assert streamed[1:] == pytest.approx(found[i]["logprobs"]["token_logprobs"][1:], abs=1e-4)
-        offsets = [each for part in mine for each in (part["logprobs"] or {}).get("text_offset", [])]
-        assert offsets == found[i]["logprobs"]["text_offset"]
-        assert mine[-1]["finish_reason"] == "length"
+        parts_of_choice = [part for part in parts if part["index"] == i]
+        assert "".join(part["text"] for part in parts_of_choice) == answer[i]["text"]
+        streamed = [each for part in parts_of_choice for each in (part["logprobs"] or {}).get("token_logprobs", [])]
+        assert streamed[1:] == pytest.approx(answer[i]["logprobs"]["token_logprobs"][1:], abs=1e-4)
+        offsets = [each for part in parts_of_choice for each in (part["logprobs"] or {}).get("text_offset", [])]
+        assert offsets == answer[i]["logprobs"]["text_offset"]
+        assert parts_of_choice[-1]["finish_reason"] == "length"
 
 
 def test_characters_of_several_bytes_are_never_split(host: Host) -> None:

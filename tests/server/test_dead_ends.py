@@ -62,11 +62,11 @@ def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, t
     well = {"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
     text = host.post(PATH, **well).json()["choices"][0]["text"]
     with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(host.post, PATH, **well) for _ in range(2)]
+        futures = [pool.submit(host.post, PATH, **well) for _ in range(2)]
         answered = host.post(PATH, **dead)
         assert "every token is forbidden" in refused(answered, 400)
         assert answered.json()["error"]["code"] == "dead_end"
-        assert [each.result().json()["choices"][0]["text"] for each in others] == [text, text]
+        assert [each.result().json()["choices"][0]["text"] for each in futures] == [text, text]
     *_, last = [json.loads(event) for event in host.events(PATH, **dead)]
     assert last["error"]["code"] == "dead_end"
     eventually(lambda: host.service.admitted == 0 and not host.llm.load.running)

@@ -22,17 +22,17 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("t5")
     model = make_encoder_decoder(folder)
     tokenizer = LLM(folder, dtype="float64").tokenizer
-    found = {"": str(folder)}
+    folders = {"": str(folder)}
     for source in SOURCES:
         out = model.double().generate(torch.tensor([tokenizer.encode(source)]), do_sample=False, max_new_tokens=8)
-        found[source] = tokenizer.decode(out[0, 1:].tolist(), skip_special_tokens=True)
-    return found
+        folders[source] = tokenizer.decode(out[0, 1:].tolist(), skip_special_tokens=True)
+    return folders
 
 
 @pytest.fixture(scope="module")
 def host(texts: dict[str, str]) -> Iterator[Host]:
-    with hosted(LLM(Path(texts[""]), "suffix", dtype="float64", draft_tokens=3)) as made:
-        yield made
+    with hosted(LLM(Path(texts[""]), "suffix", dtype="float64", draft_tokens=3)) as host:
+        yield host
 
 
 def test_prompts_are_answered_and_count_as_prompt_tokens(host: Host, texts: dict[str, str]) -> None:

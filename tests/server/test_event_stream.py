@@ -41,8 +41,8 @@ def test_a_client_that_goes_while_a_piece_is_sent_ends_its_stream(later: int) ->
                 await asyncio.sleep(0)
             return {"type": "http.disconnect"}
 
-        made = events()
-        await EventStream(made, made, 10.0)({"type": "http"}, receive, send)
+        stream = events()
+        await EventStream(stream, stream, 10.0)({"type": "http"}, receive, send)
 
     asyncio.run(run())
     assert ended == [True]

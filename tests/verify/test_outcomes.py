@@ -25,13 +25,13 @@ P = np.array([0.4, 0.3, 0.2, 0.0925, 0.007, 0.0005, 0.0])
 
 
 def named(params: SamplingParams, p=P, favoured=None, edge=True, output=()) -> dict[str, list[int]]:
-    found = sets(p, favoured, (params, [1, 2], output, frozenset({3, 99})), edge)
-    return {name: ids.tolist() for name, ids in found}
+    token_sets = sets(p, favoured, (params, [1, 2], output, frozenset({3, 99})), edge)
+    return {name: ids.tolist() for name, ids in token_sets}
 
 
 def test_the_exact_test_is_that_of_the_binomial_distribution():
-    made = Sum(9, [0.2] * 100)
-    assert made.p == pytest.approx(2 * binom.cdf(9, 100, 0.2))
+    total = Sum(9, [0.2] * 100)
+    assert total.p == pytest.approx(2 * binom.cdf(9, 100, 0.2))
     assert Sum(9, [0.2] * 3).p is None
 
 
@@ -41,8 +41,8 @@ def test_many_positions_are_tested_by_the_normal_distribution():
 
 
 def test_tokens_are_sorted_into_sets_by_the_targets_probability():
-    found = named(SamplingParams(temperature=1.0), favoured=np.array([2]))
-    assert found == {
+    token_sets = named(SamplingParams(temperature=1.0), favoured=np.array([2]))
+    assert token_sets == {
         FAVOURED: [2], BEST: [0], "below 1 %": [4, 5], "below 0.1 %": [5], "below 0.01 %": [], END: [3],
     }  # fmt: skip
 

@@ -39,19 +39,19 @@ def test_settings_keep_what_the_user_gave_and_leave_out_what_is_then_impossible(
     base = SamplingParams(
         temperature=0.7, max_tokens=20, frequency_penalty=0.1, logit_bias=dict.fromkeys(range(1, 8), -100.0)
     )
-    made = settings(llm, base, PROMPTS, [[0, 0, 1], [2, 0, 0], [0, 0, 3]])
-    assert "stop ids" not in made, "min_tokens holds back the only token that the user left"
-    assert {params.temperature for params in made.values()} == {0.7}
-    assert made["top-k"].logit_bias == base.logit_bias
+    kept = settings(llm, base, PROMPTS, [[0, 0, 1], [2, 0, 0], [0, 0, 3]])
+    assert "stop ids" not in kept, "min_tokens holds back the only token that the user left"
+    assert {params.temperature for params in kept.values()} == {0.7}
+    assert kept["top-k"].logit_bias == base.logit_bias
 
 
 def test_each_setting_comes_as_often_as_asked_with_two_of_a_prompt_in_a_row():
     each = {"a": BASE, "": BASE, "c": BASE}
-    made = panel(["x", "y"], PROMPTS[:2], each, 5, [1, 2])
-    names = [one.name.removeprefix("x").removeprefix("y").removeprefix(", ") for one in made]
+    requests = panel(["x", "y"], PROMPTS[:2], each, 5, [1, 2])
+    names = [one.name.removeprefix("x").removeprefix("y").removeprefix(", ") for one in requests]
     assert {name: names.count(name) for name in each} == {"a": 5, "": 5, "c": 5}
-    assert made[0].name == made[1].name
-    assert [one.params.draft_tokens for one in made[:4]] == [1, 2, 1, 2]
+    assert requests[0].name == requests[1].name
+    assert [one.params.draft_tokens for one in requests[:4]] == [1, 2, 1, 2]
 
 
 def test_a_conversation_goes_on_after_what_was_said():

@@ -25,10 +25,10 @@ EACH = [
 def test_the_reference_agrees_with_warp(changed, seed):
     params = SamplingParams(**{"temperature": 1.0, **changed})
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
-    ours = distribution(logits.numpy(), params, PROMPT, OUTPUT, STOPS)
-    theirs = warp(logits[None], params, PROMPT, [OUTPUT], STOPS)[0].numpy()
-    assert np.array_equal(ours > 0, theirs > 0)
-    assert ours == pytest.approx(theirs, abs=1e-12)
+    reference = distribution(logits.numpy(), params, PROMPT, OUTPUT, STOPS)
+    warped = warp(logits[None], params, PROMPT, [OUTPUT], STOPS)[0].numpy()
+    assert np.array_equal(reference > 0, warped > 0)
+    assert reference == pytest.approx(warped, abs=1e-12)
 
 
 def test_equal_logits_are_filtered_by_their_ids():
