@@ -102,9 +102,9 @@ class StringDrafter:
                 chains[b] = self._split(seqs[b], ids[:most])[: budget[b]]
         return Draft.chains(chains, device=self.device)
 
-    def _wanted(self, theirs: int, ours: int, budget: int) -> int:
+    def _wanted(self, draft_length: int, target_length: int, budget: int) -> int:
         """How many tokens the draft model writes for `budget` of the target's, by the lengths of the text so far."""
-        ratio = min(max(theirs / ours, 1 / MOST_STEPS), MOST_STEPS)
+        ratio = min(max(draft_length / target_length, 1 / MOST_STEPS), MOST_STEPS)
         return min(math.ceil(budget * ratio) + 1, self._reader.reserve)
 
     def _write(self, copies: Seq[Sequence], steps: int) -> list[list[int]]:
@@ -206,7 +206,7 @@ def last_text(data: bytes) -> bytes:
     return chars[stray + 1 :].encode()
 
 
-def _after(ids: Seq[int], ours: TokenTexts, length: int) -> list[int] | None:
+def _after(ids: Seq[int], texts: TokenTexts, length: int) -> list[int] | None:
     """The ids after those that write the first `length` bytes; None if no id ends there."""
-    ends = accumulate((len(ours.text_of(id_) or b"") for id_ in ids), initial=0)
+    ends = accumulate((len(texts.text_of(id_) or b"") for id_ in ids), initial=0)
     return next((list(ids[n:]) for n, end in enumerate(ends) if end == length), None)

@@ -96,7 +96,7 @@ class Continuation:
 
 
 def follow(
-    tree: SuffixTree, match: int, found: Node | int, depth: int, min_prob: float, of_request: bool
+    tree: SuffixTree, match: int, place: Node | int, depth: int, min_prob: float, of_request: bool
 ) -> Continuation:
     """Up to `depth` draft tokens that follow the string of `match` tokens at `found`: each time the most frequent one,
     as long as the product of the frequencies is at least `min_prob`.
@@ -104,7 +104,7 @@ def follow(
     of_request: the string is the text's own end. Its last occurrence has no follower yet, and does not count.
     """
     text, tokens, score = tree.text, list[int](), 0.0
-    probability, where, at = 1.0, found, match
+    probability, where, at = 1.0, place, match
     while len(tokens) < depth:
         if isinstance(where, Node) and at == where.end and where.children:
             share, token, where = _likeliest(where, where.count - (of_request and at == match))

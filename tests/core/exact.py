@@ -36,9 +36,9 @@ D = 10**5
 @cache
 def rational(x: float) -> Fraction:
     """The fraction with a denominator of at most D that the float64 `x` represents."""
-    found = Fraction(x).limit_denominator(D)
-    assert abs(found - Fraction(x)) < Fraction(1, 10**12), f"{x!r} is no fraction with a denominator up to {D}"
-    return found
+    fraction = Fraction(x).limit_denominator(D)
+    assert abs(fraction - Fraction(x)) < Fraction(1, 10**12), f"{x!r} is no fraction with a denominator up to {D}"
+    return fraction
 
 
 def chance(x: float) -> Fraction:
@@ -179,9 +179,9 @@ def explore(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list
 def weighed(rule: Rule, drafts: Seq[WeightedDraft], at_once: int = 4096) -> list[Outcome]:
     """The outcomes of all `drafts` together, each with the probability of its draft and of the run after it."""
     return [
-        Outcome(outcome.tokens, outcome.accepted, made.weight * outcome.weight)
-        for made, found in zip(drafts, explore(rule, drafts, at_once), strict=True)
-        for outcome in found
+        Outcome(outcome.tokens, outcome.accepted, draft.weight * outcome.weight)
+        for draft, outcomes in zip(drafts, explore(rule, drafts, at_once), strict=True)
+        for outcome in outcomes
     ]
 
 

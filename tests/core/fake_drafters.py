@@ -133,10 +133,10 @@ class Bushy(Scripted):
         parents: list[int] = []
         splits = [0]
         for seq, depth in zip(seqs, budget, strict=True):
-            own = self.tree(seq, depth, random.Random(f"{seq.tokens}"))
-            parents += [parent for parent, _ in own]
-            tokens += [token for _, token in own]
-            splits.append(splits[-1] + len(own))
+            tree = self.tree(seq, depth, random.Random(f"{seq.tokens}"))
+            parents += [parent for parent, _ in tree]
+            tokens += [token for _, token in tree]
+            splits.append(splits[-1] + len(tree))
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits)
 
     def tree(self, seq: Sequence, depth: int, rng: random.Random) -> list[tuple[int, int]]:

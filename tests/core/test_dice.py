@@ -100,14 +100,14 @@ def test_invert_never_returns_an_impossible_token(u: float) -> None:
     rows[:, 0] = rows[:, -1] = 0
     rows = rows[rows.sum(-1) > 0]
     mass = torch.from_numpy(rows / rows.sum(-1, keepdims=True))
-    found = invert(mass, torch.full((len(mass),), u, dtype=torch.float64))
-    assert bool((mass.gather(1, found[:, None]) > 0).all())
+    token = invert(mass, torch.full((len(mass),), u, dtype=torch.float64))
+    assert bool((mass.gather(1, token[:, None]) > 0).all())
 
 
 def test_invert_accepts_rows_that_do_not_quite_sum_to_one() -> None:
     for factor in (1 - 1e-9, 1 + 1e-9):
-        found = invert(probs() * factor, torch.tensor([1 - 2**-53], dtype=torch.float64))
-        assert found.tolist() == [4]
+        tokens = invert(probs() * factor, torch.tensor([1 - 2**-53], dtype=torch.float64))
+        assert tokens.tolist() == [4]
 
 
 # --- sample_draft_tokens ----------------------------------------------------------------------------------------------

@@ -44,15 +44,15 @@ def test_chains_and_empty_drafts() -> None:
 
 
 def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
-    made = Draft.of([CAT, DOG, SAT, RAN, SAT], (-1, -1, 0, 0, 1), (0, 5), acceptable=[True] * 5)
-    assert torch.equal(made.tokens, EXAMPLE.tokens)
-    assert (made.ids, made.parents, made.splits, made.acceptable) == (
+    draft = Draft.of([CAT, DOG, SAT, RAN, SAT], (-1, -1, 0, 0, 1), (0, 5), acceptable=[True] * 5)
+    assert torch.equal(draft.tokens, EXAMPLE.tokens)
+    assert (draft.ids, draft.parents, draft.splits, draft.acceptable) == (
         EXAMPLE.ids,
         (-1, -1, 0, 0, 1),
         (0, 5),
         [True] * 5,
     )
-    assert replace(made, tokens=made.tokens + 1).ids == [CAT + 1, DOG + 1, SAT + 1, RAN + 1, SAT + 1]
+    assert replace(draft, tokens=draft.tokens + 1).ids == [CAT + 1, DOG + 1, SAT + 1, RAN + 1, SAT + 1]
     assert Draft.of([], [], [0, 0, 0]) is Draft.empty(2, "cpu")
 
 

@@ -34,11 +34,11 @@ STEPS = 8
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """With shapes that the native kernels support."""
     folder = tmp_path_factory.mktemp("pair")
-    made = Tiny(folder / "target", folder / "draft")
-    for path, noise in ((made.target, 0.0), (made.draft, 0.05)):
+    models = Tiny(folder / "target", folder / "draft")
+    for path, noise in ((models.target, 0.0), (models.draft, 0.05)):
         make_model(path, noise=noise, hidden_size=64, intermediate_size=96)
         make_tokenizer(path)
-    return made
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +79,14 @@ def greedy(n: int = 30, **more) -> SamplingParams:
     return SamplingParams(max_tokens=n, **{"ignore_eos": True} | more)
 
 
-def same(found: Seq, wanted: Seq) -> None:
+def same(completions: Seq, wanted: Seq) -> None:
     """Everything but the clock."""
 
     def timeless(completion):
         stats = {k: v for k, v in completion.stats.as_dict().items() if "second" not in k}
         return replace(completion, stats=None), stats
 
-    assert [timeless(c) for c in found] == [timeless(c) for c in wanted]
+    assert [timeless(c) for c in completions] == [timeless(c) for c in wanted]
 
 
 # --- the same text --------------------------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ def same(found: Seq, wanted: Seq) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, STEPS, STEPS + 1, STEPS + 2, 2 * STEPS + 1, 40])
 def test_max_tokens_is_met_exactly(engine, calls, one_by_one, n):
-    found = engine.generate(PROMPTS[:1], greedy(n))
-    assert len(found[0].token_ids) == n
+    completions = engine.generate(PROMPTS[:1], greedy(n))
+    assert len(completions[0].token_ids) == n
     assert sum(calls) == (n - 1 if (n - 1) % STEPS != 1 else n - 2), "nothing is run in vain"
-    same(found, one_by_one(PROMPTS[:1], greedy(n)))
+    same(completions, one_by_one(PROMPTS[:1], greedy(n)))
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
@@ -127,9 +127,9 @@ def test_whatever_is_asked_texts_and_their_ends_are_those_of_one_step_at_a_time(
             params = params if name is None else replace(params, **{name: CHANGED[name]})
             each.append(replace(params, stop_token_ids=(end,)) if rng.random() < 0.3 else params)
         calls.clear()
-        found = engine.generate(PROMPTS, each)
+        completions = engine.generate(PROMPTS, each)
         several += bool(calls)
-        same(found, one_by_one(PROMPTS, each))
+        same(completions, one_by_one(PROMPTS, each))
     assert several > 5
 
 
@@ -143,18 +143,18 @@ def test_a_stop_string_ends_text_and_stream_at_every_place_of_a_call(engine, one
     whole = engine.generate(PROMPTS[1], greedy(40))[0].text
     for at in range(1, 3 * STEPS):
         params = greedy(40, stop=[whole[at : at + 2]])
-        found = engine.generate(PROMPTS[1], params)
-        same(found, one_by_one(PROMPTS[1], params))
-        assert found[0].finish_reason == "stop"
-        assert "".join(chunk.text for chunk in engine.stream(PROMPTS[1], params)) == found[0].text
+        completion = engine.generate(PROMPTS[1], params)
+        same(completion, one_by_one(PROMPTS[1], params))
+        assert completion[0].finish_reason == "stop"
+        assert "".join(chunk.text for chunk in engine.stream(PROMPTS[1], params)) == completion[0].text
 
 
 def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_by_one):
     prompt = [5] * (CONTEXT - 11)
-    found = engine.generate(prompt, greedy(100))
-    assert (len(found[0].token_ids), found[0].finish_reason) == (11, "length")
+    completion = engine.generate(prompt, greedy(100))
+    assert (len(completion[0].token_ids), completion[0].finish_reason) == (11, "length")
     assert calls == [STEPS, 2]
-    same(found, one_by_one(prompt, greedy(100)))
+    same(completion, one_by_one(prompt, greedy(100)))
 
 
 # --- requests that need one step at a time ----------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_drafter_that_may_propose_or_reads_hidden_states_is_asked_before_every
 class NoneYet(DraftLengths):
     """Lengths that are always 0, though the drafter may be asked at any time."""
 
-    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, others: int = 0) -> list[int]:
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0, other_rows: int = 0) -> list[int]:
         return [0] * len(ids)
 
     def learn(self, step: Step) -> None:

@@ -60,8 +60,8 @@ def constrained(world: World, form: OneOf) -> World:
     """The world whose target is restricted to the form, and whose drafter is not."""
 
     def p(text: Text) -> tuple[Fraction, ...]:
-        own = [x if form.may_follow(text, t) else Fraction(0) for t, x in enumerate(world.p(text))]
-        return tuple(x / sum(own) for x in own)
+        allowed = [x if form.may_follow(text, t) else Fraction(0) for t, x in enumerate(world.p(text))]
+        return tuple(x / sum(allowed) for x in allowed)
 
     return World(world.vocab, p, world.q, world.fixed)
 
@@ -79,9 +79,9 @@ def pruned(world: World, made: WeightedDraft, form: OneOf) -> WeightedDraft:
 
 
 def emitted(rule: str, world: World, shape: Shape, form: OneOf) -> dict[Text, Fraction]:
-    held = constrained(world, form)
-    drafts = [pruned(held, made, form) for made in every_draft(held, shape)]
-    return completed(held, weighed(RULES[rule], drafts), shape.height + 1)
+    limited = constrained(world, form)
+    drafts = [pruned(limited, draft, form) for draft in every_draft(limited, shape)]
+    return completed(limited, weighed(RULES[rule], drafts), shape.height + 1)
 
 
 SHAPES = [Shape.chain(kinds) for kinds in ("s", "p", "ss", "sp", "ps", "pp", "sps")] + [
@@ -132,8 +132,8 @@ def test_control_cutting_drawn_draft_tokens_is_found_wrong(monkeypatch: pytest.M
     wanted = target_distribution(constrained(world, FORBIDS_LAST), 2)
     assert emitted("rejection", world, Shape.chain("s"), FORBIDS_LAST) == wanted
     monkeypatch.setattr(slipstream.core.step, "_certain", lambda draft, i: True)
-    found = emitted("rejection", world, Shape.chain("s"), FORBIDS_LAST)
-    assert distance(firsts(found), firsts(wanted)) == Fraction(1, 10)
+    outcomes = emitted("rejection", world, Shape.chain("s"), FORBIDS_LAST)
+    assert distance(firsts(outcomes), firsts(wanted)) == Fraction(1, 10)
 
 
 def firsts(texts: dict[Text, Fraction]) -> dict[Text, Fraction]:
@@ -163,8 +163,8 @@ def test_forbidden_point_masses_and_all_below_them_are_cut() -> None:
 
 def test_only_constrained_sequences_lose_nodes() -> None:
     draft = Draft.chains([[5, 1], [0, 5, 1], [], [5]])
-    free, held = SamplingParams(), SamplingParams(structured=AB)
-    left = prune([seq_of(free), seq_of(held), seq_of(held), seq_of(free)], draft)
+    free, restricted = SamplingParams(), SamplingParams(structured=AB)
+    left = prune([seq_of(free), seq_of(restricted), seq_of(restricted), seq_of(free)], draft)
     assert left.ids == [5, 1, 0, 5]
     assert list(left.splits) == [0, 2, 3, 3, 4]
 

@@ -91,7 +91,7 @@ def test_rule_g_accepting_with_p_and_removing_the_draft_token_is_exact_for_any_d
     sampled."""
     world = steady(P, Q)
     drafts = [
-        WeightedDraft(world, Shape.chain("p"), made.tokens, made.q, made.weight) for made in every_draft(world, ONE)
+        WeightedDraft(world, Shape.chain("p"), draft.tokens, draft.q, draft.weight) for draft in every_draft(world, ONE)
     ]
     outcomes = weighed(REJECTION, drafts)
     assert first_token(outcomes, 3) == P

@@ -90,14 +90,14 @@ def test_other_sequences_of_a_ragged_batch_change_nothing(rule: str, at_once: in
     worlds = [random_world(40 + i, 3) for i in range(len(shapes))]
     owners, drafts = [], []
     for i, (world, shape) in enumerate(zip(worlds, shapes, strict=True)):
-        for made in every_draft(world, shape):
+        for draft in every_draft(world, shape):
             owners.append(i)
-            drafts.append(made)
+            drafts.append(draft)
     order = sorted(range(len(drafts)), key=lambda i: (i * 7919) % len(drafts))  # batches mix all kinds
-    found = explore(RULES[rule], [drafts[i] for i in order], at_once)
+    explored = explore(RULES[rule], [drafts[i] for i in order], at_once)
     for i, (world, shape) in enumerate(zip(worlds, shapes, strict=True)):
-        mine = [(drafts[j], found[k]) for k, j in enumerate(order) if owners[j] == i]
-        outcomes = [Outcome(o.tokens, o.accepted, made.weight * o.weight) for made, own in mine for o in own]
+        pairs = [(drafts[j], explored[k]) for k, j in enumerate(order) if owners[j] == i]
+        outcomes = [Outcome(o.tokens, o.accepted, draft.weight * o.weight) for draft, results in pairs for o in results]
         assert completed(world, outcomes, shape.height + 1) == target_distribution(world, shape.height + 1)
 
 
@@ -186,5 +186,5 @@ def test_the_enumeration_is_complete() -> None:
     """The weights of all outcomes sum to one for every draft: no branch is lost, none is counted twice."""
     world = random_world(5, 3)
     for rule, shape in (("rejection", Shape((-1, -1, 0), "wws")), ("block", Shape.chain("sss"))):
-        for found in explore(RULES[rule], list(every_draft(world, shape))):
-            assert sum(o.weight for o in found) == Fraction(1)
+        for outcomes in explore(RULES[rule], list(every_draft(world, shape))):
+            assert sum(o.weight for o in outcomes) == Fraction(1)

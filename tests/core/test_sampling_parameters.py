@@ -60,12 +60,12 @@ def test_every_parameter_has_a_value_to_test_it_with() -> None:
 def engine(drafter: str) -> LLM:
     target = ToyTarget(V, order=2, seed=11, sharpness=1.5, eos_ids=(EOS,))
     small = {"vocab": V, "order": 2, "seed": 11, "sharpness": 1.2}  # the same tokens are likely, other probabilities
-    made = {
+    engines = {
         "none": NoDrafter,
         "model": lambda: ModelDrafter(ToyTarget(**small), V),
         "model, one call": lambda: ModelDrafter(MultiStepToy(**small), V),
     }
-    return LLM(target, made[drafter](), draft_tokens=4, tokenizer=letter_tokenizer(V))
+    return LLM(target, engines[drafter](), draft_tokens=4, tokenizer=letter_tokenizer(V))
 
 
 def visible(completion: Completion) -> tuple[object, ...]:
@@ -84,7 +84,7 @@ def test_requests_that_differ_in_one_parameter_decode_together_as_alone(drafter,
         alone = [visible(engine(drafter).generate([prompt], params)[0]) for params in each]
         for order in ((0, 1), (1, 0)):
             together = engine(drafter).generate([prompt, prompt], [each[i] for i in order])
-            assert [visible(found) for found in together] == [alone[i] for i in order]
+            assert [visible(completion) for completion in together] == [alone[i] for i in order]
         told_apart += alone[0] != alone[1]
     if temperature and (name != "draft_tokens" or drafter != "none"):
         assert told_apart, f"{name} has no effect here: the test would not notice that it was ignored"
@@ -112,15 +112,15 @@ def logits(rows: int) -> torch.Tensor:
 def test_a_mixed_batch_is_warped_bit_for_bit_as_each_request_alone(temperature, name) -> None:
     for each in (pair(name, temperature), pair(name, temperature)[::-1]):
         x = logits(8)
-        found = distributions(x, sequences(each), Draft.chains(DRAFTS))
+        probs = distributions(x, sequences(each), Draft.chains(DRAFTS))
         alone = [
             distributions(x[4 * b : 4 * b + 4], [seq], Draft.chains([DRAFTS[b]]))
             for b, seq in enumerate(sequences(each))
         ]
-        assert torch.equal(found, torch.cat(alone))
-        found = distributions_after(x[:2], sequences(each), DRAFTS)
+        assert torch.equal(probs, torch.cat(alone))
+        probs = distributions_after(x[:2], sequences(each), DRAFTS)
         alone = [distributions_after(x[b : b + 1], [seq], [DRAFTS[b]]) for b, seq in enumerate(sequences(each))]
-        assert torch.equal(found, torch.cat(alone))
+        assert torch.equal(probs, torch.cat(alone))
 
 
 # --- what is derived from the declarations, compared with `warp` ------------------------------------------------------
@@ -255,6 +255,6 @@ def test_a_new_parameter_is_applied_per_request_in_a_mixed_batch(monkeypatch) ->
 
     monkeypatch.setattr(warp_module, "_edit", tilted)
     each = [WithTilt(temperature=0.8, tilt=tilt) for tilt in (0.0, 5.0, 0.0, -5.0)]
-    found = distributions(logits(4), sequences(each), Draft.empty(4))
-    assert torch.equal(found, torch.cat([warp(logits(4)[b : b + 1], params) for b, params in enumerate(each)]))
-    assert not torch.equal(found[1], warp(logits(4)[1:2], each[0])[0])
+    probs = distributions(logits(4), sequences(each), Draft.empty(4))
+    assert torch.equal(probs, torch.cat([warp(logits(4)[b : b + 1], params) for b, params in enumerate(each)]))
+    assert not torch.equal(probs[1], warp(logits(4)[1:2], each[0])[0])

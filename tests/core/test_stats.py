@@ -88,17 +88,17 @@ def test_every_node_of_a_tree_is_proposed_and_depths_count_once() -> None:
 
 def test_steps_without_a_draft_are_counted_separately() -> None:
     """They lower tau; the acceptance rate and the rates by position count only the steps that drafted."""
-    drafted, both = SpecStats(), SpecStats()
+    drafted, total = SpecStats(), SpecStats()
     for accepted in (0, 1, 3):
         drafted.count([1, 2, 3], accepted, accepted + 1)
-        both.count([1, 2, 3], accepted, accepted + 1)
-        both.count([], 0, 1)
-    assert (drafted.undrafted, both.undrafted) == (0, 3)
-    assert both.acceptance_rate == drafted.acceptance_rate == 4 / 9
-    assert both.position_rates == drafted.position_rates
-    assert both.mean_acceptance_length == 10 / 6
+        total.count([1, 2, 3], accepted, accepted + 1)
+        total.count([], 0, 1)
+    assert (drafted.undrafted, total.undrafted) == (0, 3)
+    assert total.acceptance_rate == drafted.acceptance_rate == 4 / 9
+    assert total.position_rates == drafted.position_rates
+    assert total.mean_acceptance_length == 10 / 6
     assert drafted.mean_acceptance_length == 7 / 3
-    assert both.histogram[0] == drafted.histogram[0] + 3
+    assert total.histogram[0] == drafted.histogram[0] + 3
 
 
 def test_nothing_counted_gives_no_rates() -> None:

@@ -224,8 +224,8 @@ def test_the_g_test_would_catch_the_mildest_wrong_rule() -> None:
             q = draft.q if draft.q is None else (draft.q**0.5) / (draft.q**0.5).sum(-1, keepdim=True)
             return Draft(draft.tokens, draft.parents, draft.splits, q)
 
-    found = samples(SMALL, Liar(SMALL, 1.0), "rejection", 2000, temperature=1.0)
-    assert g_test(found, distribution_of(SMALL, SamplingParams(temperature=1.0), 3)) < LEVEL
+    texts = samples(SMALL, Liar(SMALL, 1.0), "rejection", 2000, temperature=1.0)
+    assert g_test(texts, distribution_of(SMALL, SamplingParams(temperature=1.0), 3)) < LEVEL
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)

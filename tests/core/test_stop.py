@@ -30,9 +30,9 @@ def oracle(seq: Sequence, run: Seq[int]) -> tuple[list[int], str | None, int | s
             return kept, "stop", token
         if len(seq.output) + len(kept) >= seq.params.min_tokens:
             # a stop string counts if this token completed it; the earliest one cuts the text
-            found = [(after.find(s.encode(), max(0, len(before) - len(s.encode()) + 1)), s) for s in seq.params.stop]
-            if any(at >= 0 for at, _ in found):
-                return kept, "stop", min((at, s) for at, s in found if at >= 0)[1]
+            places = [(after.find(s.encode(), max(0, len(before) - len(s.encode()) + 1)), s) for s in seq.params.stop]
+            if any(at >= 0 for at, _ in places):
+                return kept, "stop", min((at, s) for at, s in places if at >= 0)[1]
         if len(seq.output) + len(kept) == seq.params.max_tokens:
             return kept, "length", None
         if len(seq.tokens) + len(kept) == seq.context:

@@ -80,10 +80,10 @@ def _keep(probs: Seq[float], kept: Seq[int]) -> list[float]:
     return _norm([value if t in kept else 0.0 for t, value in enumerate(probs)])
 
 
-def agree(found: torch.Tensor, wanted: Seq[float]) -> None:
-    assert found.dtype == torch.float64
-    assert [bool(x) for x in found] == [bool(x) for x in wanted], "another set of tokens is possible"
-    assert found.tolist() == pytest.approx(wanted, abs=1e-12)
+def agree(probs: torch.Tensor, wanted: Seq[float]) -> None:
+    assert probs.dtype == torch.float64
+    assert [bool(x) for x in probs] == [bool(x) for x in wanted], "another set of tokens is possible"
+    assert probs.tolist() == pytest.approx(wanted, abs=1e-12)
 
 
 CHOICES: dict[str, list[Any]] = {
@@ -121,8 +121,8 @@ def test_every_parameter_alone_agrees_with_the_reference(name: str) -> None:
         params = SamplingParams(**{"temperature": 1.0, name: value})
         for seed in range(3):
             logits, prompt, outputs = rows(random.Random(seed))
-            found = warped(logits, params, prompt, outputs, (6, 0))
-            for row, x, output in zip(found, logits.tolist(), outputs, strict=True):
+            probs = warped(logits, params, prompt, outputs, (6, 0))
+            for row, x, output in zip(probs, logits.tolist(), outputs, strict=True):
                 agree(row, reference(x, params, prompt, output, (6, 0)))
 
 
@@ -132,9 +132,9 @@ def test_parameters_together_agree_with_the_reference() -> None:
         params = SamplingParams(**{name: rng.choice(values) for name, values in CHOICES.items()})
         logits, prompt, outputs = rows(rng)
         before = logits.clone()
-        found = warped(logits, params, prompt, outputs, (6,))
+        probs = warped(logits, params, prompt, outputs, (6,))
         assert torch.equal(logits, before), "the input was changed"
-        for row, x, output in zip(found, logits.tolist(), outputs, strict=True):
+        for row, x, output in zip(probs, logits.tolist(), outputs, strict=True):
             agree(row, reference(x, params, prompt, output, (6,)))
 
 
@@ -264,7 +264,7 @@ def test_a_batch_is_warped_sequence_by_sequence() -> None:
     together = distributions(logits, seqs, draft)
     for b, seq in enumerate(seqs):
         alone = Draft(tokens[splits[b] : splits[b + 1]], trees[b], (0, len(trees[b])))
-        own = slice(splits[b] + b, splits[b + 1] + b + 1)
-        assert torch.equal(distributions(logits[own], [seq], alone), together[own])
-        for row, x, output in zip(together[own], logits[own].tolist(), histories(seq, alone, 0), strict=True):
+        rows = slice(splits[b] + b, splits[b + 1] + b + 1)
+        assert torch.equal(distributions(logits[rows], [seq], alone), together[rows])
+        for row, x, output in zip(together[rows], logits[rows].tolist(), histories(seq, alone, 0), strict=True):
             agree(row, reference(x, seq.params, seq.tokens[: seq.prompt], output, sorted(seq.stop_ids)))

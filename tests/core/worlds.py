@@ -114,7 +114,7 @@ class WeightedDraft:
     @cached_property
     def q_rows(self) -> list[list[float]]:
         """`q` in float64."""
-        return [_floats(own) for own in self.q]
+        return [_floats(q) for q in self.q]
 
 
 def _floats(distribution: Distribution) -> list[float]:
@@ -124,29 +124,29 @@ def _floats(distribution: Distribution) -> list[float]:
 def every_draft(world: World, shape: Shape) -> Iterator[WeightedDraft]:
     """Every draft of that shape which has a positive probability."""
 
-    def grow(made: WeightedDraft) -> Iterator[WeightedDraft]:
-        node = len(made.tokens)
+    def grow(draft: WeightedDraft) -> Iterator[WeightedDraft]:
+        node = len(draft.tokens)
         if node == len(shape.parents):
-            yield made
+            yield draft
             return
-        own = _distribution_of(made, node)
+        own = _distribution_of(draft, node)
         for token, chance in enumerate(own):
             if chance:
-                tokens, q = [*made.tokens, token], [*made.q, own]
-                yield from grow(WeightedDraft(world, shape, tokens, q, made.weight * chance))
+                tokens, q = [*draft.tokens, token], [*draft.q, own]
+                yield from grow(WeightedDraft(world, shape, tokens, q, draft.weight * chance))
 
     yield from grow(WeightedDraft(world, shape))
 
 
-def _distribution_of(made: WeightedDraft, node: int) -> Distribution:
-    world, shape = made.world, made.shape
+def _distribution_of(draft: WeightedDraft, node: int) -> Distribution:
+    world, shape = draft.world, draft.shape
     parent, kind = shape.parents[node], shape.kinds[node]
-    text = made.text(parent)
+    text = draft.text(parent)
     if kind in "pn":
         return point(world.vocab, world.fixed(text, node))
     q = world.q(text)
     if kind == "w":
-        gone = {made.tokens[i] for i in range(node) if shape.parents[i] == parent and shape.kinds[i] == "w"}
+        gone = {draft.tokens[i] for i in range(node) if shape.parents[i] == parent and shape.kinds[i] == "w"}
         rest = [0 if t in gone else x for t, x in enumerate(q)]
         if not sum(rest):  # nothing is left to draw: such a drafter falls back on a deterministic draft token
             return point(world.vocab, world.fixed(text, node))

@@ -60,9 +60,9 @@ class Recorder:
         check_distributions(draft, [seq.params.greedy for seq in seqs])
         check_siblings(draft)
         for b, seq in enumerate(seqs):
-            own = slice(draft.splits[b], draft.splits[b + 1])
-            q = [] if draft.q is None else draft.q[own].tolist()
-            self.proposed.setdefault(seq.id, []).append((draft.ids[own], list(draft.parents[own]), q))
+            nodes = slice(draft.splits[b], draft.splits[b + 1])
+            q = [] if draft.q is None else draft.q[nodes].tolist()
+            self.proposed.setdefault(seq.id, []).append((draft.ids[nodes], list(draft.parents[nodes]), q))
         return draft
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -113,10 +113,10 @@ def size(thing: object, seen: dict[int, object] | None = None) -> int:
         return 1 + sum(size(k, seen) + size(v, seen) for k, v in thing.items())
     if isinstance(thing, Collection):
         return 1 + sum(size(x, seen) for x in thing)
-    held = dict(getattr(thing, "__dict__", {}))
+    members = dict(getattr(thing, "__dict__", {}))
     if is_dataclass(thing):
-        held |= {f.name: getattr(thing, f.name) for f in fields(thing)}
-    return 1 + sum(size(x, seen) for x in held.values())
+        members |= {f.name: getattr(thing, f.name) for f in fields(thing)}
+    return 1 + sum(size(x, seen) for x in members.values())
 
 
 def alone(case: Case, prompt: Seq[int], params: SamplingParams, draft_tokens: int) -> tuple[list, list[int]]:
@@ -189,8 +189,8 @@ class Conformance:
             for seq, prompt, p in zip(seqs, prompts, params, strict=True):
                 steps, text = alone(case, prompt, p, 4)
                 assert seq.output == text
-                for mine, theirs in zip(recorder.proposed[seq.id], steps, strict=True):
-                    assert mine[:2] == theirs[:2]
+                for together, alone_step in zip(recorder.proposed[seq.id], steps, strict=True):
+                    assert together[:2] == alone_step[:2]
 
     def test_releases_everything(self, case: Case) -> None:
         """A second pass over the same requests leaves the drafter no larger than the first did."""

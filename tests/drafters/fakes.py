@@ -77,9 +77,9 @@ class ExitToy(MultiStepToy):
         return torch.stack([self.logits([*seq.tokens, *chain]) for seq, chain in zip(seqs, chains, strict=True)])
 
     def decode_steps(self, *args: object, **kwargs: object) -> DecodedSteps:
-        made = super().decode_steps(*args, **kwargs)  # type: ignore[arg-type]
+        draft = super().decode_steps(*args, **kwargs)  # type: ignore[arg-type]
         self._slots.clear()
-        return made
+        return draft
 
     def _check(self, seq: Sequence) -> None:
         pass

@@ -39,10 +39,10 @@ class LookupCase:
         return self.make(ToyTarget(128), **self.eager | options).propose([Sequence(list(tokens))], [depth])
 
     def chain(self, tokens: Seq[int], depth: int = 8, **options: Any) -> list[int]:
-        made = self.draft(tokens, depth, **options)
-        assert made.is_chain
-        assert made.q is None
-        return made.ids
+        draft = self.draft(tokens, depth, **options)
+        assert draft.is_chain
+        assert draft.q is None
+        return draft.ids
 
 
 class Counting(list[int]):
@@ -51,9 +51,9 @@ class Counting(list[int]):
     read = 0
 
     def __getitem__(self, key):  # type: ignore[no-untyped-def]
-        found = super().__getitem__(key)
-        self.read += len(found) if isinstance(key, slice) else 1
-        return found
+        item = super().__getitem__(key)
+        self.read += len(item) if isinstance(key, slice) else 1
+        return item
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         self.read += len(self)
@@ -65,8 +65,8 @@ class LookupConformance:
 
     @pytest.mark.parametrize("text", NO_MATCH, ids=str)
     def test_nothing_is_proposed_without_a_match(self, case: LookupCase, text: list[int]) -> None:
-        made = case.draft(text)
-        assert not any(made.acceptable if made.acceptable is not None else made.ids)
+        draft = case.draft(text)
+        assert not any(draft.acceptable if draft.acceptable is not None else draft.ids)
 
     def test_draft_tokens_are_on_the_targets_device(self, case: LookupCase) -> None:
         target = ToyTarget()

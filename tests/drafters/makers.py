@@ -34,9 +34,9 @@ def several_steps() -> MultiStepToy:
 
 
 def exits(in_one_call: bool = True) -> ExitToy:
-    made = ExitToy(V, order=2, seed=22, sharpness=1.0)
-    made.in_one_call = in_one_call
-    return made
+    target = ExitToy(V, order=2, seed=22, sharpness=1.0)
+    target.in_one_call = in_one_call
+    return target
 
 
 MAKERS: dict[str, Callable[[Target], Drafter]] = {

@@ -53,8 +53,8 @@ class TestRemembering(Conformance):
 
     def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
         """The same request twice: the second time it gets drafts from its first token on, and the same text."""
-        made = case.target()
-        llm = LLM(made, case.make(made), draft_tokens=4)
+        target = case.target()
+        llm = LLM(target, case.make(target), draft_tokens=4)
         prompt, params = [0, 1], SamplingParams(max_tokens=LENGTH)
         first, second = (llm.generate(prompt, params)[0] for _ in range(2))
         assert first.token_ids == second.token_ids == alone(case, prompt, params, 4)[1]
@@ -62,9 +62,9 @@ class TestRemembering(Conformance):
 
     def test_releases_everything(self, case: Case) -> None:
         """What is kept of finished requests is bounded."""
-        made = case.target()
-        drafter = case.make(made)
-        llm, sizes = LLM(made, drafter, max_batch=3, draft_tokens=4), []
+        target = case.target()
+        drafter = case.make(target)
+        llm, sizes = LLM(target, drafter, max_batch=3, draft_tokens=4), []
         for seed in range(12):
             llm.generate(case.prompts(6), SamplingParams(temperature=1.0, max_tokens=LENGTH, seed=seed))
             sizes.append(size(drafter))

@@ -56,10 +56,10 @@ def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int
 
     for layer in head.layers:
         a, normed = layer.self_attn, layer.input_layernorm(x)
-        both = torch.cat((context, normed))
+        states = torch.cat((context, normed))
         q = rotated(a.q_norm(a.q_proj(normed).unflatten(-1, (-1, d.head_dim))), m)
-        k = rotated(a.k_norm(a.k_proj(both).unflatten(-1, (-1, d.head_dim))), 0)
-        v = a.v_proj(both).unflatten(-1, (-1, d.head_dim))
+        k = rotated(a.k_norm(a.k_proj(states).unflatten(-1, (-1, d.head_dim))), 0)
+        v = a.v_proj(states).unflatten(-1, (-1, d.head_dim))
         k, v = (part.repeat_interleave(d.heads // d.kv_heads, 1) for part in (k, v))
         scores = torch.einsum("nhd,mhd->hnm", q, k) * d.head_dim**-0.5
         if c.causal:
@@ -96,13 +96,13 @@ class TestDraftTokens:
         for name, parameter in assistant.named_parameters():
             torch.nn.init.normal_(parameter, float("norm" in name), 0.3)
         assistant = assistant.double().eval()
-        theirs: list[list[int]] = []
+        expected: list[list[int]] = []
         real = Theirs.get_candidates
 
         def recorded(self: Any, input_ids: Tensor, *args: Any, **more: Any) -> Any:
-            found = real(self, input_ids, *args, **more)
-            theirs.append(found[0][0, input_ids.shape[1] :].tolist())
-            return found
+            output = real(self, input_ids, *args, **more)
+            expected.append(output[0][0, input_ids.shape[1] :].tolist())
+            return output
 
         monkeypatch.setattr(Theirs, "get_candidates", recorded)
         text = lm.generate(
@@ -111,26 +111,26 @@ class TestDraftTokens:
         )[0].tolist()  # fmt: skip
 
         decoder = {"hidden_size": 24, "head_dim": 8, "intermediate_size": 32}
-        made = DFlashHead(dflash_config(40, 24, 24, taps=(1, 2, 3), decoder=decoder)).double()
+        head = DFlashHead(dflash_config(40, 24, 24, taps=(1, 2, 3), decoder=decoder)).double()
         names = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
         state = assistant.state_dict()
         for old, new in names.items():
             state = {name.replace(old, new): tensor for name, tensor in state.items()}
-        made.load_state_dict(state)
+        head.load_state_dict(state)
         target = Decoder.from_module(lm, "torch", "float64")
-        recorder = Recorder(make(target, head=made), 40)
+        recorder = Recorder(make(target, head=head), 40)
         seq = Sequence(text[:8], SamplingParams(max_tokens=24))
         step([seq], target, recorder, RULES["rejection"], 0)
         while not seq.finish:
             step([seq], target, recorder, RULES["rejection"], 5)
         assert seq.tokens == text
-        ours = [tokens for tokens, _, _ in recorder.proposed[seq.id][1:]]
-        assert len(ours) > 5
+        drafts = [tokens for tokens, _, _ in recorder.proposed[seq.id][1:]]
+        assert len(drafts) > 5
         compared = [
-            a[: len(b)] for a, b in zip(theirs[1:], ours, strict=False)
+            a[: len(b)] for a, b in zip(expected[1:], drafts, strict=False)
         ]  # the last drafts are cut by max_tokens
-        assert compared == ours[: len(compared)]
-        assert len(compared) >= len(ours) - 1
+        assert compared == drafts[: len(compared)]
+        assert len(compared) >= len(drafts) - 1
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_greedy_chains_are_what_true_states_give_at_every_step(self, kind: str) -> None:
@@ -186,8 +186,8 @@ class TestDraftTokens:
         assert len(drafter.propose([seq], [3])) == 3
 
     def test_drafting_ends_at_the_heads_context_length(self) -> None:
-        made = dflash_head(dflash_config(V, target=V, decoder={"context": 12}))
-        recorder = Recorder(DFlashDrafter(TorchDFlash(made), V), V)
+        head = dflash_head(dflash_config(V, target=V, decoder={"context": 12}))
+        recorder = Recorder(DFlashDrafter(TorchDFlash(head), V), V)
         target, seq = toy(), Sequence(PROMPTS[2], SamplingParams(max_tokens=20))
         while not seq.finish:
             before = len(seq.tokens)
@@ -218,11 +218,11 @@ class TestDistributions:
     def test_a_markov_head_that_knows_the_target_is_always_accepted(self, rule: str, options: dict[str, Any]) -> None:
         """A `ToyTarget` of order 1: its logits after each token are the Markov head's, and the block adds nothing."""
         target = ToyTarget(V, order=1, seed=3)
-        made = dflash_head(dflash_config(V, target=V, markov_rank=V))
-        made.borrow(made.embedding, torch.zeros(V, 8).double())
-        made.markov_head["markov_w1"].weight.copy_(torch.eye(V))
-        made.markov_head["markov_w2"].weight.copy_(torch.stack([target.logits([t]) for t in range(V)]).T)
-        llm = LLM(target, DFlashDrafter(TorchDFlash(made), V), draft_tokens=4, rule=rule)
+        head = dflash_head(dflash_config(V, target=V, markov_rank=V))
+        head.borrow(head.embedding, torch.zeros(V, 8).double())
+        head.markov_head["markov_w1"].weight.copy_(torch.eye(V))
+        head.markov_head["markov_w2"].weight.copy_(torch.stack([target.logits([t]) for t in range(V)]).T)
+        llm = LLM(target, DFlashDrafter(TorchDFlash(head), V), draft_tokens=4, rule=rule)
         for done in llm.generate(PROMPTS, SamplingParams(max_tokens=33, seed=5, **options)):
             assert done.stats.acceptance_rate == 1
             assert done.stats.drafter_faults == 0
@@ -264,12 +264,12 @@ class TestMaking:
         target = tiny_decoder()
         prompt, params = [i * 7 % 40 for i in range(80)], SamplingParams(max_tokens=12)
         drafter = make(target, head=head_for())
-        made, seqs = Engine(target, drafter, RULES["rejection"], 4, 2, prefix_cache=True), []
+        engine, seqs = Engine(target, drafter, RULES["rejection"], 4, 2, prefix_cache=True), []
         for _ in range(2):
             seqs.append(Sequence(list(prompt), params))
-            made.add(seqs[-1])
+            engine.add(seqs[-1])
             while not seqs[-1].finish:
-                made.step()
+                engine.step()
         assert drafter.cached_prefix(Sequence(prompt)) == seqs[1].cached == 64
         assert seqs[1].output == seqs[0].output
         first, again = (seq.stats for seq in seqs)
@@ -297,8 +297,8 @@ class TestMaking:
     def test_vocabularies_that_are_padded_differently_fit_unless_a_markov_head_lacks_ids(self) -> None:
         target, taps = tiny_decoder(vocab_size=400), (1, 2, 4)
         wider = dflash_head(dflash_config(402, 24, 24, taps=taps, mask_token=7, markov_rank=2), spread=0.3)
-        for made in (wider, dflash_head(dflash_config(398, 24, 24, taps=taps), spread=0.3)):
-            done = LLM(target, make(target, head=made), draft_tokens=4).generate(
+        for head in (wider, dflash_head(dflash_config(398, 24, 24, taps=taps), spread=0.3)):
+            done = LLM(target, make(target, head=head), draft_tokens=4).generate(
                 [1, 2, 3], SamplingParams(max_tokens=9)
             )
             assert done[0].stats.proposed > 0

@@ -128,16 +128,16 @@ class TestInPython:
     def test_a_name_takes_options_and_an_object_is_used_as_it_is(self, llm: LLM) -> None:
         llm.use("ngram", max_ngram=2)
         assert drafter(llm).config == NgramConfig(max_ngram=2)
-        own = NgramDrafter(NgramConfig())
-        llm.use(own)
-        assert drafter(llm) is own
+        ngram = NgramDrafter(NgramConfig())
+        llm.use(ngram)
+        assert drafter(llm) is ngram
 
     def test_a_list_is_a_stack_with_options_of_its_own_and_of_its_members(self, llm: LLM) -> None:
         llm.use([("ngram", {"max_ngram": 2}), "suffix", ToyTarget(V, seed=2)], min_match=3)
-        made = drafter(llm)
-        assert isinstance(made, HybridDrafter)
-        assert [member.name for member in made.members] == ["ngram", "suffix", "model"]
-        assert (made.config.min_match, made.members[0].config.max_ngram) == (3, 2)  # type: ignore[attr-defined]
+        stack = drafter(llm)
+        assert isinstance(stack, HybridDrafter)
+        assert [member.name for member in stack.members] == ["ngram", "suffix", "model"]
+        assert (stack.config.min_match, stack.members[0].config.max_ngram) == (3, 2)  # type: ignore[attr-defined]
 
     def test_a_pair_is_a_drafter_and_its_options(self, llm: LLM) -> None:
         llm.use(("ngram", {"max_ngram": 2, "min_ngram": 2}), max_ngram=3)
@@ -224,6 +224,6 @@ def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_progr
     assert embedded_role("suffix+model") == "draft"
     assert embedded_role("suffix+eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
-        found = configurations(Choice(name, 4, draft="embedded"))
-        assert found["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
-        assert found["slipstream"]["draft"] == "embedded"
+        settings = configurations(Choice(name, 4, draft="embedded"))
+        assert settings["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)
+        assert settings["slipstream"]["draft"] == "embedded"

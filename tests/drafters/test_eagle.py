@@ -63,21 +63,21 @@ def text_of(tokens: list[int], true: Tensor) -> Text:
     return text
 
 
-def logits_by_hand(made: EagleHead, target: Target, text: list[int], drafted: list[int]) -> Tensor:
+def logits_by_hand(eagle_head: EagleHead, target: Target, text: list[int], drafted: list[int]) -> Tensor:
     """The head's logits after a text and some draft tokens, everything recomputed: [draft_vocab]."""
-    known = features(target, text, made.config.taps)[:-1]
-    hidden = made.fuse(list(known.split(made.config.target_hidden, -1)))
+    known = features(target, text, eagle_head.config.taps)[:-1]
+    hidden = eagle_head.fuse(list(known.split(eagle_head.config.target_hidden, -1)))
     tokens = [*text[1:], *drafted]
     while True:
         n = len(hidden)
-        after, x = dense(made, tokens[:n], hidden, torch.ones(n, n).tril().bool(), list(range(n)))
+        after, x = dense(eagle_head, tokens[:n], hidden, torch.ones(n, n).tril().bool(), list(range(n)))
         if n == len(tokens):
-            return made.logits(x[-1])
+            return eagle_head.logits(x[-1])
         hidden = torch.cat((hidden, after[-1:]))
 
 
-def ids_of(made: EagleHead) -> list[int]:
-    return list(range(V)) if made.config.version == 1 else made.target_ids.tolist()
+def ids_of(eagle_head: EagleHead) -> list[int]:
+    return list(range(V)) if eagle_head.config.version == 1 else eagle_head.target_ids.tolist()
 
 
 class TestDraftTokens:
@@ -85,11 +85,11 @@ class TestDraftTokens:
     def test_greedy_chains_are_what_true_features_give_at_every_step(self, version: int) -> None:
         """A wrong token shift, a stale state in the cache, a wrong norm or position: each fails here (R23)."""
         drafter, other = eagle_drafter(V, version), toy()
-        made = drafter.runtime.head
+        eagle_head = drafter.runtime.head
         for text, drafted in greedy_drafts(drafter, 3, steps=4, max_tokens=14):
             for i, token in enumerate(drafted):
-                best = int(logits_by_hand(made, other, text, drafted[:i]).argmax())
-                assert token == ids_of(made)[best]
+                best = int(logits_by_hand(eagle_head, other, text, drafted[:i]).argmax())
+                assert token == ids_of(eagle_head)[best]
 
     @pytest.mark.parametrize("backend", ["torch", "native"])
     @pytest.mark.parametrize("to", ["eagle3", "speculators"])
@@ -99,11 +99,11 @@ class TestDraftTokens:
     ) -> None:
         """EAGLE-3, -3.1 and P-EAGLE: `AsVLLM` reads the same files, and computes each draft anew."""
         embedding = torch.randn(V, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-        made = config(3, V, width=5, target=V, draft_vocab=V - 1, **AS_VLLM[kind])
-        layout = native(head(made, 3)) if to == "eagle3" else speculators(head(made, 3), "some/target", ())
+        form = config(3, V, width=5, target=V, draft_vocab=V - 1, **AS_VLLM[kind])
+        layout = native(head(form, 3)) if to == "eagle3" else speculators(head(form, 3), "some/target", ())
         write(tmp_path, *layout, torch.float64)
-        found = load_eagle(tmp_path).borrow(None if made.own_embedding else embedding)
-        drafter = EagleDrafter(NativeEagle(found) if backend == "native" else TorchEagle(found), V)
+        loaded = load_eagle(tmp_path).borrow(None if form.own_embedding else embedding)
+        drafter = EagleDrafter(NativeEagle(loaded) if backend == "native" else TorchEagle(loaded), V)
         recorder, target, other = Recorder(drafter, V), toy(), AsVLLM(tmp_path, embedding)
         seqs = [Sequence(p, SamplingParams(max_tokens=30)) for p in PROMPTS]
         compared = 0
@@ -113,7 +113,7 @@ class TestDraftTokens:
             for seq, text in zip(seqs, texts, strict=True):
                 if index:
                     drafted = recorder.proposed[seq.id][-1][0]
-                    wanted, _ = other.draft(text, features(toy(), text, made.taps)[:-1], index)
+                    wanted, _ = other.draft(text, features(toy(), text, form.taps)[:-1], index)
                     assert drafted == wanted
                     compared += len(drafted)
         assert compared == len(seqs) * (1 + 2 + 3 + 4 + 5)
@@ -128,20 +128,23 @@ class TestDraftTokens:
         step(seqs, target, recorder, RULES["rejection"], 0)
         texts = [list(s.tokens) for s in seqs]
         step(seqs, target, recorder, RULES["rejection"], 4)
-        made, calls = drafter.runtime.head, 4
+        eagle_head, calls = drafter.runtime.head, 4
         for prompt, seq, text in zip(PROMPTS, seqs, texts, strict=True):
             drafted, _, q = recorder.proposed[seq.id][-1]
-            known = features(toy(), text, made.config.taps)[:-1]
-            taps = torch.cat((known, made.mask_hidden.view(1, -1).expand(calls - 1, -1)))
+            known = features(toy(), text, eagle_head.config.taps)[:-1]
+            taps = torch.cat((known, eagle_head.mask_hidden.view(1, -1).expand(calls - 1, -1)))
             n = len(taps)
-            mask = [made.config.mask_token] * (calls - 1)
+            mask = [eagle_head.config.mask_token] * (calls - 1)
             _, x = dense(
-                made, [*text[1:], *mask], made.fuse(list(taps.split(V, -1))), torch.ones(n, n).tril().bool(),
+                eagle_head,
+                [*text[1:], *mask],
+                eagle_head.fuse(list(taps.split(V, -1))),
+                torch.ones(n, n).tril().bool(),
                 list(range(n)),
-            )  # fmt: skip
+            )
             for j, token in enumerate(drafted):
                 logits = torch.full((V,), -torch.inf, dtype=torch.float64)
-                logits[made.target_ids] = made.logits(x[n - calls + j])
+                logits[eagle_head.target_ids] = eagle_head.logits(x[n - calls + j])
                 before = Sequence(prompt, params)
                 before.tokens += text[len(prompt) :]
                 wanted = distributions_after(logits[None], [before], [drafted[:j]])[0]
@@ -167,7 +170,7 @@ class TestDraftTokens:
         """If the tree is wide enough, growing it level by level finds the same paths as an exhaustive search."""
         target, other, nodes = toy(), toy(), 9
         drafter = eagle_drafter(V, 3, shape="tree", width=25, nodes=nodes)
-        made = drafter.runtime.head
+        eagle_head = drafter.runtime.head
         recorder = Recorder(drafter, V)
         seq = Sequence([1, 2, 3, 0], SamplingParams(max_tokens=14))
         for index in range(4):
@@ -181,9 +184,9 @@ class TestDraftTokens:
                 path.insert(0, parents[path[0]])
             paths.append(tuple(drafted[n] for n in path))
         chances: dict[tuple[int, ...], float] = {(): 1.0}
-        ids = ids_of(made)
+        ids = ids_of(eagle_head)
         for path in [p for d in range(3) for p in itertools.product(ids, repeat=d)]:
-            probs = torch.softmax(logits_by_hand(made, other, text, list(path)), -1).tolist()
+            probs = torch.softmax(logits_by_hand(eagle_head, other, text, list(path)), -1).tolist()
             chances |= {(*path, token): chances[path] * p for token, p in zip(ids, probs, strict=True)}
         del chances[()]
         assert set(paths) == set(sorted(chances, key=lambda p: -chances[p])[:nodes])
@@ -193,7 +196,7 @@ class TestDraftTokens:
         """R23, with accepted siblings that are not the first."""
         target, other = toy(), toy()
         drafter = eagle_drafter(V, 3, shape=shape, width=3, nodes=9)
-        made, strayed = drafter.runtime.head, 0
+        eagle_head, strayed = drafter.runtime.head, 0
         seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
         for index in range(9):
             verdict = step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
@@ -203,7 +206,7 @@ class TestDraftTokens:
                 assert torch.equal(torch.cat(rows.todo), true[rows.done :])
                 if rows.done:
                     batch, known = true_batch([text_of(seq.tokens, true)], [0], [rows.done])
-                    fresh = TorchEagle(made)
+                    fresh = TorchEagle(eagle_head)
                     fresh.extend(batch, known)
                     torch.testing.assert_close(drafter.runtime.kv(seq.id, rows.done), fresh.kv(0, rows.done))
         assert strayed > 0 or shape == "chain"
@@ -239,8 +242,8 @@ class TestDraftTokens:
 
     def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(self, caplog: pytest.LogCaptureFixture) -> None:
         target = toy()
-        made = config(3, V, target=V, decoder={"context": 12})
-        drafter = EagleDrafter(TorchEagle(head(made)), V)
+        head_config = config(3, V, target=V, decoder={"context": 12})
+        drafter = EagleDrafter(TorchEagle(head(head_config)), V)
         recorder = Recorder(drafter, V)
         seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=20))
         with caplog.at_level(logging.WARNING):
@@ -295,18 +298,18 @@ class TestDistributions:
         target, other = toy(), toy()
         for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
             drafter = eagle_drafter(V, 3)
-            made = drafter.runtime.head
+            eagle_head = drafter.runtime.head
             seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=4, **options))
             step([seq], target, drafter, RULES["rejection"], 0)
             draft = drafter.propose([seq], [4])
             assert draft.q is not None
             for i in range(4):
-                logits = logits_by_hand(made, other, seq.tokens, draft.ids[:i])
+                logits = logits_by_hand(eagle_head, other, seq.tokens, draft.ids[:i])
                 logits = logits / options["temperature"]
                 if "top_k" in options:
                     logits = logits.masked_fill(logits < logits.topk(2).values[-1], -torch.inf)
                 probs = torch.zeros(V, dtype=torch.float64)
-                probs[ids_of(made)] = torch.softmax(logits, -1)
+                probs[ids_of(eagle_head)] = torch.softmax(logits, -1)
                 torch.testing.assert_close(draft.q[i], probs)
 
     @pytest.mark.parametrize("top_k", [0, 3])
@@ -314,7 +317,7 @@ class TestDistributions:
         target, other = toy(), toy()
         for seed in range(5):
             drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=8)
-            made = drafter.runtime.head
+            eagle_head = drafter.runtime.head
             params = SamplingParams(max_tokens=30, seed=seed, temperature=0.7, top_k=top_k)
             seq = Sequence(PROMPTS[2], params)
             step([seq], target, drafter, RULES["rejection"], 0)
@@ -324,11 +327,11 @@ class TestDistributions:
             assert len(draft) == 8 or top_k
             for nodes in draft.children(0).values():
                 path = draft.ancestors(0, draft.parents[nodes[0]])
-                logits = logits_by_hand(made, other, seq.tokens, [draft.ids[i] for i in path])
+                logits = logits_by_hand(eagle_head, other, seq.tokens, [draft.ids[i] for i in path])
                 if top_k:
                     logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
                 probs = torch.zeros(V, dtype=torch.float64)
-                probs[ids_of(made)] = torch.softmax(logits / 0.7, -1)
+                probs[ids_of(eagle_head)] = torch.softmax(logits / 0.7, -1)
                 for node in nodes:
                     torch.testing.assert_close(draft.q[node], probs / probs.sum())
                     probs[draft.ids[node]] = 0
@@ -409,22 +412,22 @@ class TestMaking:
     def test_a_head_for_another_target_is_refused_with_both_values(
         self, decoder: Decoder, changes: dict[str, Any], values: tuple[str, str]
     ) -> None:
-        made = EagleHead(head_for(3, **changes).config)
+        eagle_head = EagleHead(head_for(3, **changes).config)
         with pytest.raises(PairError) as refused:
-            make_eagle3(decoder, head=made)
+            make_eagle3(decoder, head=eagle_head)
         assert all(value in str(refused.value) for value in values)
 
     def test_ids_that_the_target_lacks_are_never_drafted(self, decoder: Decoder) -> None:
         """Vocabularies padded to different widths: the head's last id has no logit in the target."""
         target = tiny_decoder(vocab_size=400)
-        made = head(config(3, 402, target=24, draft_vocab=402, own_embedding=True, taps=(1, 2, 4)))
-        drafter = make_eagle3(target, head=made)
+        eagle_head = head(config(3, 402, target=24, draft_vocab=402, own_embedding=True, taps=(1, 2, 4)))
+        drafter = make_eagle3(target, head=eagle_head)
         assert drafter.runtime.ids.tolist() == list(range(400))
 
     def test_a_mask_token_that_the_target_lacks_is_refused(self) -> None:
-        made = config(3, 402, width=48, target=48, draft_vocab=402, taps=(1, 2, 4), mask_token=401)
+        head_config = config(3, 402, width=48, target=48, draft_vocab=402, taps=(1, 2, 4), mask_token=401)
         with pytest.raises(PairError, match=r"mask token of the EAGLE-3 head is 401, the target has the ids 0\.\.399"):
-            make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(made))
+            make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(head_config))
 
     def test_a_target_without_embedding_and_lm_head_is_refused_by_name(self) -> None:
         with pytest.raises(PairError, match="ToyTarget"):
@@ -449,10 +452,10 @@ class TestMaking:
             make_eagle3(decoder, head=head_for(3), quantize="int3")
 
     def test_the_head_of_a_quantised_target_is_quantised_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made, real = list[Any](), eagle.backend_for_head
-        monkeypatch.setattr(eagle, "backend_for_head", lambda *given: made.append(real(*given)) or made[-1])
+        runtimes, real = list[Any](), eagle.backend_for_head
+        monkeypatch.setattr(eagle, "backend_for_head", lambda *given: runtimes.append(real(*given)) or runtimes[-1])
         for quantize in (None, "w8a8"):
             target = Decoder.load(zoo.target_dir(), "native", quantize=quantize)
             make_eagle3(target)
             make_eagle3(target, quantize="none")
-        assert [settings.quantize for _, settings in made] == [None, None, "int8", None]
+        assert [settings.quantize for _, settings in runtimes] == [None, None, "int8", None]

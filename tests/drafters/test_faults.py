@@ -62,12 +62,12 @@ class Failing(MultiStepToy):
     def decode_steps(
         self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
-        made = super().decode_steps(seqs, steps, sampling, exit)
+        draft = super().decode_steps(seqs, steps, sampling, exit)
         for b, seq in enumerate(seqs):
             for j in range(1, steps):
-                if fails([*seq.tokens, *made.tokens[:j, b].tolist()]):
-                    self._fail(made.logits[j:, b])
-        return made
+                if fails([*seq.tokens, *draft.tokens[:j, b].tolist()]):
+                    self._fail(draft.logits[j:, b])
+        return draft
 
     def _fail(self, logits: Tensor) -> None:
         if self.raises:
@@ -77,9 +77,9 @@ class Failing(MultiStepToy):
 
 def model(raises: bool, in_one_call: bool = False) -> Callable[[], Drafter]:
     def make() -> Drafter:
-        made = Failing(V, order=2, seed=22, sharpness=1.5)
-        made.raises, made.in_one_call = raises, in_one_call
-        return ModelDrafter(made, V)
+        target = Failing(V, order=2, seed=22, sharpness=1.5)
+        target.raises, target.in_one_call = raises, in_one_call
+        return ModelDrafter(target, V)
 
     return make
 

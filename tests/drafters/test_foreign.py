@@ -124,7 +124,7 @@ def test_its_state_does_not_depend_on_who_drafted_the_text(name: str) -> None:
         while len(seq.output) < LENGTH:
             most = min(4, LENGTH - 1 - len(seq.output))  # both end at the same text
             step([seq], toy, driver or drafter, RULES["rejection"], most if replaced else 0)
-        made = drafter.propose([seq], [4])
-        drafted.append((seq.output, made.ids, list(made.parents)))
+        draft = drafter.propose([seq], [4])
+        drafted.append((seq.output, draft.ids, list(draft.parents)))
     assert drafted[0] == drafted[1]
     assert drafted[0][1], "it proposed something"

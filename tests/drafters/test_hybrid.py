@@ -84,22 +84,22 @@ def hybrid(*members: Drafter, **options: int) -> HybridDrafter:
 
 def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None:
     lookup, neural = Found([1, 2, 3], {2: 4}), Fixed([4, 4])
-    made = hybrid(lookup, neural).propose([Sequence([0, 0])], [3])
-    assert made.ids == [1, 2, 3]
-    assert made.is_chain
+    draft = hybrid(lookup, neural).propose([Sequence([0, 0])], [3])
+    assert draft.ids == [1, 2, 3]
+    assert draft.is_chain
     assert neural.asked == []
 
 
 def test_after_a_short_match_the_neural_draft_is_used() -> None:
     lookup, neural = Found([1, 2, 3], {2: 1}), Fixed([1, 4], q=0.6)
-    made = hybrid(lookup, neural).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
-    assert made.ids == [1, 4]
+    draft = hybrid(lookup, neural).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
+    assert draft.ids == [1, 4]
 
 
 def test_each_sequence_of_a_batch_is_decided_on_its_own() -> None:
     lookup, neural = Found([1, 2], {2: 9, 3: 1}), Fixed([4])
-    made = hybrid(lookup, neural).propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
-    assert [made.ids[made.splits[b] : made.splits[b + 1]] for b in range(3)] == [[1, 2], [4], []]
+    draft = hybrid(lookup, neural).propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
+    assert [draft.ids[draft.splits[b] : draft.splits[b + 1]] for b in range(3)] == [[1, 2], [4], []]
     assert neural.asked == [[0, 2, 0]]
 
 
@@ -125,11 +125,11 @@ class Knowing(Found):
 def test_lookup_tokens_are_appended_to_a_neural_chain_within_the_budget() -> None:
     lookup, neural = Knowing([1], {2: 0}), Fixed([4, 4, 4], q=0.6)
     seq = Sequence([0, 0], SamplingParams(temperature=1.0))
-    made = hybrid(lookup, neural, neural=2).propose([seq], [5])
+    draft = hybrid(lookup, neural, neural=2).propose([seq], [5])
     assert lookup.heard == [4, 4]
-    assert made.ids == [4, 4, 2, 3, 2]
-    assert made.is_chain
-    assert made.q.amax(-1).tolist() == pytest.approx([0.6, 0.6, 1, 1, 1])
+    assert draft.ids == [4, 4, 2, 3, 2]
+    assert draft.is_chain
+    assert draft.q.amax(-1).tolist() == pytest.approx([0.6, 0.6, 1, 1, 1])
     for options, budget in (({"append_tokens": 0}, 5), ({"append_match": 4}, 5), ({}, 2)):
         assert hybrid(lookup, neural, neural=2, **options).propose([seq], [budget]).ids == [4, 4]
 
@@ -176,13 +176,13 @@ def test_a_neural_member_is_not_started_for_a_text_that_is_about_to_end() -> Non
 
 def test_every_member_observes_the_verified_draft_and_is_released() -> None:
     first, second = Found([1], {1: 9}), Fixed([4])
-    both = hybrid(first, second)
+    stack = hybrid(first, second)
     seq = Sequence([0])
-    draft = both.propose([seq], [1])
+    draft = stack.propose([seq], [1])
     verdict = Verdict([[0]], [2], [None], [False])
     seq.advance(verdict, draft, 0)
-    both.observe([seq], draft, TargetOut(torch.zeros(2, V)), verdict)
-    both.release(seq.id)
+    stack.observe([seq], draft, TargetOut(torch.zeros(2, V)), verdict)
+    stack.release(seq.id)
     assert first.seen == second.seen == [draft]
     assert first.released == second.released == [seq.id]
 
@@ -208,10 +208,10 @@ def test_each_members_kv_is_correct_when_others_drafted() -> None:
 
 def test_members_are_drafters_names_or_pairs() -> None:
     given = RandomDrafter(V)
-    made = members_of(target(), [given, "ngram", ("ngram", {"max_ngram": 2})], None)
-    assert made[0] is given
-    assert isinstance(made[2], NgramDrafter)
-    assert made[2].config.max_ngram == 2
+    members = members_of(target(), [given, "ngram", ("ngram", {"max_ngram": 2})], None)
+    assert members[0] is given
+    assert isinstance(members[2], NgramDrafter)
+    assert members[2].config.max_ngram == 2
     assert [m.name for m in members_of(target(), "ngram,none", None)] == ["ngram", "none"]
 
 

@@ -30,24 +30,24 @@ def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
 def test_each_sequence_has_its_own_part() -> None:
     two = Draft.chains([[1, 2], [3]])
     sampled = Draft.chains([[], [4]], torch.tensor([[0, 0, 0, 0.5, 0.5, 0]], dtype=torch.float64))
-    made = join_drafts([Part(Draft.chains([[1], [], []])), None, Part(Draft.chains([[], [], [5]]))], 6)
-    assert [nodes(made, b) for b in range(3)] == [[(1, -1)], [], [(5, -1)]]
-    assert made.q is None
-    made = join_drafts([Part(two), Part(sampled)], 6)
-    made.check([2, 2], 6, 8)
-    assert [nodes(made, b) for b in range(2)] == [[(1, -1), (2, 0)], [(4, -1)]]
-    assert made.q.tolist() == [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0.5, 0.5, 0]]
+    draft = join_drafts([Part(Draft.chains([[1], [], []])), None, Part(Draft.chains([[], [], [5]]))], 6)
+    assert [nodes(draft, b) for b in range(3)] == [[(1, -1)], [], [(5, -1)]]
+    assert draft.q is None
+    draft = join_drafts([Part(two), Part(sampled)], 6)
+    draft.check([2, 2], 6, 8)
+    assert [nodes(draft, b) for b in range(2)] == [[(1, -1), (2, 0)], [(4, -1)]]
+    assert draft.q.tolist() == [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0.5, 0.5, 0]]
 
 
 def test_tokens_after_a_chain_are_point_masses_and_name_their_drafter() -> None:
     base = chain(1, 2, q=0.5)
-    made = join_drafts([Part(base, "model", (3, 2), "lookup")], 6)
-    made.check([4], 6, 8)
-    assert nodes(made) == [(1, -1), (2, 0), (3, 1), (2, 2)]
-    assert made.by == ["model", "model", "lookup", "lookup"]
+    draft = join_drafts([Part(base, "model", (3, 2), "lookup")], 6)
+    draft.check([4], 6, 8)
+    assert nodes(draft) == [(1, -1), (2, 0), (3, 1), (2, 2)]
+    assert draft.by == ["model", "model", "lookup", "lookup"]
     assert base.q is not None
-    assert torch.equal(made.q[:2], base.q)
-    assert made.q[2:].tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
+    assert torch.equal(draft.q[:2], base.q)
+    assert draft.q[2:].tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
 
 
 def test_a_draft_that_is_the_only_one_is_not_changed() -> None:
@@ -64,29 +64,29 @@ def test_a_draft_that_is_the_only_one_is_not_changed() -> None:
 
 def test_nodes_that_are_not_acceptable_stay_so() -> None:
     window = Draft(torch.tensor([1, 2]), (-1, -1), (0, 2, 2), acceptable=(False, True))
-    made = join_drafts([Part(window), Part(Draft.chains([[], [3]]))], 6)
-    assert nodes(made) == [(1, -1), (2, -1)]
-    assert made.acceptable == [False, True, True]
+    draft = join_drafts([Part(window), Part(Draft.chains([[], [3]]))], 6)
+    assert nodes(draft) == [(1, -1), (2, -1)]
+    assert draft.acceptable == [False, True, True]
 
 
 # --- the distribution -------------------------------------------------------------------------------------------------
 
 
-def continued(made: WeightedDraft, then: Sequence[int]) -> WeightedDraft:
+def continued(weighted: WeightedDraft, then: Sequence[int]) -> WeightedDraft:
     """A sampled chain and the tokens that a lookup appends to it, joined by production code, in the form of the
     enumeration."""
-    world = made.world
-    draft, _ = pack([made])
+    world = weighted.world
+    draft, _ = pack([weighted])
     if draft.q is None:
         draft = replace(draft, q=torch.eye(world.vocab, dtype=torch.float64)[draft.tokens])
     whole = join_drafts([Part(draft, then=then)], world.vocab)
-    base = len(made.tokens)
-    q = [*made.q, *(point(world.vocab, token) for token in then)]
+    base = len(weighted.tokens)
+    q = [*weighted.q, *(point(world.vocab, token) for token in then)]
     again = WeightedDraft(
-        world, Shape(tuple(whole.parents), made.shape.kinds + "p" * len(then)), whole.ids, q, made.weight
+        world, Shape(tuple(whole.parents), weighted.shape.kinds + "p" * len(then)), whole.ids, q, weighted.weight
     )
     packed, _ = pack([again])
-    assert whole.ids[:base] == made.tokens
+    assert whole.ids[:base] == weighted.tokens
     assert whole.q is not None
     if packed.q is not None:
         assert torch.equal(packed.q, whole.q)
@@ -100,8 +100,8 @@ def test_a_chain_that_a_lookup_continues_keeps_the_targets_distribution(kinds: s
     for vocab, seed in ((2, 1), (3, 2), (3, 3)):
         world = random_world(seed, vocab)
         drafts = [
-            continued(made, [(token + made.tokens[-1]) % vocab for token in pattern])
-            for made in every_draft(world, Shape.chain(kinds))
+            continued(weighted, [(token + weighted.tokens[-1]) % vocab for token in pattern])
+            for weighted in every_draft(world, Shape.chain(kinds))
         ]
         length = 1 + max(draft.shape.height for draft in drafts)
         assert completed(world, weighed(RULES["rejection"], drafts), length) == target_distribution(world, length)

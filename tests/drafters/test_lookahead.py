@@ -19,103 +19,103 @@ def drafter(**options: object) -> LookaheadDrafter:
     return LookaheadDrafter(LookaheadConfig(**{"row_cost": 0.0, **options}))  # type: ignore[arg-type]
 
 
-def window_of(made: LookaheadDrafter, seq: Sequence, levels: list[list[int]]) -> Draft:
+def window_of(lookahead: LookaheadDrafter, seq: Sequence, levels: list[list[int]]) -> Draft:
     """What is drafted with this window and an empty pool."""
-    made.propose([seq], [1])
-    made._states[seq.id].levels = levels
-    return made.propose([seq], [20])
+    lookahead.propose([seq], [1])
+    lookahead._states[seq.id].levels = levels
+    return lookahead.propose([seq], [20])
 
 
 def test_the_window_is_the_tree_of_the_docstring() -> None:
     """W = 3, N = 4. (0,i) form a chain, (l,i) is a child of (l-1,i); no node is acceptable."""
-    made = window_of(drafter(window=3, ngram=4, from_text=False), Sequence([9]), [[1, 2, 3], [4, 5, 6], [7, 8, 0]])
-    assert made.ids == [1, 2, 3, 4, 5, 6, 7, 8, 0]
-    assert list(made.parents) == [-1, 0, 1, 0, 1, 2, 3, 4, 5]
-    assert made.depths == [1, 2, 3, 2, 3, 4, 3, 4, 5]
-    assert list(made.acceptable or ()) == [False] * 9
+    draft = window_of(drafter(window=3, ngram=4, from_text=False), Sequence([9]), [[1, 2, 3], [4, 5, 6], [7, 8, 0]])
+    assert draft.ids == [1, 2, 3, 4, 5, 6, 7, 8, 0]
+    assert list(draft.parents) == [-1, 0, 1, 0, 1, 2, 3, 4, 5]
+    assert draft.depths == [1, 2, 3, 2, 3, 4, 3, 4, 5]
+    assert list(draft.acceptable or ()) == [False] * 9
 
 
 def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
     """2402.02057, section 3.1: the mask of the window, as sets of ancestors."""
     W, N = 4, 5
     levels = [[10 * level + i for i in range(W)] for level in range(N - 1)]
-    made = window_of(drafter(window=W, ngram=N, from_text=False), Sequence([99]), levels)
+    draft = window_of(drafter(window=W, ngram=N, from_text=False), Sequence([99]), levels)
     for level in range(N - 1):
         for i in range(W):
-            seen = [made.ids[node] for node in made.ancestors(0, level * W + i)]
+            seen = [draft.ids[node] for node in draft.ancestors(0, level * W + i)]
             assert seen == [*range(i + 1), *(10 * above + i for above in range(1, level + 1))]
-            assert made.depths[level * W + i] == level + i + 1, "the position of the token that the cell drafts"
+            assert draft.depths[level * W + i] == level + i + 1, "the position of the token that the cell drafts"
 
 
-def told(made: LookaheadDrafter, seq: Sequence, draft: Draft, path: list[int], following: int, says: dict) -> None:
+def told(lookahead: LookaheadDrafter, seq: Sequence, draft: Draft, path: list[int], following: int, says: dict) -> None:
     """One step in which the target's next token after each node is says[node]."""
     logits = torch.zeros(len(draft) + 1, 100, dtype=torch.float64)
     for node, token in says.items():
         logits[1 + node, token] = 1.0
     verdict = Verdict([path], [following], [None], [False])
     seq.advance(verdict, draft, 0)
-    made.observe([seq], draft, TargetOut(logits), verdict)
+    lookahead.observe([seq], draft, TargetOut(logits), verdict)
 
 
 def test_a_full_window_makes_n_grams_and_keeps_its_place() -> None:
-    made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
-    draft = window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
-    told(made, seq, draft, [], 50, {3: 11, 4: 12, 5: 13})
-    state = made._states[seq.id]
+    lookahead, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
+    draft = window_of(lookahead, seq, [[1, 2, 3], [4, 5, 6]])
+    told(lookahead, seq, draft, [], 50, {3: 11, 4: 12, 5: 13})
+    state = lookahead._states[seq.id]
     assert state.levels == [[4, 5, 6], [11, 12, 13]]
     assert [state.pool.tails(t) for t in (1, 2, 3, 4)] == [[(4, 11)], [(5, 12)], [(6, 13)], []]
 
 
 def test_after_accepted_draft_tokens_columns_are_dropped_on_the_left() -> None:
-    made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
-    made.propose([seq], [1])
-    made._states[seq.id].pool.add([9, 20, 21])
-    draft = window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
+    lookahead, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
+    lookahead.propose([seq], [1])
+    lookahead._states[seq.id].pool.add([9, 20, 21])
+    draft = window_of(lookahead, seq, [[1, 2, 3], [4, 5, 6]])
     assert draft.ids[:2] == [20, 21]
     assert list(draft.acceptable or ())[:3] == [True, True, False]
-    told(made, seq, draft, [0, 1], 50, {5: 11, 6: 12, 7: 13})
-    levels = made._states[seq.id].levels
+    told(lookahead, seq, draft, [0, 1], 50, {5: 11, 6: 12, 7: 13})
+    levels = lookahead._states[seq.id].levels
     assert [level[:1] for level in levels] == [[6], [13]]
     assert all(len(level) == 3 and set(level[1:]) <= set(seq.tokens) for level in levels), "filled up from the text"
 
 
 def test_the_window_fills_level_by_level() -> None:
     """A new level is one position further than the window's own, so at first a column is dropped in every step."""
-    made, seq = drafter(window=3, ngram=4, from_text=False), Sequence([9])
-    draft = window_of(made, seq, [[1, 2, 3]])
-    told(made, seq, draft, [], 9, {0: 11, 1: 12, 2: 13})
-    levels = made._states[seq.id].levels
+    lookahead, seq = drafter(window=3, ngram=4, from_text=False), Sequence([9])
+    draft = window_of(lookahead, seq, [[1, 2, 3]])
+    told(lookahead, seq, draft, [], 9, {0: 11, 1: 12, 2: 13})
+    levels = lookahead._states[seq.id].levels
     assert [level[:2] for level in levels] == [[2, 3], [12, 13]]
-    assert len(made._states[seq.id].pool) == 0
+    assert len(lookahead._states[seq.id].pool) == 0
 
 
 def test_without_verified_rows_the_window_only_moves() -> None:
     """The step verified another draft, so the window learned nothing. It is moved at the next proposal."""
-    made, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
-    window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
-    told(made, seq, Draft.empty(1), [], 50, {})
-    assert [level[:2] for level in made._state(seq).levels] == [[2, 3], [5, 6]]
-    window_of(made, seq, [[1, 2, 3], [4, 5, 6]])
-    told(made, seq, Draft.chains([[7, 8]]), [0], 50, {})
-    assert [level[:1] for level in made._state(seq).levels] == [[3], [6]]
+    lookahead, seq = drafter(window=3, ngram=3, from_text=False), Sequence([9])
+    window_of(lookahead, seq, [[1, 2, 3], [4, 5, 6]])
+    told(lookahead, seq, Draft.empty(1), [], 50, {})
+    assert [level[:2] for level in lookahead._state(seq).levels] == [[2, 3], [5, 6]]
+    window_of(lookahead, seq, [[1, 2, 3], [4, 5, 6]])
+    told(lookahead, seq, Draft.chains([[7, 8]]), [0], 50, {})
+    assert [level[:1] for level in lookahead._state(seq).levels] == [[3], [6]]
 
 
 def test_no_cell_lies_deeper_than_the_budget() -> None:
-    made, seq = drafter(window=4, ngram=4, from_text=False), Sequence([1])
+    lookahead, seq = drafter(window=4, ngram=4, from_text=False), Sequence([1])
     for depth in range(1, 12):
-        window_of(made, seq, [[1] * 4, [2] * 4, [3] * 4])
-        draft = made.propose([seq], [depth])
+        window_of(lookahead, seq, [[1] * 4, [2] * 4, [3] * 4])
+        draft = lookahead.propose([seq], [depth])
         draft.check([depth], 100, MAX_NODES)
         assert len(draft) == 3 * max(0, min(4, depth - 2))
 
 
 def test_n_grams_with_a_common_prefix_share_a_branch_and_the_latest_comes_first() -> None:
-    made, seq = drafter(window=1, ngram=4, guesses=3, from_text=False), Sequence([5])
-    made.propose([seq], [1])
-    pool = made._states[seq.id].pool
+    lookahead, seq = drafter(window=1, ngram=4, guesses=3, from_text=False), Sequence([5])
+    lookahead.propose([seq], [1])
+    pool = lookahead._states[seq.id].pool
     for gram in ([5, 8, 8, 8], [5, 1, 2, 3], [5, 1, 2, 4], [5, 6, 6, 6]):
         pool.add(gram)
-    draft = made.propose([seq], [3])
+    draft = lookahead.propose([seq], [3])
     acceptable = list(draft.acceptable or [True] * len(draft))
     assert [t for t, v in zip(draft.ids, acceptable, strict=True) if v] == [6, 6, 6, 1, 2, 4, 3]
     assert list(draft.parents)[:7] == [-1, 0, 1, -1, 3, 4, 4]

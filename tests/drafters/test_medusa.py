@@ -42,13 +42,13 @@ class Counting(ToyTarget):
 
 def knowing(heads: int = 3, rank: int = 0) -> MedusaHeads:
     """Heads for `Counting` whose candidate of that rank is right: head k at token t proposes t + 2 + k."""
-    made = MedusaHeads(MedusaConfig(heads, 1, V, V)).double().requires_grad_(False)
+    medusa = MedusaHeads(MedusaConfig(heads, 1, V, V)).double().requires_grad_(False)
     for k in range(heads):
         for t in range(V):  # the hidden state of token t - 1 is the one-hot of t
-            made.lm_heads[k, (t + 1 + k) % V, t] = 1.0  # type: ignore[index]
+            medusa.lm_heads[k, (t + 1 + k) % V, t] = 1.0  # type: ignore[index]
             for better in range(rank):
-                made.lm_heads[k, (t + 3 + k + better) % V, t] = 2.0 + better  # type: ignore[index]
-    return made
+                medusa.lm_heads[k, (t + 3 + k + better) % V, t] = 2.0 + better  # type: ignore[index]
+    return medusa
 
 
 def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
@@ -133,10 +133,10 @@ def test_the_tree_is_the_optimal_one_for_the_remaining_depth() -> None:
     draft.check([1, 0, 2, 4, 3], V, 7)
     for b, depth in enumerate([1, 0, 2, 4, 3]):
         tree = optimal_tree((*ACCURACIES, (0.2, 0.1, 0.1)), 7 if depth else 0, depth)
-        own = slice(draft.splits[b], draft.splits[b + 1])
-        assert tuple(draft.parents[own]) == tree.parents
+        nodes = slice(draft.splits[b], draft.splits[b + 1])
+        assert tuple(draft.parents[nodes]) == tree.parents
         alone = drafter.propose([seqs[b]], [depth])
-        assert (alone.ids, tuple(alone.parents)) == (draft.ids[own], tree.parents)
+        assert (alone.ids, tuple(alone.parents)) == (draft.ids[nodes], tree.parents)
     assert draft.q is None
 
 

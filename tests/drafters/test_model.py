@@ -111,14 +111,14 @@ def test_a_pick_that_rounding_changed_ends_the_chain_with_the_right_token() -> N
     model, oracle = MultiStepToy(seed=2), Oracle(ToyTarget(seed=2))
     model.clumsy = 3
     chains = proposed(model, n, params)
-    first, both = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    first, pairs = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
     for chain, count in chains.items():
         first[chain[:1]] += count
         if len(chain) == 2:
-            both[chain] += count
-    assert 0 < both.total() < n
+            pairs[chain] += count
+    assert 0 < pairs.total() < n
     assert g_test(first, joint_distribution(oracle, [1, 2], params, length=1)) >= LEVEL
-    assert g_test(both, joint_distribution(oracle, [1, 2], params, length=2)) >= LEVEL
+    assert g_test(pairs, joint_distribution(oracle, [1, 2], params, length=2)) >= LEVEL
 
 
 @pytest.mark.parametrize("coupled", [True, False])
@@ -151,8 +151,8 @@ def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch() -> None:
     assert draft.q is not None
     for b, params in enumerate(each):
         alone = drafter(MultiStepToy(seed=2)).propose([Sequence(text, params)], [[4, 2, 3, 4, 1, 4][b]])
-        own = slice(draft.splits[b], draft.splits[b + 1])
-        assert draft.ids[own] == alone.ids
+        nodes = slice(draft.splits[b], draft.splits[b + 1])
+        assert draft.ids[nodes] == alone.ids
         so_far = list(text)
         for i in draft.nodes(b):
             raw = ToyTarget(seed=2).logits(so_far)[None].float()  # as the call computes them
@@ -195,14 +195,14 @@ def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in
     the steps after accepted and rejected drafts."""
     exact = masked(tmp_path)
     model = Decoder.load(tmp_path, executor, "float64" if executor == "torch" else None)
-    mine, world = ModelDrafter(model, 12), Decoder.from_module(random_llama(6, **SMALL), dtype="float64")
+    drafter, world = ModelDrafter(model, 12), Decoder.from_module(random_llama(6, **SMALL), dtype="float64")
     seqs = [Sequence(text, SamplingParams(max_tokens=40)) for text in PROMPTS]
     runs, accepted = [], 0
     monkey = model.run
     model.run = lambda *a, **k: runs.append(1) or monkey(*a, **k)  # type: ignore[method-assign]
     for depth in (4, 1, 5, 3):
         runs.clear()
-        draft = mine.propose(seqs, [depth] * 3)
+        draft = drafter.propose(seqs, [depth] * 3)
         assert runs == [1]
         for b, seq in enumerate(seqs):
             with torch.no_grad():
@@ -214,7 +214,7 @@ def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in
         for b, seq in enumerate(seqs):
             seq.advance(verdict, draft, b)
             accepted += len(verdict.path[b])
-        mine.observe(seqs, draft, out, verdict)
+        drafter.observe(seqs, draft, out, verdict)
     assert accepted > 0
 
 

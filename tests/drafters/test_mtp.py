@@ -76,9 +76,9 @@ class Recording:
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = self.drafter.propose(seqs, budget)
         for b, seq in enumerate(seqs):
-            if own := draft.ids[draft.splits[b] : draft.splits[b + 1]]:
+            if ids := draft.ids[draft.splits[b] : draft.splits[b + 1]]:
                 prompt = tuple(seq.tokens[: len(seq.tokens) - len(seq.output)])
-                self.drafts.setdefault(prompt, {})[len(seq.tokens)] = own
+                self.drafts.setdefault(prompt, {})[len(seq.tokens)] = ids
         return draft
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -103,12 +103,12 @@ def by_transformers(family: str, mtp: int) -> tuple[list[list[int]], list[Drafts
     if family != "mellum":  # the class names the layers of released checkpoints only
         module._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS + k}\." for k in range(mtp)]
     texts, drafts = [], []
-    own = MTPCandidateGenerator.get_candidates
+    original = MTPCandidateGenerator.get_candidates
     for prompt in TRIED:
         seen: Drafts = {}
 
         def recorded(self: Any, input_ids: Tensor, *args: Any, _seen: Drafts = seen, **kwargs: Any) -> Any:
-            ids, logits = own(self, input_ids, *args, **kwargs)
+            ids, logits = original(self, input_ids, *args, **kwargs)
             if logits is not None:
                 _seen[input_ids.shape[1]] = ids[0, input_ids.shape[1] :].tolist()
             return ids, logits
@@ -134,9 +134,9 @@ def recomputed(of: Target, layers: Any, text: list[int], k: int) -> list[int]:
         for j in range(k):
             rows = range(n - 1) if j < layers.layers else range(n - 2, n - 1)
             positions = [i + 1 + j for i in rows]
-            own = torch.tensor([[ids[p] for p in positions]])
+            token_ids = torch.tensor([[ids[p] for p in positions]])
             hidden = model.forward_layer(
-                j % layers.layers, hidden[:, -len(rows) :], torch.tensor([positions]), cache, input_ids=own
+                j % layers.layers, hidden[:, -len(rows) :], torch.tensor([positions]), cache, input_ids=token_ids
             )
             ids.append(int(model._project_to_logits(hidden[0, -1]).argmax()))
     return ids[n:]
@@ -150,12 +150,12 @@ class TestDraftTokens:
         for k in range(1, mtp + 1):
             done, recording = drafted(target(family, mtp), TRIED, k)
             assert [one.token_ids for one in done] == texts
-            for prompt, theirs in zip(TRIED, wanted, strict=True):
-                ours = recording.drafts[tuple(prompt)]
-                both = ours.keys() & theirs.keys()
-                assert len(both) >= (8 if k == mtp else 4)
-                for n in both:
-                    assert ours[n] == theirs[n][: len(ours[n])], f"after {n} tokens"
+            for prompt, expected in zip(TRIED, wanted, strict=True):
+                drafts = recording.drafts[tuple(prompt)]
+                lengths = drafts.keys() & expected.keys()
+                assert len(lengths) >= (8 if k == mtp else 4)
+                for n in lengths:
+                    assert drafts[n] == expected[n][: len(drafts[n])], f"after {n} tokens"
 
     @pytest.mark.parametrize(("family", "mtp"), BRINGS)
     @pytest.mark.parametrize("k", [1, 3, 5])
@@ -167,9 +167,9 @@ class TestDraftTokens:
         assert [one.token_ids for one in done] == plain(family, mtp)
         assert sum(one.stats.accepted for one in done) > 0
         for prompt, text in zip(PROMPTS, plain(family, mtp), strict=True):
-            for n, own in recording.drafts[tuple(prompt)].items():
+            for n, draft in recording.drafts[tuple(prompt)].items():
                 whole = [*prompt, *text][:n]
-                assert own == recomputed(of, recording.drafter.runtime, whole, len(own)), f"after {n} tokens"
+                assert draft == recomputed(of, recording.drafter.runtime, whole, len(draft)), f"after {n} tokens"
 
     def test_drafts_shorter_than_there_are_layers_leave_later_ones_as_they_would_be(self) -> None:
         """A draft of one token runs one layer of three; the others catch up."""
@@ -180,10 +180,10 @@ class TestDraftTokens:
         while not seq.finish:
             step([seq], of, recording, RULES["rejection"], next(lengths))
         of.release(seq.id)
-        found = recording.drafts[tuple(PROMPTS[0])]
-        assert {len(own) for own in found.values()} >= {1, 2, 3, 4}
-        for n, own in found.items():
-            assert own == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(own)), f"after {n} tokens"
+        drafts = recording.drafts[tuple(PROMPTS[0])]
+        assert {len(draft) for draft in drafts.values()} >= {1, 2, 3, 4}
+        for n, draft in drafts.items():
+            assert draft == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(draft)), f"after {n} tokens"
 
     def test_rows_that_all_layers_have_run_are_not_run_again(self) -> None:
         of = target("glm4_moe", 3)
@@ -204,11 +204,11 @@ class TestDraftTokens:
         of = as_target(folder, dtype="float64", device="cpu")
         prompt = [(i * i + i // 7) % 8 for i in range(2 * CHUNK + 100)]
         _, recording = drafted(of, [prompt, PROMPTS[0]], 4, SamplingParams(max_tokens=5))
-        found = recording.drafts[tuple(prompt)]
+        drafts = recording.drafts[tuple(prompt)]
         text = [*prompt, *LLM(of).generate([prompt], SamplingParams(max_tokens=5))[0].token_ids]
-        assert found
-        for n, own in found.items():
-            assert own == recomputed(of, recording.drafter.runtime, text[:n], len(own)), f"after {n} tokens"
+        assert drafts
+        for n, draft in drafts.items():
+            assert draft == recomputed(of, recording.drafter.runtime, text[:n], len(draft)), f"after {n} tokens"
 
     @pytest.mark.parametrize("mtp", [1, 2])
     def test_are_the_same_after_a_beginning_that_was_kept(self, mtp: int) -> None:
@@ -221,10 +221,12 @@ class TestDraftTokens:
             engine.add(seq)
             while not seq.finish:
                 engine.step()
-            found = recording.drafts[(*prompt, end)]
-            assert found
-            for n, own in found.items():
-                assert own == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(own)), f"after {n} tokens"
+            drafts = recording.drafts[(*prompt, end)]
+            assert drafts
+            for n, draft in drafts.items():
+                assert draft == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(draft)), (
+                    f"after {n} tokens"
+                )
         assert recording.drafter.cached_prefix(seq) == 64
 
 
@@ -277,8 +279,8 @@ def changed(tmp_path: Path, drop: str = "", family: str = "glm4_moe", mtp: int =
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if not drop or drop not in name}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    made = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(made))
+    values = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(values))
     return folder
 
 
@@ -374,4 +376,4 @@ def test_nothing_is_drafted_beyond_the_targets_context() -> None:
     params = SamplingParams(max_tokens=8)
     done, recording = drafted(of, [prompt], 4, params)
     assert done[0].token_ids == LLM(of).generate([prompt], params)[0].token_ids
-    assert max(n + len(own) for n, own in recording.drafts[tuple(prompt)].items()) <= of.context
+    assert max(n + len(draft) for n, draft in recording.drafts[tuple(prompt)].items()) <= of.context

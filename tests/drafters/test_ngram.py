@@ -55,9 +55,9 @@ def test_counts_equal_a_recount_from_scratch() -> None:
             followers[tuple(tokens[i - k : i])][tokens[i]] += 1
     assert len(store) == len(followers)
     longest = followers[tuple(tokens[-3:])]
-    found = store.follower(tokens)
-    assert found is not None
-    assert longest[found[0]] == max(longest.values())
+    follower = store.follower(tokens)
+    assert follower is not None
+    assert longest[follower[0]] == max(longest.values())
 
 
 def test_memory_is_bounded_and_the_most_recent_is_kept() -> None:
@@ -76,9 +76,9 @@ def test_a_context_that_keeps_occurring_survives_any_number_of_others() -> None:
     tokens = [t for i in range(100, 400) for t in ((1, 2) if i % 3 == 0 else (i,))]
     store = NgramStore(config)
     store.index(tokens)
-    found = store.follower([1])
-    assert found is not None
-    assert found[0] == 2
+    follower = store.follower([1])
+    assert follower is not None
+    assert follower[0] == 2
 
 
 def test_followers_of_one_context_are_bounded() -> None:

@@ -49,10 +49,10 @@ class TestEachSpec:
     def test_a_drafter_that_needs_nothing_is_made_from_a_target_alone(self, spec: DrafterSpec) -> None:
         if spec.needs is not Needs.NOTHING:
             return
-        made = make_drafter(spec.name, ToyTarget(5))
-        assert isinstance(made, Drafter)
-        assert made.name == spec.name
-        assert made.traits.lookup == spec.lookup
+        drafter = make_drafter(spec.name, ToyTarget(5))
+        assert isinstance(drafter, Drafter)
+        assert drafter.name == spec.name
+        assert drafter.traits.lookup == spec.lookup
 
     def test_its_module_says_what_it_is_and_what_its_options_are(self, spec: DrafterSpec) -> None:
         assert summary(spec.name)

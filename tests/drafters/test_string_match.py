@@ -342,8 +342,8 @@ def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, 
 def test_what_was_read_for_an_earlier_text_is_not_computed_again(tiny: Tiny) -> None:
     model = Decoder.load(tiny.draft, executor="torch", dtype="float64")
     ours, theirs, rows = byte_level(), tokenizer_of(tiny.draft), list[int]()
-    both = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), (len(ours), 320))
-    reader, memory = Rereader(model, both), model.capabilities.memory
+    vocabularies = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), (len(ours), 320))
+    reader, memory = Rereader(model, vocabularies), model.capabilities.memory
     text = ours.encode("def add(first, second):\n    return first + second\n" * 3)
     for _ in range(2):
         seq = Sequence(text, prefix_cache=True)

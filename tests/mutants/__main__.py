@@ -44,10 +44,10 @@ class Finder:
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        found = PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
-        assert found is not None
-        found.loader = self.loader  # type: ignore[assignment]
-        return found
+        spec = PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
+        assert spec is not None
+        spec.loader = self.loader  # type: ignore[assignment]
+        return spec
 
 
 def run_planted(mutant: Mutant, command: list[str]) -> None:

@@ -26,12 +26,12 @@ def reasons(data: dict[str, Any]) -> list[str]:
     rows = {
         name: [row for row in data[name] if row["verdict"] == "BUG"] for name in ("greedy", "coupled", "distribution")
     }
-    found = [f"control {data['control']['behind']:.2g}"] if data["control"]["verdict"] == "BUG" else []
-    found += [f"{name} {len(own)}" for name, own in rows.items() if own and name != "distribution"]
+    faults = [f"control {data['control']['behind']:.2g}"] if data["control"]["verdict"] == "BUG" else []
+    faults += [f"{name} {len(values)}" for name, values in rows.items() if values and name != "distribution"]
     for row in rows["distribution"]:
         least = min(row["outcomes"], key=row["outcomes"].get, default="ranks")
-        found.append(f"{row['place']}: {'impossible' if row['forbidden'] else least}")
-    return [*data["faults"][:1], *found][:4]
+        faults.append(f"{row['place']}: {'impossible' if row['forbidden'] else least}")
+    return [*data["faults"][:1], *faults][:4]
 
 
 if __name__ == "__main__":

@@ -373,10 +373,10 @@ def kind_of(code: int, out: str, err: str) -> dict[str, Any]:
     return kind
 
 
-def paths_of(found: Mapping[str, Any], depth: int = 2) -> set[str]:
+def paths_of(recorded: Mapping[str, Any], depth: int = 2) -> set[str]:
     """Names in a JSON object, and in the objects that it holds."""
-    inner = {name: value for name, value in found.items() if isinstance(value, dict) and depth > 1}
-    return {*found, *(f"{name}.{each}" for name, value in inner.items() for each in paths_of(value, depth - 1))}
+    inner = {name: value for name, value in recorded.items() if isinstance(value, dict) and depth > 1}
+    return {*recorded, *(f"{name}.{each}" for name, value in inner.items() for each in paths_of(value, depth - 1))}
 
 
 def options_of(command: str) -> dict[str, int]:
@@ -397,11 +397,11 @@ def members_of(name: str, llm: LLM) -> list[str]:
     thing = getattr(slipstream, name)
     if not inspect.isclass(thing) or issubclass(thing, (Exception, SamplingParams)):
         return []
-    made: Any = llm if thing is LLM else thing
+    instance: Any = llm if thing is LLM else thing
     if thing is SpecStats:
         return sorted({*SpecStats().as_dict(), "as_dict", "drafted_at", "accepted_at", "total_seconds"})
-    found = {*dir(made), *getattr(thing, "__dataclass_fields__", ())}
-    return sorted(each for each in found if not each.startswith("_"))
+    names = {*dir(instance), *getattr(thing, "__dataclass_fields__", ())}
+    return sorted(each for each in names if not each.startswith("_"))
 
 
 def parameters_of(path: str) -> dict[str, str]:

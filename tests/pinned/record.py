@@ -53,7 +53,7 @@ def outcome(done: Completion) -> dict[str, Any]:
     return text_of(done) | course_of(done)
 
 
-def fragile(wanted: Wanted, found: Mapping[str, Completion]) -> dict[str, str]:
+def fragile(wanted: Wanted, completions: Mapping[str, Completion]) -> dict[str, str]:
     """Prompts whose result differs on another engine, and on which."""
     out: dict[str, str] = {}
     native = engine("native")
@@ -65,7 +65,7 @@ def fragile(wanted: Wanted, found: Mapping[str, Completion]) -> dict[str, str]:
     }
     for where, other in others.items():
         for name, done in other().items():
-            if outcome(done) != outcome(found[name]):
+            if outcome(done) != outcome(completions[name]):
                 out.setdefault(name, where)
         if len(out) == len(wanted):
             break
@@ -91,35 +91,35 @@ def plain_texts() -> dict[str, Any]:
 
 def greedy(scratch: Path) -> dict[str, Any]:
     """The greedy texts, with and without edited logits, and the statistics of each drafter."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for title, wanted in (("greedy", GREEDY), ("edited", EDITED)):
-        found[title] = {"texts": {}, "courses": {}}
+        results[title] = {"texts": {}, "courses": {}}
         for label, speculation in cases.speculations(scratch).items():
             settle(speculation)
             done = ask(engine("native"), wanted)
             texts = {name: text_of(each) for name, each in done.items()}
-            if not found[title]["texts"]:  # of the first one, which is plain decoding
-                found[title]["texts"] = texts
+            if not results[title]["texts"]:  # of the first one, which is plain decoding
+                results[title]["texts"] = texts
                 logprobs = {name: [each.logprob for each in d.logprobs] for name, d in done.items() if d.logprobs}
-                found[title]["logprobs"] = {name: [round(x, 4) for x in values] for name, values in logprobs.items()}
-            if texts != found[title]["texts"]:
+                results[title]["logprobs"] = {name: [round(x, 4) for x in values] for name, values in logprobs.items()}
+            if texts != results[title]["texts"]:
                 sys.exit(f"{label}, {title}: the text is not that of plain decoding")
             for name, where in fragile(wanted, done).items():
                 sys.exit(f"{label}, {title}, prompt {name!r} is fragile: {where}")
-            found[title]["courses"][label] = {name: values(each) for name, each in done.items()}
-    return found
+            results[title]["courses"][label] = {name: values(each) for name, each in done.items()}
+    return results
 
 
 def sampled(scratch: Path) -> dict[str, Any]:
     """Seeded texts of each drafter under each rule, with the first seeds that are not fragile."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for label, speculation in cases.speculations(scratch).items():
-        found[label] = {}
+        results[label] = {}
         settle(speculation)
         for rule in cases.rules(label):
-            found[label][rule] = sturdy(speculation, rule)
-            print(label, rule, {name: row["seed"] for name, row in found[label][rule].items()}, file=sys.stderr)
-    return found
+            results[label][rule] = sturdy(speculation, rule)
+            print(label, rule, {name: row["seed"] for name, row in results[label][rule].items()}, file=sys.stderr)
+    return results
 
 
 def sturdy(speculation: Speculation, rule: str) -> dict[str, Any]:
@@ -150,13 +150,13 @@ def values(done: Completion) -> list[Any]:
 
 def commands(scratch: Path) -> dict[str, Any]:
     """The result of each command line."""
-    found = {}
+    results = {}
     for line in cases.COMMANDS:
         code, out, err = cases.run_command(line, scratch)
         if "Traceback" in out + err:
             sys.exit(f"slipstream {line}: a traceback")
-        found[line] = cases.kind_of(code, out, err)
-    return found
+        results[line] = cases.kind_of(code, out, err)
+    return results
 
 
 def names(scratch: Path) -> dict[str, Any]:
