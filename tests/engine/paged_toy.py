@@ -56,10 +56,10 @@ class PagedToy(MultiStepToy):
     ) -> DecodedSteps:
         for seq in seqs:  # as the executors do, which fail where one does not fit: the others have their blocks then
             self.pool.reserve(seq.id, seq.kv_len, seq.end + steps - 1)
-        made = super().decode_steps(seqs, steps, sampling, exit)
+        outputs = super().decode_steps(seqs, steps, sampling, exit)
         for seq in seqs:
             self._write(seq.id, seq.kv_len)
-        return made
+        return outputs
 
     def commit(self, seqs: Seq[Sequence], path: Seq[Seq[int]]) -> None:
         super().commit(seqs, path)

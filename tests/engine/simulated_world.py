@@ -42,23 +42,23 @@ class World:
 
     def run(self, choose: Callable[[], Seq[int]], tokens: int, learn: Callable[[Step], None] | None = None) -> float:
         """Tokens per second of all requests together, until they have `tokens` each on average."""
-        count, made, spent = len(self.acceptance), 0, 0.0
-        while made < tokens * count:
+        count, tokens_out, spent = len(self.acceptance), 0, 0.0
+        while tokens_out < tokens * count:
             lengths = list(choose())
             if any(lengths):
                 accepted = [self.accepted(b, length) for b, length in enumerate(lengths)]
                 draft = self.noisy(self.level * max(lengths))
                 rest = self.noisy(self.forward(count + sum(lengths)))
                 step = Step(range(count), lengths, lengths, accepted, draft, rest)
-                made += count + sum(accepted)
+                tokens_out += count + sum(accepted)
             else:
                 rest = self.noisy(self.stride * (self.forward(count) - self.saved))
                 step = Step(range(count), lengths, lengths, lengths, 0.0, rest, self.stride)
-                made += count * self.stride
+                tokens_out += count * self.stride
             spent += step.draft + step.rest
             if learn is not None:
                 learn(step)
-        return made / spent
+        return tokens_out / spent
 
 
 @dataclass
@@ -83,7 +83,7 @@ class BusyServer:
     ) -> float:
         """Output tokens per second. choose: (ids, most draft tokens, rows of prompts) -> lengths. resting: whether the
         drafter reads no prompts. joined: called when a request begins."""
-        world, ended, spent, made, ids = self.world, 0, 0.0, 0, itertools.count()
+        world, ended, spent, tokens_out, ids = self.world, 0, 0.0, 0, itertools.count()
         unread = dict.fromkeys(range(len(world.acceptance)), self.prompt)
         left = dict.fromkeys(unread, self.tokens)
         names = {b: next(ids) for b in unread}
@@ -101,13 +101,13 @@ class BusyServer:
             if learn is not None and going:
                 learn(Step([names[b] for b in going], lengths, lengths, accepted, draft, rest, prompt_rows=rows))
             for b, more in zip(going, accepted, strict=True):
-                made += 1 + more
+                tokens_out += 1 + more
                 left[b] -= 1 + more
                 if left[b] <= 0:
                     ended += 1
                     unread[b], left[b], names[b] = self.prompt, self.tokens, next(ids)
                     joined()
-        return made / spent
+        return tokens_out / spent
 
 
 def adaptive(world: World, policy: DraftLengths, tokens: int) -> float:

@@ -25,18 +25,18 @@ def test_lengths_lose_at_most_3_percent_to_plain_decoding_and_to_the_best_fixed_
         for level in LEVELS:
             world = World([alpha] * batch, level, row)
             rates = [fixed(replace(world, seed=k), k, TOKENS) for k in range(9)]
-            found = adaptive(replace(world, seed=99), DraftLengths(), TOKENS)
-            where = f"acceptance {alpha}, level {level}: {found:.3f}, fixed {[round(rate, 3) for rate in rates]}"
-            assert found >= 0.97 * rates[0], where
-            assert found >= 0.95 * max(rates), where
+            adapted = adaptive(replace(world, seed=99), DraftLengths(), TOKENS)
+            where = f"acceptance {alpha}, level {level}: {adapted:.3f}, fixed {[round(rate, 3) for rate in rates]}"
+            assert adapted >= 0.97 * rates[0], where
+            assert adapted >= 0.95 * max(rates), where
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_drafter_that_is_never_right_costs_at_most_3_percent_where_plain_steps_share_a_call(batch: int) -> None:
     """Plain decoding runs 8 steps in one call, which a step that drafts cannot."""
     world = World([0.0] * batch, level=0.2, row=0.1, stride=8, saved=0.15)
-    plain, found = fixed(world, 0, 4000), adaptive(replace(world, seed=1), DraftLengths(), 4000)
-    assert found >= 0.97 * plain
+    plain, adapted = fixed(world, 0, 4000), adaptive(replace(world, seed=1), DraftLengths(), 4000)
+    assert adapted >= 0.97 * plain
 
 
 @pytest.mark.parametrize("batch", [4, 16])
@@ -51,10 +51,10 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
                 busy.run(lambda _, most, __, k=k: [min(k, n) for n in most], 300, resting=lambda k=k: k == 0)
                 for k in (0, 1, 4)
             ]
-            found = busy.run(policy.choose, 300, policy.learn, lambda policy=policy: policy.resting, policy.joined)
-            where = f"acceptance {alpha}, level {level}: {found:.4f}, fixed {[round(rate, 4) for rate in rates]}"
-            assert found >= 0.97 * rates[0], where
-            assert found >= 0.95 * max(rates), where
+            adapted = busy.run(policy.choose, 300, policy.learn, lambda policy=policy: policy.resting, policy.joined)
+            where = f"acceptance {alpha}, level {level}: {adapted:.4f}, fixed {[round(rate, 4) for rate in rates]}"
+            assert adapted >= 0.97 * rates[0], where
+            assert adapted >= 0.95 * max(rates), where
 
 
 def test_requests_that_accept_more_get_longer_drafts() -> None:
@@ -140,15 +140,15 @@ def test_a_text_that_cannot_be_drafted_keeps_no_later_request_from_drafting() ->
 @pytest.mark.parametrize("level", [0.02, 0.3])
 def test_short_requests_none_of_which_can_be_drafted_lose_at_most_3_percent(level: float) -> None:
     """Each of them is a reason to try again."""
-    found, plain = (in_turn([0.0] * 100, level, 0.1, 60, each) for each in (DraftLengths(), None))
-    assert 100 / sum(1 / rate for rate in found) >= 0.97 * 100 / sum(1 / rate for rate in plain)
+    adapted, plain = (in_turn([0.0] * 100, level, 0.1, 60, each) for each in (DraftLengths(), None))
+    assert 100 / sum(1 / rate for rate in adapted) >= 0.97 * 100 / sum(1 / rate for rate in plain)
 
 
 def test_requests_that_can_be_drafted_gain_between_others_that_cannot() -> None:
     """Every fourth one is long enough to be found."""
     kinds = [0.0, 0.0, 0.0, 0.9] * 15
-    found, plain = (in_turn(kinds, 0.02, 0.02, 200, each) for each in (DraftLengths(), None))
-    gains = [rate / before for rate, before in zip(found, plain, strict=True)]
+    adapted, plain = (in_turn(kinds, 0.02, 0.02, 200, each) for each in (DraftLengths(), None))
+    gains = [rate / before for rate, before in zip(adapted, plain, strict=True)]
     assert np.mean(gains[3::4]) > 2
     assert np.mean([gain for n, gain in enumerate(gains) if n % 4 != 3]) >= 0.97
 

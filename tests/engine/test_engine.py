@@ -39,12 +39,12 @@ def engine(target: ToyTarget, drafter: Drafter | None = None, **how: object) -> 
     return Engine(target, drafter or NoDrafter(), **options)  # type: ignore[arg-type]
 
 
-def drain(made: Engine, *seqs: Sequence) -> None:
+def drain(toy_engine: Engine, *seqs: Sequence) -> None:
     """Add sequences, and step until nothing is left to do."""
     for seq in seqs:
-        made.add(seq)
-    while made.unfinished:
-        made.step()
+        toy_engine.add(seq)
+    while toy_engine.unfinished:
+        toy_engine.step()
 
 
 def taps_asked(target: ToyTarget) -> list[bool]:
@@ -57,10 +57,10 @@ def taps_asked(target: ToyTarget) -> list[bool]:
 def alone(seq: Sequence) -> list[int]:
     """What the same request decodes without others, drafts, chunks or a prefix cache."""
     target = ToyTarget(V, order=3, seed=21, sharpness=1.5)
-    own = Sequence(seq.tokens[: seq.prompt], seq.params, stop_ids=seq.stop_ids, context=seq.context)
+    copy = Sequence(seq.tokens[: seq.prompt], seq.params, stop_ids=seq.stop_ids, context=seq.context)
     only = engine(target, rule=seq.rule)
-    drain(only, own)
-    return own.output
+    drain(only, copy)
+    return copy.output
 
 
 def prompt(draw: random.Random, most: int = 90) -> list[int]:
@@ -78,9 +78,9 @@ def request(draw: random.Random) -> Sequence:
         max_tokens=draw.randint(1, 20), frequency_penalty=draw.choice((0.0, 0.0, 1.5)),
         draft_tokens=draw.choice((None, None, 0, 1, 3)),
     )  # fmt: skip
-    made = Sequence(prompt(draw), params, stop_ids=frozenset({draw.randrange(V)} if draw.random() < 0.5 else ()))
-    made.rule = RULES["coupled" if coupled else draw.choice(("rejection", "block", "greedy"))]
-    return made
+    seq = Sequence(prompt(draw), params, stop_ids=frozenset({draw.randrange(V)} if draw.random() < 0.5 else ()))
+    seq.rule = RULES["coupled" if coupled else draw.choice(("rejection", "block", "greedy"))]
+    return seq
 
 
 class Session:
@@ -147,19 +147,19 @@ def test_sampled_texts_keep_their_distribution_in_any_company(rule: str) -> None
     fails at p < 1e-6."""
     target = toy(blocks=40)
     drafter = maker("model")(target)
-    made = engine(target, drafter, rule=RULES[rule], max_batch=16, prompt_rows=16, prefix_cache=True)
+    toy_engine = engine(target, drafter, rule=RULES[rule], max_batch=16, prompt_rows=16, prefix_cache=True)
     text, draw = prompt(random.Random(5), 20), random.Random(6)
     params = SamplingParams(temperature=1.0, max_tokens=4)
     seqs = [Sequence(text, SamplingParams(temperature=1.0, max_tokens=4, seed=seed)) for seed in range(2000)]
     waiting = list(seqs)
-    while waiting or made.unfinished:
+    while waiting or toy_engine.unfinished:
         for _ in range(draw.randint(0, 6)):
             if waiting:
-                made.add(waiting.pop())
+                toy_engine.add(waiting.pop())
         if waiting and draw.random() < 0.1:
-            made.add(Sequence(prompt(draw, 30), SamplingParams(max_tokens=draw.randint(20, 100))))
-        made.step()
-    assert made.stats.preemptions > 20
+            toy_engine.add(Sequence(prompt(draw, 30), SamplingParams(max_tokens=draw.randint(20, 100))))
+        toy_engine.step()
+    assert toy_engine.stats.preemptions > 20
     wanted = joint_distribution(Oracle(toy()), text, params)
     assert_distribution(beginnings(seq.output for seq in seqs), wanted)
 
@@ -167,15 +167,15 @@ def test_sampled_texts_keep_their_distribution_in_any_company(rule: str) -> None
 def test_the_youngest_request_is_preempted_and_read_again() -> None:
     """What it finds of itself in the prefix cache is not counted as cached."""
     target = toy(blocks=30)
-    made = engine(target, maker("model")(target), prefix_cache=True)
+    toy_engine = engine(target, maker("model")(target), prefix_cache=True)
     seqs = [Sequence([i, 1, 2], SamplingParams(max_tokens=60)) for i in range(3)]
-    drain(made, *seqs)
-    assert made.stats.preemptions
+    drain(toy_engine, *seqs)
+    assert toy_engine.stats.preemptions
     assert [seq.output for seq in seqs] == [alone(seq) for seq in seqs]
     assert seqs[0].stats.proposed > 0
     assert not target.pool.tables
     assert [seq.cached for seq in seqs] == [0, 0, 0]
-    assert (made.prefixes.queries, made.prefixes.hits) == (9, 0)
+    assert (toy_engine.prefixes.queries, toy_engine.prefixes.hits) == (9, 0)
 
 
 @pytest.mark.parametrize("case", ["last token alone in a chunk", "all but the last token cached"])
@@ -186,38 +186,40 @@ def test_a_seeded_text_does_not_depend_on_how_its_prompt_was_read(case: str) -> 
     for seed in range(30):
         for alone in (True, False):
             target = toy()
-            made = engine(target, maker("model")(target), prefix_cache=cached, prompt_rows=None if cached else 12)
+            toy_engine = engine(target, maker("model")(target), prefix_cache=cached, prompt_rows=None if cached else 12)
             if not alone:  # another one is decoded while the prompt is read, or has left its prompt
-                made.add(Sequence([*text, 0] if cached else [1, 2], SamplingParams(max_tokens=1 if cached else 30)))
-                made.step()
+                toy_engine.add(
+                    Sequence([*text, 0] if cached else [1, 2], SamplingParams(max_tokens=1 if cached else 30))
+                )
+                toy_engine.step()
             seq = Sequence(text, SamplingParams(temperature=1.0, seed=seed, max_tokens=8))
-            drain(made, seq)
+            drain(toy_engine, seq)
             texts.append(seq.output)
         assert seq.cached == (12 if cached else 0)
     assert texts[::2] == texts[1::2]
 
 
 def test_requests_of_which_one_is_refused_leave_nothing_waiting() -> None:
-    made = engine(toy(blocks=10))
+    toy_engine = engine(toy(blocks=10))
     seqs = [Sequence([1], SamplingParams(max_tokens=n)) for n in (5, 50)]
     with pytest.raises(TargetError, match="may grow to 51 tokens, the KV cache holds 40"):
-        next(made.decode(seqs))
-    assert not made.unfinished
+        next(toy_engine.decode(seqs))
+    assert not toy_engine.unfinished
 
 
 def test_a_long_prompt_does_not_stall_requests_that_decode() -> None:
     """Every step in which others decode reads at most `prompt_rows` of it, and each of them gains a token."""
     target = toy()
-    made = engine(target, prompt_rows=8)
+    toy_engine = engine(target, prompt_rows=8)
     running = [Sequence([i, 1], SamplingParams(max_tokens=60)) for i in range(3)]
     for seq in running:
-        made.add(seq)
-    made.step()
+        toy_engine.add(seq)
+    toy_engine.step()
     long = Sequence([1, 2, 3, 4] * 25, SamplingParams(max_tokens=5))
-    made.add(long)
+    toy_engine.add(long)
     while not long.output:
         before = [len(seq.tokens) for seq in running]
-        made.step()
+        toy_engine.step()
         assert target.rows <= 8 + 3
         assert [len(seq.tokens) for seq in running] == [n + 1 for n in before]
     assert long.kv_len == 100
@@ -226,26 +228,26 @@ def test_a_long_prompt_does_not_stall_requests_that_decode() -> None:
 @pytest.mark.parametrize(("decoding", "rows"), [(1, 32), (8, 32), (12, 48), (16, 64), (20, 64)])
 def test_the_fewer_requests_decode_the_shorter_are_the_chunks_of_prompts(decoding: int, rows: int) -> None:
     target = toy()
-    made = engine(target, max_batch=32)
+    toy_engine = engine(target, max_batch=32)
     for i in range(decoding):
-        made.add(Sequence([i % V, 1], SamplingParams(max_tokens=60)))
-    made.step()
-    made.add(Sequence([1, 2, 3, 4] * 25, SamplingParams(max_tokens=5)))
-    made.step()
+        toy_engine.add(Sequence([i % V, 1], SamplingParams(max_tokens=60)))
+    toy_engine.step()
+    toy_engine.add(Sequence([1, 2, 3, 4] * 25, SamplingParams(max_tokens=5)))
+    toy_engine.step()
     assert target.rows == decoding + rows
 
 
 def test_a_chunk_of_a_prompt_drafts_nothing_and_gives_no_token() -> None:
-    made = engine(toy(), maker("ngram")(toy()), prompt_rows=8)
+    toy_engine = engine(toy(), maker("ngram")(toy()), prompt_rows=8)
     other = Sequence([1, 2], SamplingParams(max_tokens=30))
-    made.add(other)
-    made.step()
+    toy_engine.add(other)
+    toy_engine.step()
     seq = Sequence([1, 2, 3] * 10, SamplingParams(max_tokens=5))
-    made.add(seq)
+    toy_engine.add(seq)
     for read in (8, 16, 24):
-        made.step()
+        toy_engine.step()
         assert (seq.kv_len, seq.output, seq.stats.steps) == (read, [], 0)
-    made.step()
+    toy_engine.step()
     assert len(seq.output) == 1
     assert (seq.stats.steps, seq.stats.proposed) == (1, 0)
 
@@ -256,12 +258,12 @@ def test_a_warm_request_has_the_drafts_and_the_acceptance_of_a_cold_one(name: st
     counts = []
     for prefix_cache in (False, True):
         target = toy(block=32)
-        made = engine(target, maker(name)(target), prefix_cache=prefix_cache)
+        toy_engine = engine(target, maker(name)(target), prefix_cache=prefix_cache)
         for ending in (3, 4):
             seq = Sequence([*text, ending], SamplingParams(max_tokens=30))
-            drain(made, seq)
+            drain(toy_engine, seq)
         counts.append((seq.output, seq.stats.proposed, seq.stats.accepted, seq.stats.steps))
-        assert made.prefixes.hits == (96 if prefix_cache else 0)
+        assert toy_engine.prefixes.hits == (96 if prefix_cache else 0)
     assert counts[0] == counts[1]
 
 
@@ -270,19 +272,19 @@ def test_a_warm_request_has_the_drafts_and_the_acceptance_of_a_cold_one(name: st
 def test_requests_with_the_same_prompt_that_come_together_read_it_once(prompt_rows, blocks):
     """n answers to one prompt. 22 tokens, blocks of 4: the first request reads all, each other one the last 2."""
     target = toy(blocks=blocks)
-    made = engine(target, prefix_cache=True, prompt_rows=prompt_rows, max_batch=5)
+    toy_engine = engine(target, prefix_cache=True, prompt_rows=prompt_rows, max_batch=5)
     text = [random.Random(7).randrange(V) for _ in range(22)]
     params = SamplingParams(max_tokens=6)
     seqs = [Sequence(text, params) for _ in range(4)]
     other = Sequence([1, 2, 3], params)
     for seq in (*seqs, other):
-        made.add(seq)
+        toy_engine.add(seq)
     rows = 0
-    while made.unfinished:
-        ran = made.step()
+    while toy_engine.unfinished:
+        ran = toy_engine.step()
         rows += target.rows
         target.check()
-        if made.stats.steps == 1:
+        if toy_engine.stats.steps == 1:
             assert other in ran, "who comes after those that wait is not kept waiting"
     assert [seq.cached for seq in (*seqs, other)] == [0, 20, 20, 20, 0]
     assert rows == 22 + 3 * 2 + 3 + 5 * (6 - 1)
@@ -299,36 +301,36 @@ def test_requests_wait_for_nothing_that_they_could_not_take_over() -> None:
         (text[:12], text[:12] + different, text[:12] + text),
     ):
         target = toy()
-        made = engine(target, prefix_cache=True, prompt_rows=8)
+        toy_engine = engine(target, prefix_cache=True, prompt_rows=8)
         if known:
-            drain(made, Sequence([*known, 0], SamplingParams(max_tokens=1)))
+            drain(toy_engine, Sequence([*known, 0], SamplingParams(max_tokens=1)))
         for seq in (Sequence(first), Sequence(second)):
-            made.add(seq)
-        made.step()
-        assert made.running == 2
+            toy_engine.add(seq)
+        toy_engine.step()
+        assert toy_engine.running == 2
 
 
 def test_the_prefix_cache_gives_way_to_requests() -> None:
     """Blocks that are only kept are taken before a request is preempted."""
     target = toy(blocks=40)
-    made = engine(target, prefix_cache=True)
+    toy_engine = engine(target, prefix_cache=True)
     for i in range(6):
-        drain(made, Sequence([i % V, 2, 1] * 30, SamplingParams(max_tokens=8)))
-    assert made.stats.preemptions == 0
+        drain(toy_engine, Sequence([i % V, 2, 1] * 30, SamplingParams(max_tokens=8)))
+    assert toy_engine.stats.preemptions == 0
     assert target.pool.allocated > 20
 
 
 def test_one_faulty_request_ends_with_an_error_and_the_others_go_on() -> None:
     target = toy(faulty=4)
-    made = engine(target, maker("model")(target))
+    toy_engine = engine(target, maker("model")(target))
     seqs = [Sequence([i, 2, 1], SamplingParams(max_tokens=12, bad_words=((4,),))) for i in range(3)]
     bad = Sequence([1, 4, 2], SamplingParams(max_tokens=12))
-    drain(made, *seqs[:2], bad, seqs[2])
+    drain(toy_engine, *seqs[:2], bad, seqs[2])
     assert bad.finish == "error"
     assert isinstance(bad.error, TargetError)
     for seq in seqs:
         assert seq.output == alone(seq)
-    assert made.stats.errors == 1
+    assert toy_engine.stats.errors == 1
     target.check()
     assert not target.pool.tables
 
@@ -338,9 +340,9 @@ def test_steps_that_share_a_call_take_no_block_that_another_request_needs(first:
     """Of three blocks of four cells, the second request needs the last one; the first would fill it in later steps."""
     target = toy(blocks=3)
     target.in_one_call = True
-    made = engine(target)
+    toy_engine = engine(target)
     seqs = [Sequence([i % V for i in range(n)], SamplingParams(max_tokens=6)) for n in (first, 4)]
-    drain(made, *seqs)
+    drain(toy_engine, *seqs)
     assert [seq.error for seq in seqs] == [None, None]
     assert [seq.output for seq in seqs] == list(map(alone, seqs))
     assert max(target.asked) > 1
@@ -349,24 +351,24 @@ def test_steps_that_share_a_call_take_no_block_that_another_request_needs(first:
 @pytest.mark.parametrize(("lengths", "blocks", "steps"), [((1, 1), 3, 1), ((5, 4), 5, 2), ((1, 5), 4, 2)])
 def test_after_a_fault_no_request_takes_blocks_that_another_one_needs(lengths, blocks, steps):
     target = toy(blocks=blocks, faulty=4)
-    made = engine(target, maker("model")(toy()))
+    toy_engine = engine(target, maker("model")(toy()))
     params = SamplingParams(max_tokens=6, logit_bias={4: -100})
     seqs, bad = [Sequence([0, 1, 2, 3, 0][:n], params) for n in lengths], Sequence([1, 4, 2], params)
     for seq in seqs:
-        made.add(seq)
+        toy_engine.add(seq)
     for _ in range(steps):
-        made.step()
-    drain(made, bad)
+        toy_engine.step()
+    drain(toy_engine, bad)
     assert bad.finish == "error"
     assert [seq.error for seq in seqs] == [None, None]
     assert [seq.output for seq in seqs] == list(map(alone, seqs))
 
 
 def test_a_sampled_request_is_refused_under_the_rule_greedy_before_it_runs() -> None:
-    made = engine(toy(), rule=RULES["greedy"])
+    toy_engine = engine(toy(), rule=RULES["greedy"])
     with pytest.raises(RuleError, match="not a point mass"):
-        made.add(Sequence([1], SamplingParams(temperature=1.0)))
-    assert not made.unfinished
+        toy_engine.add(Sequence([1], SamplingParams(temperature=1.0)))
+    assert not toy_engine.unfinished
 
 
 @pytest.mark.parametrize("make", [lambda: NoDrafter(), lambda: maker("model")(toy())], ids=["plain", "drafts"])
@@ -381,10 +383,10 @@ def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(make, monkeypa
         return original(logits, seqs, draft)  # type: ignore[arg-type]
 
     monkeypatch.setattr(steps, "distributions", counted)
-    made = engine(toy(), make())
+    toy_engine = engine(toy(), make())
     greedy = Sequence([1, 2], SamplingParams(max_tokens=9))
     sampled = Sequence([1, 3], SamplingParams(max_tokens=9, temperature=1.0, seed=1))
-    drain(made, greedy, sampled)
+    drain(toy_engine, greedy, sampled)
     assert set(warped) == {sampled.id}
 
 
@@ -394,9 +396,9 @@ def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(name
     again after a plain step, and with the next requests after a rest."""
     target = toy()
     lengths = ErraticLengths(3)
-    made = engine(target, maker(name)(target), draft_tokens=lengths)
+    toy_engine = engine(target, maker(name)(target), draft_tokens=lengths)
     seqs = [Sequence(prompt(random.Random(i), 20), SamplingParams(max_tokens=50)) for i in range(20)]
-    drain(made, *seqs)
+    drain(toy_engine, *seqs)
     assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 2
     assert [seq.output for seq in seqs] == [alone(seq) for seq in seqs]
     assert not sum(seq.stats.drafter_faults for seq in seqs)
@@ -405,9 +407,9 @@ def test_a_drafter_that_rests_and_is_tried_again_leaves_every_text_as_it_is(name
 @pytest.mark.parametrize("kind", [ToyTarget, MultiStepToy])
 def test_a_draft_model_equal_to_the_target_is_right_after_rests_too(kind: type[ToyTarget]) -> None:
     target, lengths = ToyTarget(V, seed=21), ErraticLengths(5)
-    made = engine(target, ModelDrafter(kind(V, seed=21), V), draft_tokens=lengths)
+    toy_engine = engine(target, ModelDrafter(kind(V, seed=21), V), draft_tokens=lengths)
     seqs = [Sequence(prompt(random.Random(i), 20), SamplingParams(max_tokens=80)) for i in range(8)]
-    drain(made, *seqs)
+    drain(toy_engine, *seqs)
     assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 2
     total = sum((seq.stats for seq in seqs), SpecStats())
     assert total.acceptance_rate == 1
@@ -418,11 +420,11 @@ def test_a_draft_model_equal_to_the_target_is_right_after_rests_too(kind: type[T
 def test_sampled_texts_keep_their_distribution_whatever_lengths_are_chosen(name: str) -> None:
     """G-test on the first three tokens of 2000 requests; fails at p < 1e-6."""
     target, lengths = toy(), ErraticLengths(7)
-    made = engine(target, maker(name)(target), draft_tokens=lengths, max_batch=8, prefix_cache=True)
+    toy_engine = engine(target, maker(name)(target), draft_tokens=lengths, max_batch=8, prefix_cache=True)
     text = prompt(random.Random(5), 20)
     params = SamplingParams(temperature=1.0, max_tokens=4)
     seqs = [Sequence(text, replace(params, seed=seed)) for seed in range(2000)]
-    drain(made, *seqs)
+    drain(toy_engine, *seqs)
     assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 5
     assert sum(seq.stats.proposed for seq in seqs) > 500
     assert_distribution(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(toy()), text, params))
@@ -430,18 +432,18 @@ def test_sampled_texts_keep_their_distribution_whatever_lengths_are_chosen(name:
 
 def test_a_drafter_that_reads_hidden_states_rests_without_them_and_is_tried_with_new_requests() -> None:
     target, lengths = toy(), DraftLengths(4)
-    made = engine(target, maker("eagle3")(target), draft_tokens=lengths)
+    toy_engine = engine(target, maker("eagle3")(target), draft_tokens=lengths)
     asked = taps_asked(target)
     first, second = (Sequence([1, 2, 3], SamplingParams(max_tokens=30)) for _ in range(2))
-    made.add(first)
-    made.step()
+    toy_engine.add(first)
+    toy_engine.step()
     assert asked == [True]
     lengths.state, lengths._rest = State.RESTING, 5
     while len(first.output) < 10:
-        made.step()
+        toy_engine.step()
     assert not lengths.resting
     assert not any(asked[1:])
-    drain(made, second)
+    drain(toy_engine, second)
     assert second.stats.proposed
     assert not first.stats.proposed
     assert [first.output, second.output] == [alone(first)] * 2
@@ -466,14 +468,14 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
     chosen: list[tuple[list[int], int]] = []
     learned: list[tuple[list[int], int]] = []
     target = toy()
-    made = engine(target, maker(name)(target), draft_tokens=Told(4), prompt_rows=8)
+    toy_engine = engine(target, maker(name)(target), draft_tokens=Told(4), prompt_rows=8)
     first = Sequence([1, 2, 3], SamplingParams(max_tokens=60))
     second = Sequence([random.Random(7).randrange(V) for _ in range(30)], SamplingParams(max_tokens=6))
-    made.add(first)
-    made.step()
+    toy_engine.add(first)
+    toy_engine.step()
     assert not chosen, "nobody decodes yet"
     assert not learned
-    drain(made, second)
+    drain(toy_engine, second)
     assert chosen == learned
     assert chosen[:4] == [([first.id], 8)] * 3 + [([first.id], 6)]
     assert chosen[4] == ([first.id, second.id], 0) or chosen[4] == ([second.id, first.id], 0)
@@ -482,23 +484,23 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
 
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
     lengths = DraftLengths(4)
-    made = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
+    toy_engine = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
     lengths.state, lengths._rest, lengths._unpaid = State.RESTING, 25, 50
     for most, left in ((0, 25), (None, 5)):
-        drain(made, Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
+        drain(toy_engine, Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
         assert abs(lengths._rest - left) <= 1, most
 
 
 def test_a_request_without_draft_tokens_is_decoded_plainly_beside_others() -> None:
     """Nothing is proposed for it, and no hidden states are read when it runs alone."""
     target = toy()
-    made = engine(target, maker("eagle3")(target))
+    toy_engine = engine(target, maker("eagle3")(target))
     asked = taps_asked(target)
     off = Sequence([1, 2, 3], SamplingParams(max_tokens=30, draft_tokens=0))
-    drain(made, off)
+    drain(toy_engine, off)
     assert not any(asked)
     off, on = (Sequence([1, 2, 3], SamplingParams(max_tokens=30, draft_tokens=n)) for n in (0, 3))
-    drain(made, off, on)
+    drain(toy_engine, off, on)
     assert on.stats.proposed
     assert not off.stats.proposed
     assert off.output == on.output == alone(on)

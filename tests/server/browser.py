@@ -64,8 +64,8 @@ class Browser:
             assert read, "the browser has ended"
             self._rest += read
         first, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(first)
-        return found
+        message: dict[str, Any] = json.loads(first)
+        return message
 
     @contextmanager
     def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator[Page]:
@@ -99,17 +99,17 @@ class Page:
 
     def do(self, script: str) -> Any:
         """The value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, (script, found["exceptionDetails"])
-        return found["result"].get("value")
+        evaluated = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in evaluated, (script, evaluated["exceptionDetails"])
+        return evaluated["result"].get("value")
 
     def until(self, script: str) -> Any:
         """Wait until an expression is true, and return its value."""
         end = time.monotonic() + SECONDS
-        while not (found := self.do(script)):
+        while not (value := self.do(script)):
             assert time.monotonic() < end, (script, self.do("document.body.innerText"))
             time.sleep(0.02)
-        return found
+        return value
 
     def text(self, selector: str) -> str:
         """The text of the first element, as it is shown."""
@@ -149,21 +149,21 @@ def browser(folder: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
     inner_read, write = os.pipe()
     read, inner_write = os.pipe()
-    theirs = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in (inner_read, inner_write)]
+    inherited = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in (inner_read, inner_write)]
     command = [CHROMIUM, *OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    made = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(3, 4), preexec_fn=_placed(*theirs)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(3, 4), preexec_fn=_placed(*inherited)
     )
-    for each in (inner_read, inner_write, *theirs):
+    for each in (inner_read, inner_write, *inherited):
         os.close(each)
     started = Browser(read, write)
     try:
         yield started
         started.call("Browser.close")
-        made.wait(SECONDS)
+        process.wait(SECONDS)
     finally:
-        made.kill()
-        made.wait()
+        process.kill()
+        process.wait()
         os.close(read)
         os.close(write)
 

@@ -16,8 +16,8 @@ from tests.server.hosting import eventually
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that run a model."""
-    found = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
-    return [int(each) for each in found if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    answer = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
+    return [int(each) for each in answer if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 def alive(pid: int) -> bool:
@@ -33,16 +33,16 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Clien
     command = [
         sys.executable, "-m", "slipstream", "serve", "-m", "embedded", "--port", "0", "--drafter", "ngram", *arguments,
     ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             said = ""
             while not (url := re.search(r"http://[\d.:]+", said)):  # a table of the memory comes before it
-                line = made.stderr.readline()
+                line = process.stderr.readline()
                 assert line, said
                 said += line
             with httpx.Client(base_url=url[0], timeout=60) as http:
                 eventually(lambda: http.get("/ready").status_code == 200)
-                (engine,) = children(made.pid)
-                yield made, http, engine
+                (engine,) = children(process.pid)
+                yield process, http, engine
         finally:
-            made.kill()
+            process.kill()

@@ -22,8 +22,8 @@ FUNCTIONS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with hosted(pair, keys=("key",), tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
-        yield made
+    with hosted(pair, keys=("key",), tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as host:
+        yield host
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: cli
     chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16, messages=talk).json()
     text = chat["choices"][0]["message"]["content"]
     given: Any = {"model": "embedded", "messages": USER, "system": "Be brief.", "max_tokens": 16}
-    found = client.messages.create(**given, extra_body={"temperature": 0})
-    assert found.content[0].text == text
-    assert (found.stop_reason, found.usage.output_tokens) == ("max_tokens", 16)
+    answer = client.messages.create(**given, extra_body={"temperature": 0})
+    assert answer.content[0].text == text
+    assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 16)
     with client.messages.stream(**given, extra_body={"temperature": 0}) as stream:
         assert "".join(stream.text_stream) == text
         assert stream.get_final_message().stop_reason == "max_tokens"
     stop = text[4:9]
-    found = client.messages.create(**given, stop_sequences=[stop], extra_body={"temperature": 0})
-    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", stop)
-    assert found.content[0].text == text[: text.index(stop)]
+    answer = client.messages.create(**given, stop_sequences=[stop], extra_body={"temperature": 0})
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert answer.content[0].text == text[: text.index(stop)]
     count = client.messages.count_tokens(model="embedded", messages=USER, system="Be brief.")
     assert count.input_tokens == chat["usage"]["prompt_tokens"]
 
@@ -60,15 +60,15 @@ def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(client, 
     given: Any = {"messages": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
     if stream:
         with client.messages.stream(**given) as streamed:
-            found: Any = streamed.get_final_message()
+            answer: Any = streamed.get_final_message()
     else:
-        found = client.messages.create(**given)
-    thinking, text, *calls = found.content
-    assert found.stop_reason == "tool_use"
+        answer = client.messages.create(**given)
+    thinking, text, *calls = answer.content
+    assert answer.stop_reason == "tool_use"
     assert (thinking.thinking, text.text) == ("Hm.", "I look.")
     assert [(call.name, call.input) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("now", {})]
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "Sun."} for call in calls]
-    said = json.loads(found.model_dump_json(exclude_none=True, include={"role", "content"}))
+    said = json.loads(answer.model_dump_json(exclude_none=True, include={"role", "content"}))
     for block in said["content"]:
         block.pop("parsed_output", None)
     back: Any = [*USER, said, {"role": "user", "content": [*results, {"type": "text", "text": "So?"}]}]
@@ -78,9 +78,9 @@ def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(client, 
 def test_forced_calls_and_forms(client: clients.anthropic.Anthropic) -> None:
     given: Any = {"model": "embedded", "messages": USER, "max_tokens": 300, "extra_body": {"frequency_penalty": 2}}
     for choice in ({"type": "tool", "name": "weather"}, {"type": "any", "disable_parallel_tool_use": True}):
-        found: Any = client.messages.create(**given, tools=FUNCTIONS[:1], tool_choice=choice)
-        assert found.stop_reason == "tool_use"
-        assert found.content[0].input["city"] in ("Rome", "Oslo")
+        answer: Any = client.messages.create(**given, tools=FUNCTIONS[:1], tool_choice=choice)
+        assert answer.stop_reason == "tool_use"
+        assert answer.content[0].input["city"] in ("Rome", "Oslo")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     form: Any = {"format": {"type": "json_schema", "schema": schema}}
     assert json.loads(client.messages.create(**given, output_config=form).content[0].text)["a"] in (1, 2)

@@ -21,18 +21,18 @@ def client(host: Host) -> clients.openai.OpenAI:
 def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> None:
     expected = pair.chat(USER, SamplingParams(max_tokens=24))
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_completion_tokens": 24}
-    found = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
-    assert found.choices[0].message.content == expected.text
-    assert found.choices[0].message.role == "assistant"
-    assert found.choices[0].finish_reason == expected.finish_reason
-    assert found.usage.completion_tokens == len(expected.token_ids)
-    tokens = found.choices[0].logprobs.content
+    answer = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
+    assert answer.choices[0].message.content == expected.text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == expected.finish_reason
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+    tokens = answer.choices[0].logprobs.content
     assert len(tokens) == len(expected.token_ids)
     assert all(len(token.top_logprobs) == 2 for token in tokens)
     chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == expected.text
-    assert chunks[-1].usage.total_tokens == found.usage.total_tokens
+    assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
 
 
 def test_structured_output(client: clients.openai.OpenAI) -> None:
@@ -42,9 +42,9 @@ def test_structured_output(client: clients.openai.OpenAI) -> None:
     }  # fmt: skip
     form: dict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     body = {"model": "embedded", "messages": USER, "temperature": 0, "max_tokens": 200, "frequency_penalty": 2}
-    found = client.chat.completions.create(**body, response_format=form)
-    assert found.choices[0].finish_reason == "stop", found.choices[0].message.content
-    assert json.loads(found.choices[0].message.content).keys() == {"ok", "size"}
+    answer = client.chat.completions.create(**body, response_format=form)
+    assert answer.choices[0].finish_reason == "stop", answer.choices[0].message.content
+    assert json.loads(answer.choices[0].message.content).keys() == {"ok", "size"}
     choice = client.chat.completions.create(**body, extra_body={"structured_outputs": {"choice": ["red", "blue"]}})
     assert choice.choices[0].message.content in ("red", "blue")
 

@@ -18,14 +18,14 @@ def test_a_right_prediction_gives_the_same_text_in_fewer_steps(pair: LLM, draft:
         with hosted(pair) as host:
             plain = host.post(PATH, **BODY).json()["choices"][0]
             expected = {"type": "content", "content": plain["text"]}
-            found = host.post(PATH, **BODY, prediction=expected).json()
+            answer = host.post(PATH, **BODY, prediction=expected).json()
     finally:
         pair.use("embedded")
-    choice = found["choices"][0]
+    choice = answer["choices"][0]
     assert choice["text"] == plain["text"]
     assert choice["statistics"]["steps"] <= 16 < plain["statistics"]["tokens"]
     assert choice["statistics"]["steps"] < plain["statistics"]["steps"]
-    details = found["usage"]["completion_tokens_details"]
+    details = answer["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == choice["statistics"]["accepted"] >= 48
     assert details["rejected_prediction_tokens"] == (
         choice["statistics"]["proposed"] - choice["statistics"]["accepted"]

@@ -23,7 +23,7 @@ LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": Tru
 class TestProcesses:
     def test_a_killed_engine_is_started_again_and_then_ends_the_server(self) -> None:
         short = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
-        with server("--engine-restart", "1") as (made, http, engine):
+        with server("--engine-restart", "1") as (process, http, engine):
             text = http.post("/v1/completions", json=short).json()["choices"][0]["text"]
             with http.stream("POST", "/v1/completions", json=LONG) as answered:
                 lines = answered.iter_lines()
@@ -38,10 +38,10 @@ class TestProcesses:
             eventually(lambda: http.get("/health").status_code == 200, 120)
             assert http.post("/v1/completions", json=short).json()["choices"][0]["text"] == text
             assert http.get("/metrics").status_code == 200
-            (engine,) = (each for each in children(made.pid) if alive(each))
+            (engine,) = (each for each in children(process.pid) if alive(each))
             os.kill(engine, signal.SIGKILL)
-            assert made.wait(60) == 2
-            assert "the engine's process has ended (exit code -9)" in " ".join(made.stderr.read().split())
+            assert process.wait(60) == 2
+            assert "the engine's process has ended (exit code -9)" in " ".join(process.stderr.read().split())
 
     def test_an_engine_that_does_not_answer_is_ended_and_started_again(self) -> None:
         short = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
@@ -56,38 +56,38 @@ class TestProcesses:
             assert http.post("/v1/completions", json=short).json()["choices"][0]["text"] == text
 
     def test_the_process_that_answers_has_no_torch_and_its_engine_ends_with_it(self) -> None:
-        with server() as (made, http, engine):
+        with server() as (process, http, engine):
             said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
             assert http.post("/v1/chat/completions", json=said).status_code == 200
-            mapped = [b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes() for pid in (made.pid, engine)]
+            mapped = [b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes() for pid in (process.pid, engine)]
             assert mapped == [False, True]
-            made.kill()
+            process.kill()
             eventually(lambda: not alive(engine))
 
     def test_sigterm_lets_running_requests_end_within_the_grace_time(self) -> None:
-        with server("--grace-seconds", "60") as (made, http, engine):
+        with server("--grace-seconds", "60") as (process, http, engine):
             with http.stream("POST", "/v1/completions", json=LONG) as answered:
                 lines = answered.iter_lines()
                 next(lines)
-                made.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
                 rest = [line for line in lines if line]
             assert '"finish_reason":"length"' in rest[-2]
             assert rest[-1] == "data: [DONE]"
-            assert made.wait(30) == 0
+            assert process.wait(30) == 0
             assert not alive(engine)
 
     def test_after_the_grace_time_and_at_a_second_sigterm_it_stops(self) -> None:
         for more in ((), (signal.SIGTERM,)):
             grace = "0" if not more else "1000"
-            with server("--grace-seconds", grace) as (made, http, engine):
+            with server("--grace-seconds", grace) as (process, http, engine):
                 with http.stream("POST", "/v1/completions", json=LONG | {"n": 20}) as answered:
                     lines = answered.iter_lines()
                     next(lines)
-                    made.send_signal(signal.SIGTERM)
+                    process.send_signal(signal.SIGTERM)
                     if more:
                         eventually(lambda: _refuses(http))
-                        made.send_signal(signal.SIGTERM)
-                    assert made.wait(30) == 0
+                        process.send_signal(signal.SIGTERM)
+                    assert process.wait(30) == 0
                 assert not alive(engine)
 
 

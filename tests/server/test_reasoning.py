@@ -28,10 +28,10 @@ def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(pair: LLM, tmp_pa
         deltas = [json.loads(event)["choices"][0]["delta"] for event in host.events(PATH, **body)]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is simple."
         assert "".join(delta.get("content", "") for delta in deltas) == "42"
-        both = host.post(
+        choices = host.post(
             PATH, **body | {"structured_outputs": {"choice": [f"<think>Hm.</think>{CALL}"]}, "tools": TOOLS}
         )
-        message = both.json()["choices"][0]["message"]
+        message = choices.json()["choices"][0]["message"]
         assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Hm.", None, 1)
         back = host.post("/tokenize", messages=[*USER, message, {"role": "tool", "tool_call_id": "a", "content": "b"}])
         assert "<think>Hm.</think><tool_call>" in host.service.tokenizer.decode(back.json()["tokens"])
@@ -45,17 +45,17 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
             "messages": USER, "max_tokens": 300, "frequency_penalty": 2, "seed": 3,
             "chat_template_kwargs": {"enable_thinking": True},
         }  # fmt: skip
-        found = host.post(PATH, **body, structured_outputs={"choice": ["red", "blue"]}).json()["choices"][0]
-        assert found["finish_reason"] == "stop", found
-        assert found["message"]["reasoning"]
-        assert found["message"]["content"] in ("red", "blue")
+        answer = host.post(PATH, **body, structured_outputs={"choice": ["red", "blue"]}).json()["choices"][0]
+        assert answer["finish_reason"] == "stop", answer
+        assert answer["message"]["reasoning"]
+        assert answer["message"]["content"] in ("red", "blue")
         named = {"type": "function", "function": {"name": "weather"}}
-        found = host.post(PATH, **body, tools=TOOLS, tool_choice=named).json()["choices"][0]
-        assert found["message"]["reasoning"]
-        assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])["city"] in ("Rome", "Oslo")
+        answer = host.post(PATH, **body, tools=TOOLS, tool_choice=named).json()["choices"][0]
+        assert answer["message"]["reasoning"]
+        assert json.loads(answer["message"]["tool_calls"][0]["function"]["arguments"])["city"] in ("Rome", "Oslo")
         body["chat_template_kwargs"] = {"enable_thinking": False}
-        found = host.post(PATH, **body, structured_outputs={"choice": ["red", "blue"]}).json()["choices"][0]
-        assert found["message"].keys() == {"role", "content", "refusal"}
+        answer = host.post(PATH, **body, structured_outputs={"choice": ["red", "blue"]}).json()["choices"][0]
+        assert answer["message"].keys() == {"role", "content", "refusal"}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -68,17 +68,21 @@ def test_the_response_template_of_a_checkpoint_is_followed(pair: LLM, tmp_path: 
         given["extra_body"] = {"structured_outputs": {"choice": [text]}}
         if stream:
             with client.chat.completions.stream(**given) as answered:
-                found = answered.get_final_completion()
+                answer = answered.get_final_completion()
         else:
-            found = client.chat.completions.create(**given)
-        message = found.choices[0].message
+            answer = client.chat.completions.create(**given)
+        message = answer.choices[0].message
         assert message.content.strip() == "Now:"
         assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("now", "{}")]
 
 
 def test_formats_are_found_out_from_the_checkpoint(tmp_path: Any, pair: LLM) -> None:
-    found = ReplyFormat.of(talking_tokenizer(tmp_path))
-    assert (found.calls.name if found.calls else "", found.reasoning, found.certain) == ("hermes", THINK, False)
+    reply_format = ReplyFormat.of(talking_tokenizer(tmp_path))
+    assert (reply_format.calls.name if reply_format.calls else "", reply_format.reasoning, reply_format.certain) == (
+        "hermes",
+        THINK,
+        False,
+    )
     assert ReplyFormat.of(pair.tokenizer) == ReplyFormat()
     named = ReplyFormat.of(pair.tokenizer, "mistral", "[THINK] [/THINK]")
     assert (named.calls.name if named.calls else "", named.reasoning) == ("mistral", ("[THINK]", "[/THINK]"))

@@ -29,9 +29,9 @@ def read(text: str, form: str = "", cuts: Any = (), think: bool = False, inside:
     assert reply.reasoning == "".join(each.text for each in deltas if each.kind == REASONING)
     assert [call.name for call in reply.calls] == [each.text for each in deltas if each.kind == CALL]
     for i, call in enumerate(reply.calls):
-        mine = [each for each in deltas if each.kind in (CALL, ARGUMENTS) and each.index == i]
-        assert mine[0].kind == CALL
-        assert "".join(each.text for each in mine[1:]) == call.arguments
+        parts_of_call = [each for each in deltas if each.kind in (CALL, ARGUMENTS) and each.index == i]
+        assert parts_of_call[0].kind == CALL
+        assert "".join(each.text for each in parts_of_call[1:]) == call.arguments
     return reply
 
 
@@ -114,8 +114,8 @@ def test_reasoning_is_told_apart(text: str, inside: bool, reasoning: str, conten
 
 
 def test_calls_within_the_reasoning_are_reasoning() -> None:
-    found = read(f"<think><tool_call>{NOW}</tool_call></think><tool_call>{ADD}</tool_call>", "hermes", think=True)
-    assert shown(found) == (f"<tool_call>{NOW}</tool_call>", "", [("add", ARGS)])
+    reply = read(f"<think><tool_call>{NOW}</tool_call></think><tool_call>{ADD}</tool_call>", "hermes", think=True)
+    assert shown(reply) == (f"<tool_call>{NOW}</tool_call>", "", [("add", ARGS)])
 
 
 def test_further_calls_are_left_out_where_one_is_allowed() -> None:
@@ -125,9 +125,9 @@ def test_further_calls_are_left_out_where_one_is_allowed() -> None:
 
 
 def test_ids_of_calls_differ_and_arguments_are_the_json_that_was_written() -> None:
-    found = read(f"<tool_call>{ADD}</tool_call><tool_call>{ADD}</tool_call>", "hermes")
-    assert len({call.id for call in found.calls}) == 2
-    assert json.loads(found.calls[0].arguments) == {"a": 1, "b": '}"]'}
+    reply = read(f"<tool_call>{ADD}</tool_call><tool_call>{ADD}</tool_call>", "hermes")
+    assert len({call.id for call in reply.calls}) == 2
+    assert json.loads(reply.calls[0].arguments) == {"a": 1, "b": '}"]'}
 
 
 PIECES = [

@@ -30,11 +30,11 @@ def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: cli
                        messages=[{"role": "system", "content": "Be brief."}, *USER]).json()  # fmt: skip
     text = chat["choices"][0]["message"]["content"]
     given: Any = {"model": "embedded", "instructions": "Be brief.", "temperature": 0, "max_output_tokens": 16}
-    found = client.responses.create(**given, input=USER[0]["content"])
-    assert found.output_text == text
-    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert found.usage.total_tokens == chat["usage"]["total_tokens"]
-    assert found.usage.output_tokens == chat["usage"]["completion_tokens"] == 16
+    answer = client.responses.create(**given, input=USER[0]["content"])
+    assert answer.output_text == text
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage.total_tokens == chat["usage"]["total_tokens"]
+    assert answer.usage.output_tokens == chat["usage"]["completion_tokens"] == 16
     with client.responses.stream(**given, input=USER) as stream:
         events = list(stream)
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
@@ -50,16 +50,16 @@ def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: clients
         with client.responses.stream(**given) as streamed:
             for _ in streamed:
                 pass
-            found: Any = streamed.get_final_response()
+            answer: Any = streamed.get_final_response()
     else:
-        found = client.responses.create(**given)
-    reasoning, message, *calls = found.output
-    assert found.status == "completed"
+        answer = client.responses.create(**given)
+    reasoning, message, *calls = answer.output
+    assert answer.status == "completed"
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Hm.")
     assert (message.type, message.content[0].text) == ("message", "I look.")
     assert [(call.name, call.arguments) for call in calls] == [("weather", ARGUMENTS), ("now", "{}")]
-    assert found.usage.output_tokens_details.reasoning_tokens > 0
-    back: list[Any] = [*USER, *(json.loads(item.model_dump_json(exclude_none=True)) for item in found.output)]
+    assert answer.usage.output_tokens_details.reasoning_tokens > 0
+    back: list[Any] = [*USER, *(json.loads(item.model_dump_json(exclude_none=True)) for item in answer.output)]
     for item in back:
         item.pop("parsed_arguments", None)
     back += [{"type": "function_call_output", "call_id": call.call_id, "output": "Sun."} for call in calls]

@@ -27,9 +27,9 @@ def idle(host: Host) -> bool:
 @pytest.mark.parametrize("stream", [True, False])
 def test_of_two_hundred_clients_that_hang_up_nothing_is_left(host: Host, stream: bool) -> None:
     body = json.dumps(LONG | {"stream": stream}).encode()
-    made = [request_by_hand(host.url, HEAD, body) for _ in range(200)]
+    connections = [request_by_hand(host.url, HEAD, body) for _ in range(200)]
     eventually(lambda: host.load()[0] == 8 and host.service.admitted > 150)
-    for each in made:
+    for each in connections:
         each.close()
     eventually(lambda: idle(host))
     assert host.post(PATH, prompt="def f(", max_tokens=4).status_code == 200
@@ -54,24 +54,26 @@ def test_through_random_requests_and_hang_ups_each_text_is_that_of_the_request_a
         return "", ""
 
     with ThreadPoolExecutor(12) as pool:
-        made = []
+        futures = []
         for _ in range(30):
             i = draw.randrange(6)
             if draw.random() < 0.5:
-                made.append(pool.submit(hang_up, i, draw.randint(1, 30)))
+                futures.append(pool.submit(hang_up, i, draw.randint(1, 30)))
             else:
-                made.append(pool.submit(whole, i, draw.random() < 0.5))
-        assert all(expected == found for expected, found in (each.result() for each in made))
+                futures.append(pool.submit(whole, i, draw.random() < 0.5))
+        assert all(expected == text for expected, text in (each.result() for each in futures))
     eventually(lambda: idle(host))
 
 
 def test_a_client_that_goes_before_or_within_its_prompt_leaves_nothing(host: Host) -> None:
     body = json.dumps(LONG | {"prompt": "word " * 600, "max_tokens": 100}).encode()
     for cut in (len(body) // 2, len(body)):
-        with request_by_hand(host.url, HEAD, body) as made:
-            made.settimeout(5)
-        made = request_by_hand(host.url, HEAD.replace(b"Content-Type", b"X-Cut: %d\nContent-Type" % cut), body[:cut])
-        made.close()
+        with request_by_hand(host.url, HEAD, body) as connection:
+            connection.settimeout(5)
+        connection = request_by_hand(
+            host.url, HEAD.replace(b"Content-Type", b"X-Cut: %d\nContent-Type" % cut), body[:cut]
+        )
+        connection.close()
     eventually(lambda: idle(host))
 
 

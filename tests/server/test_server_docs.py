@@ -36,7 +36,7 @@ def metrics() -> list[str]:
 def test_every_metric_of_the_dashboard_exists_and_has_its_labels() -> None:
     metrics = ServerMetrics("m")
     metrics.ended("stop", 1, 1, SpecStats(steps=2, proposed=2, accepted=1, accepted_at=Counter({1: 1})))
-    samples = {sample.name: sample.labels for found in metrics.registry.collect() for sample in found.samples}
+    samples = {sample.name: sample.labels for family in metrics.registry.collect() for sample in family.samples}
     shown = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
     for query in [*queries, *(each["query"] for each in shown["templating"]["list"])]:

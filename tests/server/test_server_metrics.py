@@ -23,7 +23,7 @@ def test_metrics_add_up_to_the_statistics_of_the_answers(pair: LLM) -> None:
         answers = [host.post(PATH, **body, n=n).json() for n in (1, 2)]
         stats = [choice["statistics"] for answer in answers for choice in answer["choices"]]
         eventually(lambda: shown(host)["slipstream:num_requests_running"] == 0)
-        found = shown(host)
+        values = shown(host)
         total = {
             "generation_tokens_total": sum(each["tokens"] for each in stats),
             "spec_decode_num_draft_tokens_total": sum(each["proposed"] for each in stats),
@@ -40,8 +40,8 @@ def test_metrics_add_up_to_the_statistics_of_the_answers(pair: LLM) -> None:
                 for n, answer in zip((1, 2), answers, strict=True)
             ),
         }
-        assert {name: found[f"slipstream:{name}"] for name in total} == total
-        per_position = [value for name, value in found.items() if "accepted_tokens_per_pos_total" in name]
+        assert {name: values[f"slipstream:{name}"] for name in total} == total
+        per_position = [value for name, value in values.items() if "accepted_tokens_per_pos_total" in name]
         assert sum(per_position) == total["spec_decode_num_accepted_tokens_total"]
         host.post(PATH, prompt="a", structured_outputs={"regex": "((("})
         ended = {name: value for name, value in shown(host).items() if "request_success_total" in name}
@@ -55,9 +55,9 @@ def test_a_prompt_that_is_scored_is_no_output(pair: LLM) -> None:
             body = {"prompt": "def add(a, b):\n" * 4, "max_tokens": most, "echo": True, "logprobs": 1}
             usage = host.post(PATH, **body).json()["usage"]
             assert usage["completion_tokens"] == most
-        found = shown(host)
-        assert found["slipstream:generation_tokens_total"] == found["slipstream:iteration_tokens_total_sum"] == 3
-        assert found["slipstream:prompt_tokens_total"] == 2 * usage["prompt_tokens"]
+        values = shown(host)
+        assert values["slipstream:generation_tokens_total"] == values["slipstream:iteration_tokens_total_sum"] == 3
+        assert values["slipstream:prompt_tokens_total"] == 2 * usage["prompt_tokens"]
 
 
 _ALL = ("model_name", "engine")
@@ -84,23 +84,25 @@ def test_what_has_the_prefix_of_vllm_has_its_names_types_labels_and_our_numbers(
         eventually(lambda: shown(host)["vllm:num_requests_running"] == 0)
         families = list(text_string_to_metric_families(host.http.get("/metrics").text))
         memory = pair.target.capabilities.memory
-    found = {each.name: (each.type, each.samples) for each in families if not each.name.endswith("_created")}
-    assert {name for name in found if not name.startswith("vllm:")} == {f"slipstream:{name}" for name in ONLY_OURS}
-    theirs = {name.removeprefix("vllm:"): each for name, each in found.items() if name.startswith("vllm:")}
-    assert {name: kind for name, (kind, _) in theirs.items()} == {name: kind for name, (kind, _) in OF_VLLM.items()}
-    for name, (_, samples) in theirs.items():
+    exported = {each.name: (each.type, each.samples) for each in families if not each.name.endswith("_created")}
+    assert {name for name in exported if not name.startswith("vllm:")} == {f"slipstream:{name}" for name in ONLY_OURS}
+    prefixed = {name.removeprefix("vllm:"): each for name, each in exported.items() if name.startswith("vllm:")}
+    assert {name: kind for name, (kind, _) in prefixed.items()} == {name: kind for name, (kind, _) in OF_VLLM.items()}
+    for name, (_, samples) in prefixed.items():
         for sample in samples:
             assert set(sample.labels) - {"le"} == set(OF_VLLM[name][1]), sample
             assert sample.labels["engine"] == "0"
             assert sample.labels.get("model_name", "embedded") == "embedded"
-    assert {s.labels["position"] for s in theirs["spec_decode_num_accepted_tokens_per_pos"][1]} == set("0123")
-    [cache] = theirs["cache_config_info"][1]
+    assert {s.labels["position"] for s in prefixed["spec_decode_num_accepted_tokens_per_pos"][1]} == set("0123")
+    [cache] = prefixed["cache_config_info"][1]
     assert (cache.labels["block_size"], cache.value) == (str(memory.block), 1)
     assert int(cache.labels["num_gpu_blocks"]) == pair.max_batch * pair.target.context // memory.block
     with hosted(pair) as host:
         host.post(PATH, prompt="def add(a, b):\n" * 4, temperature=0, max_tokens=20)
         eventually(lambda: shown(host)["slipstream:num_requests_running"] == 0)
-        ours = {each.name: each for each in text_string_to_metric_families(host.http.get("/metrics").text)}
+        unprefixed = {each.name: each for each in text_string_to_metric_families(host.http.get("/metrics").text)}
     for name in ("generation_tokens", "prompt_tokens", *(each for each in OF_VLLM if each.startswith("spec_decode"))):
-        values = [sample.value for sample in ours[f"slipstream:{name}"].samples if not sample.name.endswith("_created")]
-        assert values == [s.value for s in theirs[name][1] if not s.name.endswith("_created")], name
+        values = [
+            sample.value for sample in unprefixed[f"slipstream:{name}"].samples if not sample.name.endswith("_created")
+        ]
+        assert values == [s.value for s in prefixed[name][1] if not s.name.endswith("_created")], name

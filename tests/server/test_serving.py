@@ -13,17 +13,17 @@ def test_small_pieces_of_a_stream_are_sent_at_once() -> None:
     an acknowledgement, 40 ms on Linux."""
 
     async def option() -> int:
-        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             taken = writer.get_extra_info("socket")
-            found.set_result(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            port.set_result(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
         with bound("127.0.0.1", 0) as listening:
             async with await asyncio.start_server(accepted, sock=listening):
                 _, writer = await asyncio.open_connection(*listening.getsockname())
                 writer.close()
-                return await found
+                return await port
 
     assert asyncio.run(option())

@@ -104,8 +104,8 @@ async def load(url: str, processes: list[int]) -> Soak:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_under_too_much_load_every_request_ends_once_and_memory_stays() -> None:
-    with server("--max-batch", "8", "--max-waiting", "24", "--kv-tokens", "4096") as (made, http, engine):
-        soak = asyncio.run(load(str(http.base_url), [made.pid, engine]))
+    with server("--max-batch", "8", "--max-waiting", "24", "--kv-tokens", "4096") as (process, http, engine):
+        soak = asyncio.run(load(str(http.base_url), [process.pid, engine]))
 
         def metric(name: str) -> float:
             lines = http.get("/metrics").text.splitlines()

@@ -39,8 +39,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def writing(tokenizer: Any, text: str, form: str = "hermes", reasoning: str = "none") -> Iterator[Host]:
     """A server whose model writes a text."""
     llm = LLM(WritingTarget(tokenizer.encode(text), V, EOS), tokenizer=tokenizer, draft_tokens=4)
-    with hosted(llm, replies=ReplyFormat.of(tokenizer, form, reasoning)) as made:
-        yield made
+    with hosted(llm, replies=ReplyFormat.of(tokenizer, form, reasoning)) as host:
+        yield host
 
 
 def asked(host: Host, **body: Any) -> Any:
@@ -59,11 +59,11 @@ def test_a_call_that_would_break_its_schema_meets_it_drafted_or_not(tokenizer: A
         for speculation in ({"enabled": False}, {"enabled": True}):
             for temperature in (0, 1):
                 body = {"speculation": speculation, "temperature": temperature, "seed": 3}
-                found = asked(host, **body, **({"prediction": expected} if speculation["enabled"] else {}))
-                assert found["finish_reason"] == "tool_calls", found
+                answer = asked(host, **body, **({"prediction": expected} if speculation["enabled"] else {}))
+                assert answer["finish_reason"] == "tool_calls", answer
                 if "I look" in TEXTS[name]:
-                    assert found["message"]["content"].startswith("I look.")
-                for call in found["message"]["tool_calls"]:
+                    assert answer["message"]["content"].startswith("I look.")
+                for call in answer["message"]["tool_calls"]:
                     assert call["function"]["name"] in ("weather", "now")
                     if call["function"]["name"] == "weather":
                         jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
@@ -73,12 +73,12 @@ def test_text_and_functions_that_are_not_strict_stay_as_the_model_writes_them(to
     text = 'A < b, <tool_cal>.\n<tool_call>{"name": "now", "arguments": {"any": [1]}}</tool_call> It is <late>.'
     with writing(tokenizer, text) as host:
         for tools in (STRICT, TOOLS):
-            found = asked(host, tools=tools)["message"]
-            assert found["content"] == "A < b, <tool_cal>. It is <late>.", found
-            assert [json.loads(call["function"]["arguments"]) for call in found["tool_calls"]] == [{"any": [1]}]
+            answer = asked(host, tools=tools)["message"]
+            assert answer["content"] == "A < b, <tool_cal>. It is <late>.", answer
+            assert [json.loads(call["function"]["arguments"]) for call in answer["tool_calls"]] == [{"any": [1]}]
         events = [json.loads(event)["choices"][0]["delta"] for event in host.events(
             PATH, messages=USER, tools=STRICT, max_tokens=120, temperature=0)]  # fmt: skip
-        assert "".join(delta.get("content") or "" for delta in events) == found["content"]
+        assert "".join(delta.get("content") or "" for delta in events) == answer["content"]
 
 
 def test_an_unknown_function_is_not_called(tokenizer: Any) -> None:
@@ -92,9 +92,9 @@ def test_without_parallel_calls_the_text_ends_with_the_first(tokenizer: Any) -> 
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     with writing(tokenizer, f"{call}{call} more") as host:
         assert len(asked(host)["message"]["tool_calls"]) == 2
-        found = asked(host, parallel_tool_calls=False)
-        assert (found["message"]["content"], len(found["message"]["tool_calls"])) == (None, 1)
-        assert found["finish_reason"] == "tool_calls"
+        answer = asked(host, parallel_tool_calls=False)
+        assert (answer["message"]["content"], len(answer["message"]["tool_calls"])) == (None, 1)
+        assert answer["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -102,10 +102,10 @@ def test_reasoning_is_free_and_calls_are_checked_after_it(tokenizer: Any, begun:
     thought = 'Perhaps <tool_call>{"name": "rain"}?'
     text = f"{'' if begun else '<think>'}{thought}</think>{TEXTS['hermes']}"
     with writing(tokenizer, text, reasoning="<think> </think>") as host:
-        found = asked(host, chat_template_kwargs={"enable_thinking": begun})["message"]
-        assert found["reasoning"] == thought
-        assert found["content"] == "I look."
-        for call in found["tool_calls"]:
+        answer = asked(host, chat_template_kwargs={"enable_thinking": begun})["message"]
+        assert answer["reasoning"] == thought
+        assert answer["content"] == "I look."
+        for call in answer["tool_calls"]:
             assert call["function"]["name"] == "weather"
             jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
 
@@ -128,9 +128,9 @@ def test_arguments_are_an_object_also_where_their_schema_allows_other_values(tok
     ):
         with writing(tokenizer, text, form) as host:
             for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
-                found = asked(host, tools=tools, tool_choice=choice, parallel_tool_calls=False)
-                (call,) = found["message"]["tool_calls"]
-                if found["finish_reason"] != "length":
+                answer = asked(host, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+                (call,) = answer["message"]["tool_calls"]
+                if answer["finish_reason"] != "length":
                     arguments = json.loads(call["function"]["arguments"])
                     assert isinstance(arguments, dict)
                     jsonschema.validate(arguments, OBJECTS[name])

@@ -47,9 +47,9 @@ def read(text: str, cuts: Any = (), template: Any = TEMPLATE, prompt: str = PROM
 
 def test_the_parts_are_those_that_transformers_finds() -> None:
     text = f"<think>\nI add.\n</think>\n\nWait.\n{ADD}\n{ADD}<|im_end|>"
-    theirs = parse_response(text, TEMPLATE, prefix=PROMPT, tools=TOOLS)
+    parsed = parse_response(text, TEMPLATE, prefix=PROMPT, tools=TOOLS)
     assert read(text) == ("I add.", "Wait.", [("add", '{"a": 7}')] * 2)
-    assert (theirs["reasoning_content"], theirs["content"], len(theirs["tool_calls"])) == ("I add.", "Wait.", 2)
+    assert (parsed["reasoning_content"], parsed["content"], len(parsed["tool_calls"])) == ("I add.", "Wait.", 2)
 
 
 def test_what_the_prompt_has_begun_goes_on() -> None:

@@ -25,10 +25,10 @@ def said(host: Host, text: str, **body: Any) -> dict[str, Any]:
 
 
 def test_a_call_is_parsed(talker: Host) -> None:
-    found = said(talker, f"I look.\n{CALL}\n{NOW}")
-    assert found["finish_reason"] == "tool_calls"
-    assert found["message"]["content"] == "I look."
-    assert [call["function"] for call in found["message"]["tool_calls"]] == [
+    answer = said(talker, f"I look.\n{CALL}\n{NOW}")
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] == "I look."
+    assert [call["function"] for call in answer["message"]["tool_calls"]] == [
         {"name": "weather", "arguments": ARGUMENTS},
         {"name": "now", "arguments": "{}"},
     ]
@@ -36,22 +36,22 @@ def test_a_call_is_parsed(talker: Host) -> None:
 
 
 def test_text_without_a_call_is_content(talker: Host) -> None:
-    found = said(talker, "It rains. <tool_call>{}")
-    assert (found["finish_reason"], found["message"]["content"]) == ("stop", "It rains. <tool_call>{}")
-    assert "tool_calls" not in found["message"]
+    answer = said(talker, "It rains. <tool_call>{}")
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", "It rains. <tool_call>{}")
+    assert "tool_calls" not in answer["message"]
     plain = said(talker, CALL, tool_choice="none")
     assert (plain["finish_reason"], plain["message"]["content"]) == ("stop", CALL)
     assert said(talker, CALL, tools=[])["message"]["content"] == CALL
 
 
 def test_several_calls_can_be_ruled_out(talker: Host) -> None:
-    found = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)
-    assert len(found["message"]["tool_calls"]) == 1
+    answer = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)
+    assert len(answer["message"]["tool_calls"]) == 1
 
 
 def test_a_call_that_is_cut_by_the_length_says_so(talker: Host) -> None:
-    found = said(talker, CALL, max_tokens=len(talker.service.tokenizer.encode(CALL)) // 2 + 4)
-    assert found["finish_reason"] == "length"
+    answer = said(talker, CALL, max_tokens=len(talker.service.tokenizer.encode(CALL)) // 2 + 4)
+    assert answer["finish_reason"] == "length"
 
 
 def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host) -> None:
@@ -105,9 +105,9 @@ def test_a_required_call_has_valid_arguments(talker: Host, stream: bool, paralle
 def test_a_named_function_is_called(talker: Host) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     body = {"messages": USER, "tools": TOOLS, "tool_choice": named, "max_tokens": 200, "frequency_penalty": 1}
-    found = talker.post(PATH, **body).json()["choices"][0]
-    (call,) = found["message"]["tool_calls"]
-    assert (found["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
+    answer = talker.post(PATH, **body).json()["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert (answer["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
     jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
 
 
@@ -167,5 +167,5 @@ def test_a_model_whose_way_of_calling_is_unknown_can_be_made_to_call(pair: LLM, 
         body = {
             "messages": USER, "tools": TOOLS[1:], "tool_choice": "required", "max_tokens": 300, "frequency_penalty": 2,
         }  # fmt: skip
-        found = host.post(PATH, **body).json()["choices"][0]["message"]["tool_calls"]
-        assert {call["function"]["name"] for call in found} == {"now"}
+        answer = host.post(PATH, **body).json()["choices"][0]["message"]["tool_calls"]
+        assert {call["function"]["name"] for call in answer} == {"now"}

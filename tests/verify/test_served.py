@@ -38,19 +38,19 @@ def sampled(logits: np.ndarray, temperature: float, rng: np.random.Generator) ->
 
 def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs: bool) -> dict[str, Any]:
     text, rng = str(asked["prompt"]), np.random.default_rng(asked["seed"])
-    tokens, own, top = [], [], []
+    tokens, token_logprobs, top = [], [], []
     for t in range(asked["max_tokens"]):
         logits = TABLE[LETTERS.index(text[-1])] + rounding * np.sin(np.arange(len(LETTERS)) + t)
         token = choose(logits, asked["temperature"], rng)
         tokens.append(LETTERS[token])
         text += tokens[-1]
         logs = logits - np.log(np.exp(logits).sum())
-        own.append(float(logs[token]))
+        token_logprobs.append(float(logs[token]))
         top.append(
             {LETTERS[i]: float(logs[i]) for i in np.argsort(-logs)[: asked["logprobs"]]} if asked["logprobs"] else {}
         )
-    found = {"tokens": tokens, "token_logprobs": own, "top_logprobs": top} if logprobs else None
-    return {"choices": [{"text": "".join(tokens), "logprobs": found}]}
+    logprobs_body = {"tokens": tokens, "token_logprobs": token_logprobs, "top_logprobs": top} if logprobs else None
+    return {"choices": [{"text": "".join(tokens), "logprobs": logprobs_body}]}
 
 
 @pytest.fixture

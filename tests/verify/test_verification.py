@@ -36,8 +36,8 @@ SAMPLED = replace(FEW, checks=("distribution",), texts=20, reach=0)
 
 
 def toy(drafter=None, rule="rejection", **target) -> LLM:
-    made = ToyTarget(vocab=5, sharpness=1.0, **target)
-    return LLM(made, drafter or RandomDrafter(5), draft_tokens=3, rule=rule)
+    toy_target = ToyTarget(vocab=5, sharpness=1.0, **target)
+    return LLM(toy_target, drafter or RandomDrafter(5), draft_tokens=3, rule=rule)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
@@ -122,8 +122,8 @@ def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
 def test_wrong_rules_are_bugs(name):
     llm = toy(SkewedDrafter(5))
     llm._rule = chain_rule("planted", **FAULTS[name], lossless=True)
-    found = verify(llm, PROMPTS, SAMPLED)
-    assert found.data["verdict"] == "BUG"
+    outcome = verify(llm, PROMPTS, SAMPLED)
+    assert outcome.data["verdict"] == "BUG"
     assert llm.rule.name == "planted"
 
 
@@ -146,15 +146,15 @@ def test_tokens_that_depend_on_the_one_before_are_seen():
         after = (rng.random() + int(4 * u) // 2 % 2) / 2
         row.token(after, rng.random(), [])
         row.neighbours(u, after)
-    found = outcomes.tested("all positions", row)
-    assert found.ranks > 0.01
-    assert found.outcomes[outcomes.JOINT] < 1e-9
+    test = outcomes.tested("all positions", row)
+    assert test.ranks > 0.01
+    assert test.outcomes[outcomes.JOINT] < 1e-9
 
 
 def test_a_lossy_rule_differs_and_is_no_bug():
-    found = verify(toy(rule="typical"), PROMPTS, replace(FEW, texts=20))
-    assert found.data["verdict"] == "lossy"
-    assert "lossy" in found.warnings[0]
+    outcome = verify(toy(rule="typical"), PROMPTS, replace(FEW, texts=20))
+    assert outcome.data["verdict"] == "lossy"
+    assert "lossy" in outcome.warnings[0]
 
 
 def test_a_wrong_greedy_is_a_bug(monkeypatch):
@@ -202,10 +202,10 @@ def test_the_control_distinguishes_rounding_from_a_wrong_target():
 def test_plain_text_that_is_not_the_targets_best_is_a_bug(monkeypatch):
     """A fault of both plain and speculative decoding is found by no comparison of texts."""
     monkeypatch.setattr(core_step, "first_maxima", lambda logits: logits.topk(2).indices[:, 1].tolist())
-    found = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",)))
-    assert {row["verdict"] for row in found.data["greedy"]} == {"identical"}
-    assert "token 0 is id" in found.data["faults"][0]
-    assert (found.data["control"]["verdict"], found.data["verdict"]) == ("BUG", "BUG")
+    outcome = verify(toy(), PROMPTS, replace(FEW, checks=("greedy",)))
+    assert {row["verdict"] for row in outcome.data["greedy"]} == {"identical"}
+    assert "token 0 is id" in outcome.data["faults"][0]
+    assert (outcome.data["control"]["verdict"], outcome.data["verdict"]) == ("BUG", "BUG")
 
 
 def test_rounding_at_the_edge_of_a_filter_is_no_fault():
@@ -222,10 +222,10 @@ def test_rounding_at_the_edge_of_a_filter_is_no_fault():
 
 
 def test_samples_of_two_seeds_share_no_random_numbers():
-    made = [Checks(toy(), PROMPTS, VerifyConfig(seed=seed), {}, lambda: None) for seed in (0, 1)]
+    runs = [Checks(toy(), PROMPTS, VerifyConfig(seed=seed), {}, lambda: None) for seed in (0, 1)]
     drawn = [
         set(itertools.islice(check._seeds(purpose, look), 3000))
-        for check in made
+        for check in runs
         for purpose in ("positions", "coupled")
         for look in (0, 1)
     ]
@@ -233,8 +233,8 @@ def test_samples_of_two_seeds_share_no_random_numbers():
 
 
 def test_controls_add_up():
-    both = Control(3, 10, 0.1, 1.0, 0.2, 1) + Control(3, 30, 0.3, 2.0, 0.1, 0)
-    assert both == Control(3, 40, 0.3, 1.75, 0.2, 1)
+    total = Control(3, 10, 0.1, 1.0, 0.2, 1) + Control(3, 30, 0.3, 2.0, 0.1, 0)
+    assert total == Control(3, 40, 0.3, 1.75, 0.2, 1)
 
 
 def test_a_tie_is_no_bug():
