@@ -18,33 +18,32 @@ HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "numba", "mat
          "prometheus_client")  # fmt: skip
 
 
-def imported(*arguments: str) -> tuple[int, set[str]]:
-    """Exit code of a command in a process of its own, and which of HEAVY it has imported."""
+def imported(*lines: str) -> tuple[list[int], set[str]]:
+    """Exit codes of commands that run one after another in a new process, and which of HEAVY they have imported."""
     code = f"""
-import json, sys
+import json, shlex, sys
 from slipstream.cli.main import main
-try:
-    main({arguments!r})
-except SystemExit as left:
-    print("\\n" + json.dumps([left.code, [name for name in {HEAVY!r} if name in sys.modules]]))
+codes = []
+for line in {lines!r}:
+    try:
+        main(shlex.split(line))
+    except SystemExit as left:
+        codes.append(left.code)
+print("\\n" + json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    left, modules = json.loads(done.stdout.splitlines()[-1])
-    return left, set(modules)
+    codes, modules = json.loads(done.stdout.splitlines()[-1])
+    return codes, set(modules)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["--version", "--help", "generate --help", "bench --help", "train --help", "simulate --help", "drafters",
-     "serve --help"],
-)  # fmt: skip
-def test_help_and_lists_import_nothing_heavy(line):
-    assert imported(*line.split()) == (0, set())
+def test_help_and_lists_import_nothing_heavy():
+    lines = ["--version", "--help", "generate --help", "bench --help", "train --help", "simulate --help", "drafters",
+             "serve --help"]  # fmt: skip
+    assert imported(*lines) == ([0] * len(lines), set())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_mistakes_in_the_options_are_reported_before_anything_heavy_is_imported():
+    lines = [
         "generate", "generate x --tpo-k 2", "generate x --top-p 2", "generate x --dtype int4",
         "generate x --rule exact",
         "generate x --executor openvino", "generate x --quantize int3", "generate x --kv-dtype int8",
@@ -53,22 +52,16 @@ def test_help_and_lists_import_nothing_heavy(line):
         "bench nowhere.jsonl", "bench --temperature cold", "bench --batch 1,x", "bench --context x",
         "bench --draft-tokens x",
         "tune nowhere.jsonl", "report nowhere", "serve --port 70000", "serve --max-batch 0", "serve --drafter sufix",
-    ],
-)  # fmt: skip
-def test_mistakes_in_the_options_are_reported_before_anything_heavy_is_imported(line):
-    assert imported(*line.split()) == (2, set())
+    ]  # fmt: skip
+    assert imported(*lines) == ([2] * len(lines), set())
 
 
 def test_generating_imports_neither_transformers_nor_what_plots_need():
-    code, modules = imported("generate", "def f(", "--max-tokens", "2")
-    assert code == 0
+    """Nor does a chat template."""
+    codes, modules = imported("generate 'def f(' --max-tokens 2")
+    assert codes == [0]
     assert modules == {"torch", "numpy", "tokenizers", "numba"}
-
-
-def test_a_chat_template_needs_no_transformers():
-    code, modules = imported("generate", "--chat", "def f(", "--max-tokens", "2")
-    assert code == 0
-    assert modules == {"torch", "numpy", "tokenizers", "numba", "jinja2"}
+    assert imported("generate --chat 'def f(' --max-tokens 2")[1] == modules | {"jinja2"}
 
 
 def test_the_process_that_answers_http_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:

@@ -510,13 +510,6 @@ def test_a_draft_model_with_another_tokenizer_is_refused() -> None:
         LLM(target("t5"), "path/to/other", draft_tokenizer="string")
 
 
-def test_a_draft_model_that_begins_in_the_middle_of_a_text_reads_the_source_again() -> None:
-    llm = LLM(target("pegasus"), of_module(model("pegasus")), draft_tokens=3, draft_options={"window": 4})
-    done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
-    assert [c.token_ids for c in done] == texts("pegasus")
-    assert all(c.stats.drafter_faults == 0 < c.stats.proposed for c in done)
-
-
 def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(caplog: pytest.LogCaptureFixture) -> None:
     draft = of_module(random_encoder_decoder("pegasus"))
     long = [[(3 * i + 5) % VOCAB for i in range(70)], SOURCES[0]]
