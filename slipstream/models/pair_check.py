@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.facts import ModelFacts, facts
+from slipstream.models.facts import ROLES, ModelFacts, facts
 from slipstream.theory.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 from slipstream.zoo import checkpoint_of
 
@@ -231,4 +231,5 @@ def _sizes(side: ModelFacts) -> dict[str, Any]:
         "vocab_size": side.config.vocab_size,
         "tokens": None if side.tokenizer is None else len(side.tokenizer.tokens),
         "context": side.config.context,
+        **{role: None if side.tokenizer is None else side.tokenizer.roles[role] for role in ROLES},
     }

@@ -12,10 +12,11 @@ from transformers.cache_utils import DynamicLayer
 from slipstream import LLM, SamplingParams
 from slipstream.errors import UnsupportedModelError
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.huggingface import huggingface_target
+from slipstream.targets.huggingface import huggingface_target, packed_module
 from slipstream.targets.huggingface.activation_rounding import measured_limit, quantised_layers
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.packed_pass import PackedRow
 from slipstream.targets.huggingface.trials import Limit, limit_of, own_logits
 from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
 from tests.targets.huggingface.architectures import VOCAB, random_model
@@ -118,11 +119,10 @@ def test_a_packed_tree_in_which_siblings_see_each_other_is_found(rounds: str, mo
         found.append(own(*given))
         return found[-1]
 
-    def row(*given: Any) -> Any:
-        return dataclasses.replace(plain(*given), tree=None)
+    def chain(*given: Any) -> PackedRow:
+        return dataclasses.replace(PackedRow(*given), tree=None)
 
-    plain = huggingface_target.PackedModule._row
-    monkeypatch.setattr(huggingface_target.PackedModule, "_row", row)
+    monkeypatch.setattr(packed_module, "PackedRow", chain)
     monkeypatch.setattr(huggingface_target, "fault_of", noted)
     assert not isinstance(of_module(rounded("stablelm", rounds)), Decoder)
     assert any("a packed tree gave logits" in str(fault) for fault in found)
