@@ -376,6 +376,7 @@ def test_weights_of_a_gguf_file_are_not_trained(kind: str, tiny_target: Path, ti
 
 
 def test_a_draft_for_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="writes the target as a GGUF file")
     file = convert_to_gguf(zoo.target_dir(), tmp_path / "target.gguf", "f16").file
     model = new_llama(
         0, vocab_size=4096, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
