@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 from jinja2 import meta, nodes
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 
 def render(template: str, messages: Seq[Mapping[str, str]], add_generation_prompt: bool, **names: Any) -> str:
@@ -57,6 +58,8 @@ def _compiled(template: str) -> Any:
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": _PublicNamespace,
     }
     return environment.from_string(template)
 
@@ -73,6 +76,35 @@ class _Generation(Extension):
 
     def _text(self, caller: Callable[[], str]) -> str:
         return caller()
+
+
+class _Dict:
+    """`dict` without the attributes of a class, from which a template could reach the interpreter."""
+
+    def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*given, **named)
+
+    def fromkeys(self, *given: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*given)
+
+
+class _PublicNamespace(Namespace):
+    """`namespace` whose attributes do not begin with an underscore."""
+
+    def __init__(*given: Any, **named: Any) -> None:  # so that an attribute may be called `self`
+        own, *values = given
+        for name in dict(*values, **named):
+            _check_public(name)
+        Namespace.__init__(own, *values, **named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"the chat template sets the attribute {name!r} of a namespace: rename it, without _")
 
 
 def _raise(message: str) -> None:

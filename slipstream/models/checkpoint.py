@@ -150,12 +150,11 @@ def _sharded(folder: Path) -> dict[str, list[str] | None]:
 
 
 def _inside(folder: Path, name: str) -> str:
-    """`name`, after a check that it is a safetensors file of the checkpoint, and no link to one elsewhere. Links of the
-    hub's cache to its `blobs` folder are allowed."""
-    root = folder.resolve()
-    real = None if "\0" in name else (folder / name).resolve()
-    known = real is not None and (real.is_relative_to(root) or real.is_relative_to(root.parent.parent / "blobs"))
-    if not known or not name.endswith(".safetensors"):
+    """`name`, after a check that it is a safetensors file in the folder itself, and no link to one elsewhere. Links of
+    the hub's cache to its `blobs` folder are allowed."""
+    root, plain = folder.resolve(), not any(part in name for part in "/\\\0") and name.endswith(".safetensors")
+    real = (folder / name).resolve() if plain else None
+    if real is None or not (real.is_relative_to(root) or real.is_relative_to(root.parent.parent / "blobs")):
         raise CheckpointError(
             f"{str(folder / name)!r} is not a safetensors file of this checkpoint, or is a link out of it",
             why="a checkpoint must not make Slipstream open other files",

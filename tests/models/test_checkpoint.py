@@ -257,7 +257,7 @@ def weight_map(change: Callable[[dict[str, str]], object]) -> Callable[[Path], o
     return lambda folder: edit(folder, lambda index: change(index["weight_map"]), INDEX)
 
 
-OUTSIDE = ("../model.safetensors", "/etc/x.safetensors", "..", "model.bin", "", "\0.safetensors")
+OUTSIDE = ("../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "model.bin", "", "\0.safetensors")
 
 
 @pytest.mark.parametrize(
