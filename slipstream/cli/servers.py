@@ -64,14 +64,15 @@ def of_servers(
     load: Any = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
-    """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
-    ParameterError for options that would be ignored. models, load: groups of options, for models and for servers;
-    local: options that have no meaning for servers, and whether they were given."""
+    """Whether a command is about servers: `url` is what the option `flag` names ("": it has no such option), or vLLM's
+    are started. Raises ParameterError for options that would be ignored. models, load: groups of options, for models
+    and for servers; local: options that have no meaning for servers, and whether they were given."""
     if url and engine.vllm:
         raise ParameterError(f"{flag} and --engine are given", fix="give one of them")
     if not url and not engine.vllm:
         if load is not None and (given := changed(load)):
-            raise ParameterError(f"{given} is given without a server", fix=f"name one: {flag} URL")
+            fix = f"name one: {flag} URL" if flag else "start one: --engine vllm"
+            raise ParameterError(f"{given} is given without a server", fix=fix)
         return False
     if url and (given := changed(models)):
         raise ParameterError(f"{given} would be ignored: a server brings its own settings", fix="leave these out")
