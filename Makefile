@@ -38,7 +38,7 @@ quick-tests: $(READY)
 test-vllm: $(READY) .venv-vllm/.ready
 	$(TEST_ENV) $(BIN)/pytest tests/vllm
 
-# Ten minutes of too much load, with clients that leave; `make tests` has a short one.
+# Ten minutes of too much load, with clients that leave.
 soak: $(READY)
 	SOAK_SECONDS=600 $(TEST_ENV) $(BIN)/pytest tests/server/test_soak.py
 

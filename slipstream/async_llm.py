@@ -15,7 +15,7 @@ from types import TracebackType
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
-from slipstream.engine.messages import Ask, Load, Update
+from slipstream.engine.messages import Ask, Load, Report, Update
 from slipstream.engine.request_checks import Prompt
 from slipstream.engine.streams import Streams
 from slipstream.llm import LLM, Chunk, Completion
@@ -31,8 +31,8 @@ class AsyncLLM:
 
     def __init__(self, llm: LLM):
         self.llm = llm
-        self.streams = Streams(self._submit, self._abort)
-        self._thread = EngineThread(llm.engine(), self.llm.prepared, self.streams.deliver)
+        self._thread = EngineThread(llm.engine(), llm.prepared, self._deliver)
+        self.streams = Streams(self._thread.submit, self._thread.abort)
 
     @property
     def dead(self) -> Exception | None:
@@ -87,11 +87,8 @@ class AsyncLLM:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _submit(self, key: int, ask: Ask) -> None:
-        self._thread.submit(key, ask)
-
-    def _abort(self, key: int) -> None:
-        self._thread.abort(key)
+    def _deliver(self, report: Report) -> None:  # the first one follows the first request
+        self.streams.deliver(report)
 
     def _completion(self, prompt: list[int], params: SamplingParams, output: list[Update]) -> Completion:
         last = output[-1]

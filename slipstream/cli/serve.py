@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -95,6 +94,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             from slipstream.server.engine_process import RemoteEngine
             from slipstream.server.reply_format import ReplyFormat
             from slipstream.server.service import Limits, Service
+            from slipstream.server.serving import Server
 
         text = tokenizer(models)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
@@ -117,14 +117,11 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             if engine.facts.sampling:
                 render.line(shown(engine.facts.sampling))
-            from slipstream.server.serving import serve as answer
-
-            def ends(end: Callable[[], None]) -> None:
-                engine.ended = end
-                if engine.over:
-                    end()
-
-            answer(create_app(service), service, listening, server.grace_seconds, ends)
+            running = Server(create_app(service), service, server.grace_seconds)
+            engine.ended = running.end
+            if engine.over:
+                running.end()
+            running.run(sockets=[listening])
             if engine.over and engine.streams.dead is not None:
                 raise engine.streams.dead
         finally:

@@ -30,9 +30,9 @@ from slipstream.core.rules import Rule, check_params
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
-from slipstream.drafters.guard import Guard
-from slipstream.engine.attached import Attached
+from slipstream.drafters.guard import Attached, Guard
 from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.messages import Load
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
 from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
@@ -69,15 +69,6 @@ class Request:
     preempted: bool = False
 
 
-@dataclass
-class EngineStats:
-    """What an engine has counted."""
-
-    steps: int = 0
-    preemptions: int = 0
-    errors: int = 0
-
-
 class Engine:
     """Decodes requests, several at a time.
 
@@ -112,7 +103,7 @@ class Engine:
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
         self.prefix_cache = prefix_cache
-        self.stats = EngineStats()
+        self.stats = Load()  # what is counted here; `EngineThread.load` adds the rest
         memory = target.capabilities.memory
         self._bounded = None if memory is None or memory.capacity is None else memory
         self.prefixes = SharedPrefixes(memory if prefix_cache else None, self.drafter)

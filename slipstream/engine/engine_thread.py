@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from slipstream.core.rules import Rule
@@ -95,17 +95,9 @@ class EngineThread:
         self._preparer.shutdown(wait=False, cancel_futures=True)
 
     def load(self) -> Load:
-        engine, stats, prefixes = self.engine, self.engine.stats, self.engine.prefixes
-        return Load(
-            engine.running,
-            engine.waiting,
-            self._kv_usage(),
-            stats.steps,
-            stats.preemptions,
-            stats.errors,
-            prefixes.queries,
-            prefixes.hits,
-        )
+        engine, prefixes = self.engine, self.engine.prefixes
+        counted = replace(engine.stats, prefix_queries=prefixes.queries, prefix_hits=prefixes.hits)
+        return replace(counted, running=engine.running, waiting=engine.waiting, kv_usage=self._kv_usage())
 
     # --- in the preparing thread ---------------------------------------------------------------------------------
 

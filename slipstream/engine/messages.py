@@ -56,14 +56,14 @@ class Update:
     given: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """What an engine holds and has counted.
 
     running, waiting  requests.
     kv_usage          share of the KV cache that requests hold, 0 to 1. Of a cache that grows: of the most that
                       `max_batch` requests of the full context need.
-    steps, preemptions, errors  see `EngineStats`. prefix_queries, prefix_hits: see `SharedPrefixes`.
+    steps, preemptions, errors  of the engine. prefix_queries, prefix_hits: see `SharedPrefixes`.
     """
 
     running: int = 0

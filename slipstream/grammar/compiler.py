@@ -20,8 +20,7 @@ import numpy as np
 
 from slipstream.core.structured import Constraint, Structured
 from slipstream.errors import ParameterError
-from slipstream.grammar.free_text import FreeText
-from slipstream.grammar.text_constraint import PLACE, GivenTokens, TextConstraint, fault_of
+from slipstream.grammar.text_constraint import PLACE, FreeText, GivenTokens, TextConstraint, fault_of
 from slipstream.grammar.token_bytes import Vocabulary
 
 if TYPE_CHECKING:

@@ -66,10 +66,9 @@ def decoder_of(tokenizer: Any) -> Decode:
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def decoder_keeping(tokenizer: Any, markers: Seq[str] | None) -> Decode:
-    """As `decoder_of`, but with the special tokens that are among the markers; None: with all special tokens."""
-    kept = {tokenizer.convert_tokens_to_ids(marker) for marker in markers or ()}
-    dropped = frozenset() if markers is None else special_tokens(tokenizer).keys() - kept
+def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
+    """As `decoder_of`, but with the special tokens that are among the markers."""
+    dropped = special_tokens(tokenizer).keys() - {tokenizer.convert_tokens_to_ids(marker) for marker in markers}
     return lambda ids: tokenizer.decode(
         [token for token in ids if token not in dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
     )

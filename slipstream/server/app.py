@@ -1,25 +1,28 @@
-"""`create_app`: the HTTP application over a `Service`: its routes, its errors, the page at `/`, and who may ask."""
+"""`create_app`: the HTTP application over a `Service`: routes, errors, the page at `/`, and who may ask."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream import __version__
 from slipstream.errors import SlipstreamError
 from slipstream.server.api_error import ApiError, api_error
-from slipstream.server.completions import completions
-from slipstream.server.event_stream import ClientGone
-from slipstream.server.messages_api import messages
-from slipstream.server.request_body import given_key
-from slipstream.server.responses_api import responses
-from slipstream.server.routes import routes
+from slipstream.server.chat_requests import conversation
+from slipstream.server.completions import chat, completion
+from slipstream.server.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Field, body_schema, fields_of, flag
+from slipstream.server.messages_api import COUNTED, message, token_count
+from slipstream.server.request_body import given_key, request_fields
+from slipstream.server.responses_api import response
+from slipstream.server.script import ClientGone, endpoint
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
@@ -44,12 +47,31 @@ HEADERS = {
 }
 """Nothing from elsewhere is loaded or asked. No text can become a script: Trusted Types refuse it as HTML."""
 
+ENDPOINTS = (
+    (COMPLETIONS, "/v1/completions", "Complete a text", completion),
+    (CHAT, "/v1/chat/completions", "Answer a conversation", chat),
+    (RESPONSES, "/v1/responses", "Answer in the form of OpenAI's Responses", response),
+    (MESSAGES, "/v1/messages", "Answer in the form of Anthropic's Messages", message),
+)
+_OF_CHATS = {name: fields_of(CHAT)[name] for name in ("model", "messages", "tools", "chat_template_kwargs")}
+TOKENIZE = {
+    **_OF_CHATS,
+    "prompt": Field("prompt", "Text, instead of messages.", {"type": "string"}),
+    "return_token_strs": Field("return_token_strs", "Add the text of each token.", {"type": "boolean"}, unset=(False,)),
+}
+DETOKENIZE = {
+    "model": _OF_CHATS["model"],
+    "tokens": Field("tokens", "Token ids.", {"type": "array", "items": {"type": "integer"}}),
+}
+
 
 def create_app(service: Service) -> FastAPI:
     """The application; it needs no lifespan."""
     app = FastAPI(title="Slipstream", version=__version__, redoc_url=None)
-    for router in (completions, responses, messages, routes):
-        app.include_router(router(service))
+    router = routes(service)
+    for where, path, summary, script in ENDPOINTS:
+        endpoint(router, service, where, path, summary, script)
+    app.include_router(router)
     app.include_router(web_page())
 
     async def answered(request: Request, fault: Exception) -> Response:
@@ -111,5 +133,79 @@ def web_page() -> APIRouter:
         if name not in files:
             raise HTTPException(404, "there is no such file")
         return files[name]
+
+    return router
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    facts = service.facts
+    described = {
+        "id": service.name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "slipstream",
+        "max_model_len": facts.context,
+        "drafter": facts.drafter,
+        "draft_tokens": facts.draft_tokens,
+        "rule": facts.rule,
+        "backend": facts.backend,
+        "weights": facts.weights,
+    }
+
+    @router.get("/v1/models", summary="The models of this server")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [described]})
+
+    @router.get("/v1/models/{name:path}", summary="One model")
+    async def model(name: str) -> Response:
+        service.check_model(name)
+        return JSONResponse(described)
+
+    @router.post("/tokenize", openapi_extra=body_schema(TOKENIZE, []), summary="Token ids of a prompt or of messages")
+    async def tokenize(request: Request) -> Response:
+        body = await request_fields(request, service, TOKENIZE)
+        if ("prompt" in body) == ("messages" in body):
+            raise ApiError(400, "give either prompt or messages", "prompt")
+        if "messages" in body:
+            ids = (await asyncio.to_thread(conversation, service, body)).ids
+        elif not isinstance(body["prompt"], str):
+            raise ApiError(400, "prompt must be text", "prompt")
+        else:
+            ids = await asyncio.to_thread(service.tokenizer.encode, body["prompt"])
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
+        if flag(body, "return_token_strs"):
+            answer["token_strs"] = [service.token_text(token) for token in ids]
+        return JSONResponse(answer)
+
+    @router.post("/detokenize", openapi_extra=body_schema(DETOKENIZE, ["tokens"]), summary="Text of token ids")
+    async def detokenize(request: Request) -> Response:
+        body = await request_fields(request, service, DETOKENIZE)
+        ids = body.get("tokens")
+        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < facts.vocab_size for each in ids):
+            raise ApiError(400, f"tokens must be a list of ids from 0 to {facts.vocab_size - 1}", "tokens")
+        return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
+
+    counted = body_schema(COUNTED, ["messages"])
+
+    @router.post("/v1/messages/count_tokens", openapi_extra=counted, summary="Number of tokens of a conversation")
+    async def count_tokens(request: Request) -> Response:
+        body = await request_fields(request, service, COUNTED)
+        return JSONResponse({"input_tokens": await token_count(service, body)})
+
+    @router.get("/health", summary="200 while the engine lives")
+    async def health() -> Response:
+        if service.streams.dead is not None:
+            service.check_up()
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/ready", summary="200 while requests are taken")
+    async def ready() -> Response:
+        service.check_up()
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -1,20 +1,25 @@
-"""From the fields of a chat to its generation: for /v1/chat/completions, and for what is translated to it."""
+"""From the fields of a chat to its generation: for /v1/chat/completions, and for the endpoints translated to it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from jinja2 import TemplateError
+
 from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
+from slipstream.models.chat_template import chosen_template, names_read
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import CHAT, count, list_of, members, object_of, plain_text, sampling_params
+from slipstream.server.fields import CHAT, REQUIRED, count, list_of, members, object_of, plain_text, sampling_params
 from slipstream.server.generation import Generation, generation_of
-from slipstream.server.reply_format import template_names
+from slipstream.server.script import Object, Script
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
 
@@ -49,8 +54,37 @@ async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generat
     )
     params = replace(params, structured=_form(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
-    markers = service.replies.markers
-    return await generation_of(service, [talk.ids], params, n, given, reply=reply, markers=markers)
+    return await generation_of(service, [talk.ids], params, n, given, reply=reply)
+
+
+async def translated(
+    service: Service,
+    given: Object,
+    where: str,
+    chat_of: Callable[[Object], Object],
+    script: Callable[[Generation, Object], Script],
+    names: Mapping[str, str],
+) -> Script:
+    """The script of a request whose fields are translated to those of a chat.
+
+    chat_of  its fields -> those of a chat. names: field of a chat -> the one that it comes from, for errors.
+    """
+    for name in REQUIRED[where]:
+        if name not in given:
+            raise ApiError(400, f"{name} is missing", name)
+    try:
+        return script(await chat_generation(service, chat_of(given)), given)
+    except ApiError as fault:
+        raise renamed(fault, names) from fault
+
+
+def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The error with the names of the endpoint's own fields."""
+    if fault.param is None or fault.param.split(".")[0].split("[")[0] not in names:
+        return fault
+    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
+    message, param = (pattern.sub(lambda found: names[found[0]], each) for each in (fault.message, fault.param))
+    return ApiError(fault.status, message, param, fault.code)
 
 
 def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
@@ -67,13 +101,15 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
 
 def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
     """What the chat template reads besides the messages."""
-    known = template_names(service.tokenizer, bool(use.tools)) if service.tokenizer is not None else frozenset()
+    known = frozenset[str]()
+    with suppress(TemplateError):  # rendering it says what is wrong
+        if service.tokenizer is not None:
+            known = names_read(chosen_template(service.tokenizer.chat_template, bool(use.tools)))
     names: dict[str, Any] = {}
     if use.tools:
         if "tools" not in known:
             raise ApiError(400, "the model's chat template takes no tools", "tools", "unsupported_field")
-        replies = service.replies
-        if use.choice == "auto" and replies.calls is None and replies.template is None:
+        if use.choice == "auto" and service.replies.calls is None:
             raise ApiError(
                 400,
                 "how this model writes calls of tools is not known: start the server with --tool-format, or ask for a "

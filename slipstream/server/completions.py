@@ -9,27 +9,17 @@ from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter
-
 from slipstream.core.stats import TokenLogprob
 from slipstream.errors import PromptError
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import chat_generation
-from slipstream.server.event_stream import DONE
-from slipstream.server.fields import CHAT, COMPLETIONS, count, flag, members, sampling_params
+from slipstream.server.fields import COMPLETIONS, count, flag, members, sampling_params
 from slipstream.server.generation import Choice, Generation, Part, generation_of
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING
-from slipstream.server.script import Event, Object, Script, endpoint, stop_text
+from slipstream.server.script import DONE, Event, Object, Script, stop_text
 from slipstream.server.service import Service
 
 LENGTHS = ("max_tokens", "max_completion_tokens")
-
-
-def completions(service: Service) -> APIRouter:
-    router = APIRouter()
-    endpoint(router, service, COMPLETIONS, "/v1/completions", "Complete a text", _completion)
-    endpoint(router, service, CHAT, "/v1/chat/completions", "Answer a conversation", _chat)
-    return router
 
 
 class ChoiceScript(Script):
@@ -170,7 +160,7 @@ class CompletionScript(ChoiceScript):
         return {name: before[name] + each for name, each in logprobs.items()}
 
 
-async def _completion(service: Service, given: Object) -> CompletionScript:
+async def completion(service: Service, given: Object) -> Script:
     prompts = await asyncio.to_thread(_prompts, service, given.get("prompt"))
     n = count(given, "n", 1, service.limits.choices, 1)
     if n * len(prompts) > service.limits.choices:
@@ -269,5 +259,5 @@ def _reasoning(text: str) -> Object:
     return {"reasoning_content": text, "reasoning": text}
 
 
-async def _chat(service: Service, given: Object) -> ChatScript:
+async def chat(service: Service, given: Object) -> Script:
     return ChatScript(await chat_generation(service, given), given)

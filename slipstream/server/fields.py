@@ -21,7 +21,7 @@ BOTH = (COMPLETIONS, CHAT)
 CHATS = (CHAT, RESPONSES, MESSAGES)
 REQUIRED = {COMPLETIONS: ["prompt"], CHAT: ["messages"], RESPONSES: ["input"], MESSAGES: ["messages", "max_tokens"]}
 """Fields that each request has to have."""
-SPECULATION = ("enabled", "drafter", "draft_tokens", "rule")
+SPECULATION = ("enabled", "draft_tokens", "rule")
 """Members of the field."""
 MOST_STOPS = 64
 MOST_TOP_LOGPROBS = 20
@@ -123,7 +123,7 @@ FIELDS = (
     Field("reasoning_effort", "The same, for this one value.", _STRING, (CHAT,)),
     Field("reasoning", "effort: a value that the model's chat template reads.", _OBJECT, (RESPONSES,), unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
-    Field("speculation", "enabled, drafter, draft_tokens (most a step), rule.", _OBJECT),
+    Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
     Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
     Field("user", "Has no effect.", _STRING, (*BOTH, RESPONSES)),

@@ -80,29 +80,20 @@ async def generation_of(
     service: Service, prompts: list[list[int]], params: SamplingParams, n: int, given: Mapping[str, Any], **more: Any
 ) -> Generation:
     """The choices of a request, with its rule and its prediction. more: as of `Generation`. Raises ApiError 400."""
-    speculation = members(given, "speculation", SPECULATION)
-    asked, in_use = speculation.get("drafter"), service.facts.drafter
-    if asked is not None and asked != in_use:
-        raise ApiError(
-            400,
-            f"speculation.drafter is {asked!r}, but this server drafts with {in_use!r} for all requests; leave it out, "
-            f"or start the server with --drafter {asked}",
-            "speculation.drafter",
-        )
     try:
         text = predicted_text(given.get("prediction"))
     except PromptError as fault:
         raise ApiError(400, str(fault), "prediction") from fault
     prediction = await asyncio.to_thread(service.checks.prediction, text)
-    return Generation(service, prompts, params, n, speculation.get("rule"), prediction, **more)
+    rule = members(given, "speculation", SPECULATION).get("rule")
+    return Generation(service, prompts, params, n, rule, prediction, **more)
 
 
 class Generation:
     """The choices of a request: n for each prompt, in this order. With a seed, the j-th has the seed plus j.
 
-    reply    makes a reply of which nothing was said yet.
+    reply    makes a reply of which nothing was said yet; None: all of a text is content.
     scored   whether the log-probabilities of prompts are wanted, as many as `params.logprobs` says.
-    markers  special tokens that its reader must see (see `ReplyFormat`).
     """
 
     def __init__(
@@ -113,15 +104,14 @@ class Generation:
         n: int,
         rule: str | None = None,
         prediction: Seq[int] = (),
-        reply: Callable[[], Reply] = Reply,
-        markers: tuple[str, ...] | None = (),
+        reply: Callable[[], Reply] | None = None,
         scored: bool = False,
     ):
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
         self.scores: list[list[TokenLogprob]] | None = [] if scored else None
         """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction), reply())
+            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction), (reply or Reply)())
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]
@@ -129,7 +119,7 @@ class Generation:
         """The API key of the request, set before it runs."""
         self.first_token: float | None = None
         """When it came, in seconds of `time.monotonic`."""
-        self._predicted, self._markers = bool(prediction), markers
+        self._predicted, self._marked = bool(prediction), reply is not None
         self.arrived = time.monotonic()
 
     def _seeded(self, j: int) -> SamplingParams:
@@ -213,7 +203,7 @@ class Generation:
         return scores
 
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
-        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop), self._markers)
+        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop), self._marked)
         reason, last, first = "abort", 0.0, 0.0
         started = began = 0.0
         try:

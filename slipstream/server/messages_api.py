@@ -8,27 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
-
 from slipstream.server.api_error import ApiError
-from slipstream.server.block_script import Block, BlockScript, chat_endpoint, renamed
-from slipstream.server.chat_requests import conversation
-from slipstream.server.fields import (
-    MESSAGES,
-    body_schema,
-    fields_of,
-    flag,
-    list_of,
-    members,
-    object_of,
-    passed_on,
-    plain_text,
-)
+from slipstream.server.chat_requests import conversation, renamed, translated
+from slipstream.server.fields import MESSAGES, fields_of, flag, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
-from slipstream.server.request_body import request_fields
-from slipstream.server.script import Event, Object, stop_text
+from slipstream.server.script import Block, BlockScript, Event, Object, Script, stop_text
 from slipstream.server.service import Service
 
 NAMES = {
@@ -37,26 +22,21 @@ NAMES = {
     "response_format": "output_config",
     "reasoning_effort": "output_config",
 }
-COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template_kwargs")
+_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "chat_template_kwargs")
+COUNTED = {name: fields_of(MESSAGES)[name] for name in _COUNTED}
+"""Fields of a request for the number of tokens."""
 
 
-def messages(service: Service) -> APIRouter:
-    router = APIRouter()
-    summary = "Answer in the form of Anthropic's Messages"
-    chat_endpoint(router, service, MESSAGES, summary, chat_of, MessageScript, NAMES)
-    known = {name: fields_of(MESSAGES)[name] for name in COUNTED}
-    schema = body_schema(known, ["messages"])
+async def message(service: Service, given: Object) -> Script:
+    return await translated(service, given, MESSAGES, chat_of, MessageScript, NAMES)
 
-    @router.post("/v1/messages/count_tokens", openapi_extra=schema, summary="Number of tokens of a conversation")
-    async def count_tokens(request: Request) -> Response:
-        given = await request_fields(request, service, known)
-        try:
-            talk = await asyncio.to_thread(conversation, service, chat_of(given))
-        except ApiError as fault:
-            raise renamed(fault, NAMES) from fault
-        return JSONResponse({"input_tokens": len(talk.ids)})
 
-    return router
+async def token_count(service: Service, given: Object) -> int:
+    """Tokens of a conversation. Raises ApiError 400."""
+    try:
+        return len((await asyncio.to_thread(conversation, service, chat_of(given))).ids)
+    except ApiError as fault:
+        raise renamed(fault, NAMES) from fault
 
 
 def chat_of(given: Object) -> Object:

@@ -1,17 +1,26 @@
-"""`Reply`: what a choice of a chat says, told apart: its reasoning, its content and its calls of tools.
+"""`Reply`: what a choice of a chat says: reasoning, content and calls of tools, told apart as the text comes.
 
-A `Reader` (see `reply_reader` and `template_reader`) takes the text as it comes. What it finds does not depend on how
-the text is cut into pieces: whole answers and streams are made of the same deltas.
+A coroutine reads one character after the other, in one of the formats of `reply_format`, so the result cannot depend on
+how a text arrives: whole answers and streams are made of the same deltas. Text that begins like a call and is none, or
+calls a function that was not declared, is content, character by character as it was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+import json
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence as Seq
+from contextlib import suppress
+from dataclasses import dataclass
 from uuid import uuid4
 
 CONTENT, REASONING, CALL, ARGUMENTS = "content", "reasoning", "call", "arguments"
+
+Reading = Generator[None, str, str]
+"""Reads characters, "" at the end of the text, and returns what it read."""
+
+MOST_NAME = 256
+"""Characters of a function's name; what is longer is no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +33,6 @@ class Delta:
     index: int = 0
 
 
-class Reader(Protocol):
-    """Tells the parts of one text apart."""
-
-    def feed(self, text: str) -> list[Delta]:
-        """What is certain after more text."""
-        ...
-
-    def finish(self) -> list[Delta]:
-        """What remains at the end of the text."""
-        ...
-
-
 @dataclass
 class Call:
     """A call of a tool. arguments: JSON, as the model wrote it."""
@@ -45,41 +42,310 @@ class Call:
     arguments: str = ""
 
 
-@dataclass
-class Reply:
-    """See the module. reader: None if all is content. most_calls: further ones are left out; call_id: makes ids."""
+class _NoCall(Exception):
+    """The text that was read since `begin` is no call."""
 
-    reader: Reader | None = None
-    most_calls: int | None = None
-    call_id: Callable[[], str] = lambda: f"call_{uuid4().hex[:24]}"
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+
+class Reply:
+    """functions   names of those that may be called; read: the coroutine that reads content and calls.
+    reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
+    most_calls  further ones are left out.
+    id_length   of the ids of calls; 0: as OpenAI writes them.
+    """
+
+    def __init__(
+        self,
+        functions: Collection[str] = (),
+        read: Callable[[Reply], Reading] | None = None,
+        reasoning: tuple[str, str] | None = None,
+        inside: bool = False,
+        most_calls: int | None = None,
+        id_length: int = 0,
+    ):
+        self.content = self.reasoning = ""
+        self.calls: list[Call] = []
+        self.functions = functions
+        self._most_calls, self._id_length = most_calls, id_length
+        self._deltas: list[Delta] = []
+        self._back: deque[str] = deque()  # characters that are to be read again
+        self._raw: list[str] = []  # what was read since `begin`
+        self._ended = False
+        self.started = 0  # calls
+        self._reading = self._all(read or plain, reasoning, inside) if read or reasoning else None
+        if self._reading is not None:
+            next(self._reading)
 
     def add(self, text: str, last: bool) -> list[Delta]:
         """Take more text; returns what is new, neighbours of one kind joined."""
-        joined: list[Delta] = []
-        if self.reader is None:
-            deltas = [Delta(CONTENT, text)] if text else []
+        if self._reading is None:  # all of it is content
+            self.emit(CONTENT, text)
         else:
-            deltas = self.reader.feed(text) + (self.reader.finish() if last else [])
+            for character in text:
+                self._reading.send(character)
+            self._ended = last
+            with suppress(StopIteration):
+                if last:
+                    self._reading.send("")
+        deltas, self._deltas = self._deltas, []
         for delta in deltas:
-            if delta.kind in (CALL, ARGUMENTS) and self.most_calls is not None and delta.index >= self.most_calls:
-                continue
-            self._take(delta)
-            before = joined[-1] if joined else None
-            if before and delta.kind != CALL and (before.kind, before.index) == (delta.kind, delta.index):
-                joined[-1] = Delta(delta.kind, before.text + delta.text, delta.index)
+            if delta.kind == CONTENT:
+                self.content += delta.text
+            elif delta.kind == REASONING:
+                self.reasoning += delta.text
+            elif delta.kind == CALL:
+                drawn = uuid4().hex
+                name = drawn[: self._id_length] if self._id_length else f"call_{drawn[:24]}"
+                self.calls.append(Call(name, delta.text))
             else:
-                joined.append(delta)
-        return joined
+                self.calls[delta.index].arguments += delta.text
+        return deltas
 
-    def _take(self, delta: Delta) -> None:
-        if delta.kind == CONTENT:
-            self.content += delta.text
-        elif delta.kind == REASONING:
-            self.reasoning += delta.text
-        elif delta.kind == CALL:
-            self.calls.append(Call(self.call_id(), delta.text))
+    def _all(self, read: Callable[[Reply], Reading], reasoning: tuple[str, str] | None, inside: bool) -> Reading:
+        if reasoning is not None:
+            yield from self._reason(*reasoning, inside)
+        return (yield from read(self))
+
+    # --- characters --------------------------------------------------------------------------------------------
+
+    def next(self) -> Reading:
+        """The next character, "" at the end."""
+        if self._back:
+            char = self._back.popleft()
         else:
-            self.calls[delta.index].arguments += delta.text
+            char = "" if self._ended else (yield)
+        if char:
+            self._raw.append(char)
+        return char
+
+    def unread(self, text: str | Seq[str]) -> None:
+        """Characters that were read last are to be read again."""
+        self._back.extendleft(reversed(text))
+        if text:
+            del self._raw[-len(text) :]
+
+    def skip_space(self) -> Reading:
+        """The next character that is no white space."""
+        char = yield from self.next()
+        while char.isspace():
+            char = yield from self.next()
+        return char
+
+    def peek(self) -> Reading:
+        """The next character that is no white space; it is read again, the white space before it is not."""
+        char = yield from self.skip_space()
+        self.unread(char)
+        return char
+
+    def begin(self, text: str = "") -> None:
+        """What is read from here on may have to be read again, or shown; `text` was read before and belongs to it."""
+        self._raw = list(text)
+
+    def emit(self, kind: str, text: str, index: int = 0) -> None:
+        if kind in (CALL, ARGUMENTS) and self._most_calls is not None and index >= self._most_calls:
+            return
+        last = self._deltas[-1] if self._deltas else None
+        if last is not None and (last.kind, last.index) == (kind, index) and kind != CALL:
+            self._deltas[-1] = Delta(kind, last.text + text, index)
+        elif text:
+            self._deltas.append(Delta(kind, text, index))
+
+    def until(self, marker: str, kind: str) -> Reading:
+        """Report text up to the marker. That is returned with the white space before it, neither of them reported; at
+        the end of the text "" is. White space at its end is not reported after a call."""
+        waiting = ""
+        while True:
+            self.begin()
+            char = yield from self.next()
+            if not char:
+                if waiting.strip() or not self.started:
+                    self.emit(kind, waiting)
+                return ""
+            waiting += char
+            while not marker.startswith(waiting.lstrip()):
+                self.emit(kind, waiting[0])
+                waiting = waiting[1:]
+            if waiting.lstrip() == marker:
+                return waiting
+
+    def ahead(self) -> Reading:
+        """The next character that is no white space; all of it is read again."""
+        self.begin()
+        char = yield from self.skip_space()
+        self.unread(self._raw)
+        return char
+
+    def pass_over(self, text: str) -> Reading:
+        """Read `text` and the white space before it, if it is next; nothing otherwise."""
+        self.begin()
+        char = yield from self.skip_space()
+        for wanted in text:
+            if char != wanted:
+                self.unread(self._raw)
+                return ""
+            char = yield from self.next()
+        self.unread(char)
+        return text
+
+    # --- reasoning ---------------------------------------------------------------------------------------------
+
+    def _reason(self, begin: str, end: str, inside: bool) -> Reading:
+        if not inside and not (yield from self.pass_over(begin)):
+            return ""
+        yield from self.peek()
+        if (yield from self.until(end, REASONING)):
+            yield from self.peek()
+        return ""
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def attempt(self, call: Callable[[], Reading], before: str) -> Generator[None, str, bool]:
+        """Read a call that `before` began; whether it is one. If not, all of it is content. What goes wrong after its
+        name and the beginning of its arguments does not undo it."""
+        self.begin(before)
+        calls = self.started
+        try:
+            yield from call()
+        except _NoCall:
+            if self.started == calls:
+                self.emit(CONTENT, "".join(self._raw))
+                return False
+        return True
+
+    def start(self, name: object) -> None:
+        """Report a call. Raises _NoCall for a function that was not declared."""
+        if not isinstance(name, str) or name not in self.functions:
+            raise _NoCall
+        self.started += 1
+        self.emit(CALL, name, self.started - 1)
+
+    def write(self, text: str) -> None:
+        self.emit(ARGUMENTS, text, self.started - 1)
+
+    def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
+        """One JSON value, as it is written. heard: called with each of its characters. Raises _NoCall."""
+        char = yield from self.skip_space()
+        if not char:
+            raise _NoCall
+        text, open_, quoted, escaped = [char], "", False, False
+        heard(char)
+        while True:
+            if quoted:
+                quoted, escaped = escaped or char != '"', not escaped and char == "\\"
+            elif char == '"':
+                quoted = True
+            elif char in _CLOSED_BY:
+                open_ += _CLOSED_BY[char]
+            elif char in _CLOSED_BY.values():
+                if not open_.endswith(char):
+                    raise _NoCall
+                open_ = open_[:-1]
+            done = not quoted and not open_
+            if done and text[0] in '{["':
+                return "".join(text)
+            char = yield from self.next()
+            if done and (not char or char in ",:}] \t\r\n"):  # the end of a number or a word
+                self.unread(char)
+                return "".join(text)
+            if not char:
+                raise _NoCall
+            text.append(char)
+            heard(char)
+
+    def expect(self, wanted: str) -> Reading:
+        """Read a character, and the white space before it. Raises _NoCall."""
+        if (yield from self.skip_space()) != wanted:
+            raise _NoCall
+        return wanted
+
+    def arguments(self, name: object) -> Reading:
+        """Report a call, and its arguments as they come. Raises _NoCall."""
+        if (yield from self.peek()) == "{":
+            self.start(name)
+            return (yield from self.value(self.write))
+        text = _object_text((yield from self.value()))  # as JSON within text
+        self.start(name)
+        self.write(text)
+        return text
+
+    def member_call(self) -> Reading:
+        """{"name": ..., "arguments" or "parameters": {...}}, in any order; without arguments they are {}."""
+        yield from self.expect("{")
+        name, before, started = None, "{}", False
+        char = yield from self.skip_space()
+        while char != "}":
+            self.unread(char)
+            key = _loaded((yield from self.value()))
+            yield from self.expect(":")
+            if key == "name" and name is None:
+                name = _loaded((yield from self.value()))
+            elif key not in ("arguments", "parameters") or started:
+                yield from self.value()
+            elif name is None:
+                before = _object_text((yield from self.value()))
+            else:
+                yield from self.arguments(name)
+                started = True
+            char = yield from self.skip_space()
+            if char == ",":
+                char = yield from self.skip_space()
+            elif char != "}":
+                raise _NoCall
+        if not started:
+            self.start(name)
+            self.write(before)
+        return ""
+
+    def named_call(self) -> Reading:
+        """NAME{...}, or NAME[ARGS]{...}, perhaps with [CALL_ID] and an id between. Raises _NoCall."""
+        text = ""
+        while not text.endswith("{"):
+            char = yield from self.next()
+            if not char or len(text) > MOST_NAME:
+                raise _NoCall
+            text += char
+        self.unread("{")
+        return (yield from self.arguments(text[:-1].split("[")[0].strip()))
+
+    def array(self, before: str) -> Reading:
+        """The calls in a JSON array, which follows `before`."""
+
+        def first() -> Reading:
+            yield from self.expect("[")
+            return (yield from self.member_call())
+
+        more = yield from self.attempt(first, before)
+        while more and (yield from self.pass_over(",")):
+            more = yield from self.attempt(self.member_call, "")
+        return (yield from self.pass_over("]")) if more else ""
+
+
+_CLOSED_BY = {"{": "}", "[": "]"}
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as fault:
+        raise _NoCall from fault
+
+
+def _object_text(text: str) -> str:
+    """Arguments as the text of a JSON object. Some models write that text as a JSON string."""
+    written = _loaded(text)
+    if isinstance(written, str):
+        text, written = written, _loaded(written)
+    if written is None:
+        return "{}"
+    if not isinstance(written, dict):
+        raise _NoCall
+    return text
+
+
+def plain(reply: Reply) -> Reading:
+    """No further calls."""
+    if reply.started:
+        yield from reply.peek()
+    while char := (yield from reply.next()):
+        reply.begin()
+        reply.emit(CONTENT, char)
+    return ""

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter
-
 from slipstream.server.api_error import ApiError
-from slipstream.server.block_script import Block, BlockScript, chat_endpoint
+from slipstream.server.chat_requests import translated
 from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
-from slipstream.server.script import Event, Object
+from slipstream.server.script import Block, BlockScript, Event, Object, Script
 from slipstream.server.service import Service
 
 NAMES = {
@@ -26,11 +24,8 @@ TEXTS = ("input_text", "output_text", "text")
 _PREFIX = {REASONING: "rs", CALL: "fc"}
 
 
-def responses(service: Service) -> APIRouter:
-    router = APIRouter()
-    summary = "Answer in the form of OpenAI's Responses"
-    chat_endpoint(router, service, RESPONSES, summary, chat_of, ResponseScript, NAMES)
-    return router
+async def response(service: Service, given: Object) -> Script:
+    return await translated(service, given, RESPONSES, chat_of, ResponseScript, NAMES)
 
 
 def chat_of(given: Object) -> Object:

@@ -1,25 +1,38 @@
-"""`Script`: writes the answer to one request, whole or as events; each endpoint has one. `endpoint` is its route."""
+"""`Script`: writes the answer to one request, whole or as events; each endpoint has one. `endpoint` is its route, which
+ends when the client has gone.
+
+Times are limited by anyio, not by `asyncio.wait_for`: that of Python 3.10 and 3.11 forgets a cancellation that comes
+just when what it waits for has ended, and an aborted request would run to its end.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import fail_after
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from slipstream.server.api_error import ApiError, api_error
-from slipstream.server.event_stream import EventStream, event, while_connected
 from slipstream.server.fields import REQUIRED, body_schema, fields_of, flag
 from slipstream.server.generation import Choice, Generation, Part
+from slipstream.server.reply import ARGUMENTS, CALL, Call
 from slipstream.server.request_body import given_key, request_fields
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
 
 Object = dict[str, Any]
 
@@ -59,6 +72,57 @@ class Script(ABC):
     @abstractmethod
     def whole(self) -> Object:
         """The answer, when all parts were heard."""
+
+
+@dataclass
+class Block:
+    """index: among the blocks; kind: "reasoning", "content" or "call"; text: what it holds, of a call the arguments."""
+
+    index: int
+    kind: str
+    call: Call | None = None
+    text: str = ""
+
+
+class BlockScript(Script):
+    """Writes a list of blocks, each of one kind, as Responses and Messages are: sees where blocks begin and end, and
+    asks how that is written."""
+
+    def __init__(self, generation: Generation):
+        super().__init__(generation)
+        self.blocks: list[Block] = []
+        self._open: Block | None = None
+
+    def added(self, part: Part) -> Iterator[Event]:
+        for delta in part.deltas:
+            kind = CALL if delta.kind == ARGUMENTS else delta.kind
+            if delta.kind == CALL or self._open is None or self._open.kind != kind:
+                yield from self._close()
+                call = part.choice.reply.calls[delta.index] if kind == CALL else None
+                self._open = Block(len(self.blocks), kind, call)
+                self.blocks.append(self._open)
+                yield from self.block_begun(self._open)
+            if delta.kind != CALL:
+                self._open.text += delta.text
+                yield from self.block_written(self._open, delta.text)
+        if part.finish is not None:
+            yield from self._close()
+
+    def _close(self) -> Iterable[Event]:
+        block, self._open = self._open, None
+        return () if block is None else self.block_ended(block)
+
+    @abstractmethod
+    def block_begun(self, block: Block) -> Iterable[Event]:
+        """The events at the beginning of a block."""
+
+    @abstractmethod
+    def block_written(self, block: Block, text: str) -> Iterable[Event]:
+        """The events of more of a block."""
+
+    @abstractmethod
+    def block_ended(self, block: Block) -> Iterable[Event]:
+        """The events at the end of a block."""
 
 
 def endpoint(
@@ -131,3 +195,62 @@ async def _events(script: Script, first: Part, rest: AsyncGenerator[Part, None])
 def stop_text(choice: Choice, finish: str | None) -> str | None:
     """The stop string that ended a choice, in its last part."""
     return choice.stop_cause if finish and isinstance(choice.stop_cause, str) else None
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """One event. JSON has no line breaks outside of strings, and escapes those within."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. The events and
+    what they are made of, `source`, are closed in any case."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Any, None], send_seconds: float):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._source, self._send_seconds = events, source, send_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientGone, TimeoutError):
+                await while_connected(receive, self._send_all(send))
+        finally:
+            await self._events.aclose()
+            await self._source.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            async for each in events:
+                message = {"type": "http.response.body", "body": each, "more_body": True}
+                with fail_after(self._send_seconds):
+                    await send(message)
+        with fail_after(self._send_seconds):
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes; then raises ClientGone."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

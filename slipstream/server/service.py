@@ -13,7 +13,7 @@ from slipstream.core.encoder import Encoder
 from slipstream.engine.request_checks import RequestChecks
 from slipstream.engine.streams import Streams
 from slipstream.errors import PromptError
-from slipstream.models.text import Decode, TextStream, decoder_keeping, decoder_of, stray_byte
+from slipstream.models.text import TextStream, decoder_keeping, decoder_of, stray_byte
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
 from slipstream.server.server_metrics import OWN, ServerMetrics
@@ -97,7 +97,7 @@ class Service:
         self._stray = stray_byte(tokenizer)
         self.text = decoder_of(tokenizer)
         """Makes the text of ids, without special tokens."""
-        self._decoders: dict[tuple[str, ...] | None, Decode] = {}
+        self._marked = decoder_keeping(tokenizer, self.replies.markers) if self.replies.markers else self.text
 
     @staticmethod
     def now() -> int:
@@ -154,14 +154,9 @@ class Service:
         code = "context_length_exceeded" if "context" in fault.what else "invalid_prompt"
         return ApiError(400, str(fault), field, code)
 
-    def text_stream(self, stop: tuple[str, ...], markers: tuple[str, ...] | None = ()) -> TextStream:
-        """What turns the tokens of one choice into text, with those special tokens that are markers (None: all)."""
-        return TextStream(self.text if markers == () else self._marked(markers), stop, self._stray)
-
-    def _marked(self, markers: tuple[str, ...] | None) -> Decode:
-        if markers not in self._decoders:
-            self._decoders[markers] = decoder_keeping(self.tokenizer, markers)
-        return self._decoders[markers]
+    def text_stream(self, stop: tuple[str, ...], marked: bool = False) -> TextStream:
+        """What turns the tokens of one choice into text. marked: with the special tokens that a reply must see."""
+        return TextStream(self._marked if marked else self.text, stop, self._stray)
 
     def token_text(self, token: int) -> str:
         """The text of one token, special ones included; U+FFFD for a part of a character."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -69,16 +68,3 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """Stop as soon as answers that are under way were sent; may be called in any thread."""
         self._service.draining = self.should_exit = True
-
-
-def serve(
-    app: FastAPI,
-    service: Service,
-    listening: socket.socket,
-    grace: float,
-    ends: Callable[[Callable[[], None]], None] = lambda end: None,
-) -> None:
-    """Answer until a signal ends it. grace: seconds for requests that run; ends: is given what ends it besides."""
-    server = Server(app, service, grace)
-    ends(server.end)
-    server.run(sockets=[listening])

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from slipstream import Structured, Trigger
+from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
-from slipstream.grammar.text_constraint import TextConstraint
+from slipstream.grammar.text_constraint import GivenTokens, TextConstraint
 
 PIECES = ["a", "b", "c", "d", "ab", "bc", "abc", "cd", "dd"]
 V, EOS, PADDING = len(PIECES) + 2, len(PIECES), len(PIECES) + 1
@@ -224,3 +224,29 @@ def test_triggers_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
         Trigger(**wrong)
     with pytest.raises(ParameterError, match="trigger"):
         Structured(choice=["a"], trigger=Trigger(["a"]), after="b")
+
+
+# --- texts that are given ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_next_token_is_allowed_after_what_is_right() -> None:
+    form = GivenTokens([3, 1, 2], 5)
+    rows = form.allowed([3], [(), (1,), (2,), (1, 2)])
+    assert [row.nonzero()[0].tolist() for row in rows] == [[1], [2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert [form.complete([3], tail) for tail in ((), (1,), (1, 2))] == [False, False, True]
+    with pytest.raises(ParameterError, match="holds id 5"):
+        GivenTokens([5], 5)
+
+
+@pytest.mark.parametrize("draft", [None, "embedded", "suffix"])
+def test_log_probabilities_of_a_given_text_are_those_of_the_text_that_the_target_wrote(draft: str | None) -> None:
+    llm = LLM("embedded", draft=draft, draft_tokens=3)
+    wrote = llm.generate(["def add(a, b):"], SamplingParams(temperature=0.8, seed=1, max_tokens=12, logprobs=2))[0]
+    params = SamplingParams(max_tokens=50, logprobs=2, ignore_eos=True, structured=Structured(tokens=wrote.token_ids))
+    given = llm.generate(["def add(a, b):"], params)[0]
+    assert (given.token_ids, given.finish_reason) == (wrote.token_ids, "stop")
+    assert wrote.logprobs is not None
+    assert given.logprobs is not None
+    for scored, sampled in zip(given.logprobs, wrote.logprobs, strict=True):
+        assert scored.logprob == pytest.approx(sampled.logprob, abs=1e-4)  # sums of other numbers of rows
+        assert [token for token, _ in scored.top] == [token for token, _ in sampled.top]

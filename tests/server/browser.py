@@ -9,9 +9,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.server.hosting import Host
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 OPTIONS = (
@@ -28,6 +32,10 @@ OPTIONS = (
 )
 SECONDS = 60.0
 """Longest wait; no machine needs it."""
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+IDLE = "document.getElementById('stop').disabled"
+"""True while no request runs."""
 
 KEYS = {
     "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "Space": (32, " "), "ArrowLeft": (37, ""),
@@ -68,7 +76,7 @@ class Browser:
         return message
 
     @contextmanager
-    def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator[Page]:
+    def page(self, url: str, width: int = 1280, height: int = 800) -> Iterator[Page]:
         """A tab of its own, with storage of its own."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -78,8 +86,6 @@ class Browser:
             page.call(f"{domain}.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         page.call("Emulation.setDeviceMetricsOverride", **size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.call("Emulation.setEmulatedMedia", features=[scheme])
         page.call("Page.navigate", url=url)
         page.until("document.readyState === 'complete'")
         try:
@@ -176,3 +182,43 @@ def _placed(read: int, write: int) -> Callable[[], None]:
         os.dup2(write, 4)
 
     return place
+
+
+# --- what tests do in the page of the server -----------------------------------------------------------------------
+
+
+def opened(chromium: Browser, host: Host, width: int = 1280) -> AbstractContextManager[Page]:
+    """The page of a host."""
+    return chromium.page(f"{host.url}/", width, 844)
+
+
+def ready(page: Page) -> None:
+    """Wait until it takes requests."""
+    page.until("!document.getElementById('send').disabled")
+
+
+def put(page: Page, selector: str, value: object) -> None:
+    """Set a field as a user does: with the event that follows."""
+    page.do(
+        f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.value = {json.dumps(value)};"
+        "it.dispatchEvent(new Event('input')); it.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def ask(page: Page, text: str, mode: str = "chat") -> None:
+    """Send a request, and wait for its end."""
+    ready(page)
+    page.do(f"document.querySelector('input[value={mode}]').click()")
+    put(page, "#prompt", text)
+    page.do("document.getElementById('composer').requestSubmit()")
+    page.until(IDLE)
+
+
+def answer(page: Page) -> str:
+    """The text of the last answer."""
+    return str(page.do("[...document.querySelectorAll('.answer')].at(-1).textContent"))
+
+
+def marks(page: Page) -> list[str]:
+    """The drafters of marked tokens."""
+    return list(page.do("[...document.querySelectorAll('.t')].map((each) => each.title)"))

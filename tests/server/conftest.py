@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream import LLM
-from tests.server.browser import Browser, Page, browser
+from tests.server.browser import Browser, Page, browser, opened
 from tests.server.hosting import Host, hosted
-from tests.server.page_actions import opened
 from tests.server.talking import talking_tokenizer
 
 

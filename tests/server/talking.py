@@ -3,7 +3,6 @@ is forced by a form."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,23 +37,11 @@ ARGUMENTS = '{"city": "Rome", "days": 2}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 USER: list[Any] = [{"role": "user", "content": "How is the weather?"}]
-JSON_TEMPLATE = {
-    "start_anchor": "A:",
-    "fields": {
-        "tool_calls": {
-            "open": "<call>", "close": "</call>", "repeats": True, "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"content": "text"},
-    },
-}  # fmt: skip
 
 
-def talking_tokenizer(folder: Path, template: str = TEMPLATE, **config: Any) -> Any:
-    """The embedded tokenizer with another chat template. config: more of tokenizer_config.json."""
+def talking_tokenizer(folder: Path, template: str = TEMPLATE) -> Any:
+    """The embedded tokenizer with another chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(target_dir() / name, folder)
     (folder / "chat_template.jinja").write_text(template)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | config))
     return load_tokenizer(folder)

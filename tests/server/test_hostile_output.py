@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from tests.server.browser import Page
+from tests.server.browser import Page, ask, needs_browser, opened
 from tests.server.hosting import Host
-from tests.server.page_actions import ask, needs_browser, opened
 
 pytestmark = needs_browser
 

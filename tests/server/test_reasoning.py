@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.errors import LoadError, ParameterError
-from slipstream.server.reply_format import THINK, ReplyFormat
-from slipstream.server.tool_formats import FORMATS
-from tests.server import clients
+from slipstream.errors import ParameterError
+from slipstream.server.reply_format import FORMATS, THINK, ReplyFormat
 from tests.server.hosting import hosted
-from tests.server.talking import CALL, JSON_TEMPLATE, TOOLS, USER, talking_tokenizer
+from tests.server.talking import CALL, TOOLS, USER, talking_tokenizer
 
 PATH = "/v1/chat/completions"
 THOUGHT = "<think>\nIt is simple.\n</think>\n\n42"
@@ -58,24 +56,6 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
         assert answer["message"].keys() == {"role", "content", "refusal"}
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_the_response_template_of_a_checkpoint_is_followed(pair: LLM, tmp_path: Any, stream: bool) -> None:
-    template = JSON_TEMPLATE | {"start_anchor": "<|assistant|>\n"}
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path, response_template=template)) as host:
-        client = clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
-        text = 'Now: <call>{"name": "now", "arguments": {}}</call>'
-        given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "max_tokens": 100}
-        given["extra_body"] = {"structured_outputs": {"choice": [text]}}
-        if stream:
-            with client.chat.completions.stream(**given) as answered:
-                answer = answered.get_final_completion()
-        else:
-            answer = client.chat.completions.create(**given)
-        message = answer.choices[0].message
-        assert message.content.strip() == "Now:"
-        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("now", "{}")]
-
-
 def test_formats_are_found_out_from_the_checkpoint(tmp_path: Any, pair: LLM) -> None:
     reply_format = ReplyFormat.of(talking_tokenizer(tmp_path))
     assert (reply_format.calls.name if reply_format.calls else "", reply_format.reasoning, reply_format.certain) == (
@@ -92,8 +72,6 @@ def test_formats_are_found_out_from_the_checkpoint(tmp_path: Any, pair: LLM) -> 
     for wrong in (("hermse", "auto"), ("auto", "<think>")):
         with pytest.raises(ParameterError):
             ReplyFormat.of(pair.tokenizer, *wrong)
-    with pytest.raises(LoadError, match="response_template"):
-        ReplyFormat.of(talking_tokenizer(tmp_path, response_template={"fields": {}}))
 
 
 def test_markers_that_are_special_tokens_are_seen(pair: LLM, tmp_path: Any) -> None:
@@ -101,7 +79,7 @@ def test_markers_that_are_special_tokens_are_seen(pair: LLM, tmp_path: Any) -> N
     replies = ReplyFormat(None, ("<|end|>", "<|user|>"))
     with hosted(pair, tokenizer=talking_tokenizer(tmp_path), replies=replies) as host:
         ids = [host.service.tokenizer.convert_tokens_to_ids(name) for name in ("<|end|>", "<|user|>")]
-        text = host.service.text_stream((), replies.markers)
+        text = host.service.text_stream((), marked=True)
         why, so = host.service.tokenizer.encode("why"), host.service.tokenizer.encode("so")
         tokens = [ids[0], *why, ids[1], *so, host.service.tokenizer.eos_token_id]
         pieces = text.add(tokens, [False] * len(tokens), True)

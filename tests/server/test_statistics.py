@@ -1,4 +1,4 @@
-"""Statistics that were asked for: who proposed each token, and the drafter that a request may choose."""
+"""Statistics that were asked for, and what they say of predicted outputs."""
 
 from __future__ import annotations
 
@@ -55,19 +55,54 @@ def test_a_stack_names_its_members(pair: LLM) -> None:
     assert names <= {None, "suffix", "model"}
 
 
-def test_a_request_may_name_the_drafter_of_the_server_and_no_other(host: Host) -> None:
-    described = host.http.get("/v1/models").json()["data"][0]
-    assert described["drafters"] == {"model": 4}
-    assert host.post(PATH, **BODY, speculation={"drafter": "model"}).status_code == 200
-    for name in ("suffix", "medusa", "sufix", 5, {"a": 1}):
-        answered = host.post(PATH, **BODY, speculation={"drafter": name})
-        assert answered.status_code == 400
-        assert answered.json()["error"]["param"] == "speculation.drafter"
-        assert "this server drafts with 'model'" in answered.json()["error"]["message"]
-
-
 def test_statistics_tell_whether_other_choices_ran_at_the_same_time(host: Host) -> None:
     alone = host.post(PATH, **BODY, statistics=True).json()["choices"]
     assert alone[0]["statistics"]["others"] == 0
     three = host.post(PATH, **BODY, n=3, statistics=True).json()["choices"]
     assert [each["statistics"]["others"] for each in three] == [2, 2, 2]
+
+
+# --- predicted outputs ------------------------------------------------------------------------------------------------
+
+STACK: dict[str, Any] = {
+    "prompt": "class Stack:\n    def push(self", "temperature": 0, "max_tokens": 64, "statistics": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draft", ["embedded", "suffix", None])
+def test_a_right_prediction_gives_the_same_text_in_fewer_steps(pair: LLM, draft: str | None) -> None:
+    pair.use(draft)
+    try:
+        with hosted(pair) as host:
+            plain = host.post(PATH, **STACK).json()["choices"][0]
+            expected = {"type": "content", "content": plain["text"]}
+            answer = host.post(PATH, **STACK, prediction=expected).json()
+    finally:
+        pair.use("embedded")
+    choice = answer["choices"][0]
+    assert choice["text"] == plain["text"]
+    assert choice["statistics"]["steps"] <= 16 < plain["statistics"]["tokens"]
+    assert choice["statistics"]["steps"] < plain["statistics"]["steps"]
+    details = answer["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == choice["statistics"]["accepted"] >= 48
+    assert details["rejected_prediction_tokens"] == (
+        choice["statistics"]["proposed"] - choice["statistics"]["accepted"]
+    )
+
+
+def test_a_wrong_prediction_gives_the_same_text(host: Host) -> None:
+    plain = host.post(PATH, **STACK).json()["choices"][0]
+    wrong = {"type": "content", "content": [{"type": "text", "text": "    return self.items.pop()\n" * 20}]}
+    assert host.post(PATH, **STACK, prediction=wrong).json()["choices"][0]["text"] == plain["text"]
+
+
+def test_speculation_that_is_off_reads_no_prediction(host: Host) -> None:
+    off = {"speculation": {"enabled": False}, "prediction": {"type": "content", "content": "a b c"}}
+    assert host.post(PATH, **STACK, **off).json()["choices"][0]["statistics"]["proposed"] == 0
+
+
+@pytest.mark.parametrize("value", ["text", {"content": "a"}, {"type": "content"}, {"type": "content", "content": 5}])
+def test_a_prediction_in_another_form_is_refused(host: Host, value: object) -> None:
+    answered = host.post(PATH, **STACK, prediction=value)
+    assert answered.status_code == 400
+    assert answered.json()["error"]["param"] == "prediction"

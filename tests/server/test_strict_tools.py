@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 
 from slipstream import LLM
-from slipstream.server.api_error import ApiError
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.server.reply_format import ReplyFormat
-from slipstream.server.tools import tool_use
 from tests.server.hosting import Host, hosted, refused
-from tests.server.talking import JSON_TEMPLATE, PARAMETERS, TOOLS, USER, talking_tokenizer
-from tests.server.writing_target import WritingTarget
+from tests.server.talking import PARAMETERS, TOOLS, USER, talking_tokenizer
+from tests.targets.toy import ToyTarget
 
 PATH, V, EOS = "/v1/chat/completions", 4096, 0
 WRONG = '{"city": "Paris", "days": 40, "sure": true}'
@@ -28,6 +29,23 @@ TEXTS = {
     "mistral": f'I look.[TOOL_CALLS] [{{"name": "weather", "arguments": {WRONG}}}]',
     "mistral, newer": f"[TOOL_CALLS]weather[ARGS]{WRONG}",
 }
+
+
+class WritingTarget(ToyTarget):
+    """Its next token is that of `text` (ids) at the position of the output, and `eos` behind it; where that may not
+    follow, the most likely one of a toy target."""
+
+    def __init__(self, text: Seq[int], vocab: int, eos: int):
+        super().__init__(vocab, order=1, sharpness=1.0, eos_ids=(eos,))
+        self.text = [*text, eos]
+
+    def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:
+        out = super().run(seqs, draft, taps)
+        for b, seq in enumerate(seqs):
+            depths = [0, *(draft.depths[i] for i in draft.nodes(b))]
+            for row, depth in enumerate(depths, start=draft.splits[b] + b):
+                out.logits[row, self.text[min(len(seq.output) + depth, len(self.text) - 1)]] += 40
+        return out
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +188,3 @@ def test_what_cannot_be_enforced_is_refused_by_name(tokenizer: Any) -> None:
         tools = [TOOLS[1], {"type": "function", "function": unknown}]
         assert "#/$defs/1/properties/a" in refused(host.post(PATH, messages=USER, tools=tools), 400)
         assert host.post(PATH, messages=USER, tools=STRICT, tool_choice="none", max_tokens=1).status_code == 200
-
-
-def test_a_response_template_has_no_grammar_and_strict_is_refused(tokenizer: Any) -> None:
-    declared = ReplyFormat(template=JSON_TEMPLATE)
-    with pytest.raises(ApiError, match="response template") as fault:
-        declared.strict_form("", tool_use({"tools": STRICT[::-1]}), tokenizer)
-    assert (fault.value.status, fault.value.param) == (400, "tools[1].function.strict")

@@ -9,12 +9,12 @@ const FORMS = {
   grammar: "Grammar",
 };
 
-/** Fills the list of drafters. model: as /v1/models describes it. */
+/** Offers the drafter of the model, and none. model: as /v1/models describes it. */
 export function offer(model) {
-  const names = Object.keys(model.drafters);
-  const options = [...names.map((name) => [name, name]), ["", "off: plain decoding"]];
+  const drafter = model.drafter === "none" ? "" : model.drafter;
+  const options = [...(drafter ? [[drafter, drafter]] : []), ["", "off: plain decoding"]];
   at("drafter").replaceChildren(...options.map(([value, text]) => new Option(text, value)));
-  at("drafter").value = names.includes(model.drafter) ? model.drafter : "";
+  at("drafter").value = drafter;
   at("drafter").onchange = () => fitLength(model, true);
   at("length").oninput = () => fitLength(model, false);
   at("form").onchange = fitForm;
@@ -23,7 +23,7 @@ export function offer(model) {
 }
 
 function fitLength(model, reset) {
-  const most = model.drafters[at("drafter").value];
+  const most = at("drafter").value ? model.draft_tokens : undefined;
   at("length").disabled = most === undefined;
   if (most !== undefined && reset) {
     at("length").max = most;
@@ -49,12 +49,11 @@ export function apply({ form = "", formText = "", prediction = "", temperature =
 
 /** The fields of a request, without its text. Throws an Error with what is wrong. */
 export function fields() {
-  const drafter = at("drafter").value;
   const found = {
     stream: true,
     statistics: true,
     temperature: at("temperature").valueAsNumber,
-    speculation: drafter ? { drafter, draft_tokens: at("length").valueAsNumber } : { enabled: false },
+    speculation: at("drafter").value ? { draft_tokens: at("length").valueAsNumber } : { enabled: false },
   };
   if (Number.isNaN(found.temperature)) throw new Error("The temperature is not a number.");
   if (at("tokens").value) found.max_tokens = at("tokens").valueAsNumber;

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from slipstream.server.reply import ARGUMENTS, CALL, CONTENT, REASONING, Delta, Reply
-from slipstream.server.reply_reader import ReplyReader
-from slipstream.server.tool_formats import FORCED, FORMATS
+from slipstream.server.reply_format import FORCED, FORMATS
 
 READS = {form.name: form.read for form in FORMATS} | FORCED
 TAGS = ("<think>", "</think>")
@@ -20,7 +19,7 @@ TAGS = ("<think>", "</think>")
 def read(text: str, form: str = "", cuts: Any = (), think: bool = False, inside: bool = False) -> Reply:
     """The reply of a text that arrives in pieces, whose deltas are checked against it."""
     functions = ("add",) if form == "named" else ("add", "now")
-    reply = Reply(ReplyReader(functions, READS.get(form), TAGS if think else None, inside))
+    reply = Reply(functions, READS.get(form), TAGS if think else None, inside)
     edges = [0, *sorted(cuts), len(text)]
     deltas: list[Delta] = []
     for n, (first, end) in enumerate(pairwise(edges)):
@@ -119,7 +118,7 @@ def test_calls_within_the_reasoning_are_reasoning() -> None:
 
 
 def test_further_calls_are_left_out_where_one_is_allowed() -> None:
-    reply = Reply(ReplyReader(("add", "now"), READS["hermes"]), most_calls=1)
+    reply = Reply(("add", "now"), READS["hermes"], most_calls=1)
     reply.add(f"<tool_call>{ADD}</tool_call><tool_call>{NOW}</tool_call>", True)
     assert [call.name for call in reply.calls] == ["add"]
 
