@@ -81,13 +81,15 @@ $(IK)/.ready:
 	$(IK)/bin/pip install --quiet numpy
 	@touch $@
 
-# Compiles llama.cpp: ten minutes on one core. CMAKE_BUILD_PARALLEL_LEVEL sets how many files at a time.
+# Compiles llama.cpp: ten minutes on one core. CMAKE_BUILD_PARALLEL_LEVEL sets how many files at a time. The package gguf is for
+# `slipstream convert`, which writes the float32 file.
 LLAMACPP_PARTS := LLAVA_BUILD LLAMA_CURL LLAMA_BUILD_TESTS LLAMA_BUILD_TOOLS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_SERVER \
 	LLAMA_BUILD_COMMON
-$(LLAMACPP)/.ready: benchmarks/peers/constraints-llamacpp.txt
+$(LLAMACPP)/.ready: benchmarks/peers/constraints-llamacpp.txt | $(READY)
 	$(PYTHON) -m venv $(LLAMACPP)
 	CMAKE_ARGS="$(foreach part,$(LLAMACPP_PARTS),-D$(part)=OFF)" \
 		$(LLAMACPP)/bin/pip install --quiet --requirement $<
+	$(BIN)/pip install --quiet --constraint constraints.txt gguf
 	@touch $@
 
 $(VLLM)/.ready: benchmarks/peers/constraints-vllm.txt

@@ -21,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = 2
+DRIVER_PYTHON = "BENCHMARKS_DRIVER_PYTHON"
+"""Environment variable of workers: the interpreter of the driver, which has Slipstream."""
 
 
 class ContenderError(RuntimeError):
@@ -38,10 +40,11 @@ class Worker:
         self.name = name
         threads = {key: str(THREADS) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OPENVINO_LOG_LEVEL": "0"}
+        driver = {"PYTHONPATH": str(ROOT), DRIVER_PYTHON: sys.executable}
         self.process = subprocess.Popen(
             [str(python), "-m", module],
             cwd=ROOT,
-            env={**os.environ, **threads, **quiet, "PYTHONPATH": str(ROOT), **(environment or {})},
+            env={**os.environ, **threads, **quiet, **driver, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

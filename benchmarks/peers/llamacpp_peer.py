@@ -9,17 +9,19 @@ that continues greedily, which the interface allows but no class of the package 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
-from benchmarks.peers.gguf_export import census, convert
-from benchmarks.protocol import ROOT, THREADS, fingerprint, serve, versions
+from benchmarks.protocol import DRIVER_PYTHON, ROOT, THREADS, fingerprint, serve, versions
 
 FILES = ROOT / ".venv-peer-llamacpp" / "gguf"
 KINDS = {
@@ -46,24 +48,34 @@ class Continuation(LlamaDraftModel):
         self.model.reset()
 
 
-def quantized(checkpoint: str, kind: str, texts: bool = False) -> Path:
-    """The checkpoint as a GGUF file of that kind, made once for each content of its weights. texts: with its
-    tokenizer."""
-    file = FILES / f"{fingerprint(checkpoint)}-{kind}{'-text' * texts}.gguf"
+def quantized(checkpoint: str, kind: str) -> Path:
+    """The checkpoint as a GGUF file of that kind, made once for each content of its weights: F32 by our converter
+    in the environment of the driver, the others by llama.cpp."""
+    file = FILES / f"{fingerprint(checkpoint)}-{kind}.gguf"
     if file.exists():
         return file
     FILES.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")  # an interrupted run leaves no incomplete model
     if kind == "F32":
-        convert(checkpoint, part, texts)
-    else:
-        params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype, params.nthread = KINDS[kind], THREADS
-        source = quantized(checkpoint, "F32", texts)
-        if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), params):
-            raise RuntimeError(f"llama.cpp could not quantise {source.name} to {kind}")
+        command = [os.environ[DRIVER_PYTHON], "-m", "slipstream", "convert", checkpoint, "--quantize", "f32"]
+        subprocess.run([*command, "--out", str(file)], check=True)
+        return file
+    part = file.with_suffix(".part")  # an interrupted run leaves no incomplete model
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.nthread = KINDS[kind], THREADS
+    source = quantized(checkpoint, "F32")
+    if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), params):
+        raise RuntimeError(f"llama.cpp could not quantise {source.name} to {kind}")
     part.replace(file)
     return file
+
+
+def census(file: Path) -> str:
+    """Which formats the matrices of a file are stored in, by their share of its weights: "69 % Q5_0, 31 % Q8_0"."""
+    sizes: Counter[str] = Counter()
+    for tensor in gguf.GGUFReader(str(file)).tensors:
+        if len(tensor.shape) > 1:
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    return ", ".join(f"{n / sizes.total():.0%} {kind}" for kind, n in sizes.most_common())
 
 
 def _model(file: Path, kind: str, draft: LlamaDraftModel | None = None) -> llama_cpp.Llama:

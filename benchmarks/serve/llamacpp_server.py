@@ -15,7 +15,7 @@ from benchmarks.protocol import THREADS
 def main(checkpoint: str, kind: str, port: str) -> None:
     """Answer until the process is ended."""
     model = ModelSettings(
-        model=str(quantized(checkpoint, kind, texts=True)), model_alias="embedded", n_ctx=CONTEXT, n_batch=512,
+        model=str(quantized(checkpoint, kind)), model_alias="embedded", n_ctx=CONTEXT, n_batch=512,
         n_threads=THREADS, n_threads_batch=THREADS, flash_attn=kind != "F32", verbose=False,
     )  # fmt: skip
     app = create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[model])

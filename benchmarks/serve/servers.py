@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import interpreter
-from benchmarks.protocol import ROOT, THREADS
+from benchmarks.protocol import DRIVER_PYTHON, ROOT, THREADS
 from slipstream import zoo
 from slipstream.bench.configs import Choice
 from slipstream.bench.endpoint import Endpoint
@@ -89,7 +89,8 @@ def llamacpp(pair: Pair, kind: str) -> Served:
     """llama-cpp-python's server, with a GGUF file of this kind (see `peers/llamacpp_peer.py`)."""
     python = interpreter(".venv-peer-llamacpp")
     return Served(
-        [str(python), "-m", "benchmarks.serve.llamacpp_server", str(pair.target), kind, "{port}"], {},
+        [str(python), "-m", "benchmarks.serve.llamacpp_server", str(pair.target), kind, "{port}"],
+        {DRIVER_PYTHON: sys.executable},
         python, "peer-llamacpp",
     )  # fmt: skip
 

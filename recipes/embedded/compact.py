@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from slipstream.errors import ParameterError
 from slipstream.training.eagle3_objective import blocked_attention
 from slipstream.training.methods import DraftOptions
+from slipstream.training.objective import initialise
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,7 @@ class CompactLlama(nn.Module):
 
     def initialise(self, generator: torch.Generator) -> None:
         """Normal weights, standard deviation 0.02; matrices that write to the residual stream: 0.02 / sqrt(2 L)."""
-        residual = 0.02 * (2 * self.shape.num_hidden_layers) ** -0.5
-        for name, weight in self.named_parameters():
-            if weight.ndim == 2:
-                std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
-                nn.init.normal_(weight, 0.0, std, generator=generator)
+        initialise(self, generator, residual=0.02 * (2 * self.shape.num_hidden_layers) ** -0.5)
 
     def tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = (length, str(device))
@@ -213,17 +210,9 @@ class CompactLlama(nn.Module):
         return [*states, x]
 
     @property
-    def depth(self) -> int:
-        return self.shape.num_hidden_layers
-
-    @property
     def table(self) -> Tensor:
         """The output head [V, d], which is the embedding."""
         return self.model.embed_tokens.weight
-
-    def normed(self, x: Tensor) -> Tensor:
-        """The final norm of a state [..., d]."""
-        return self.model.norm(x)  # type: ignore[no-any-return]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens `[B, T]` -> logits `[B, T, V]` in float32."""

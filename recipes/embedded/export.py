@@ -20,7 +20,7 @@ from recipes.embedded.card import model_card
 from recipes.embedded.compact import CompactLlama, ModelShape
 from recipes.embedded.token_cache import HeldOut
 from recipes.embedded.tokenizer import ASSISTANT, END, EOS, save_tokenizer, special_id
-from slipstream.training.resume_state import load_weights
+from slipstream.training.resume_state import load_checkpoint
 
 SAMPLE_CODE = "import json\nfrom pathlib import Path\n\n\ndef read_config(path: Path) -> dict:"
 SAMPLE_EDIT = (
@@ -44,7 +44,7 @@ class Run:
     def open(cls, folder: Path) -> Run:
         config = json.loads((folder / "config.json").read_text())
         model = CompactLlama(ModelShape(**config["shape"]))
-        state = load_weights(folder / "checkpoint.safetensors", model)
+        state = load_checkpoint(folder / "checkpoint.safetensors", model)
         data = Path(config["data"] or (config["teacher"] or folder)) / ("" if config["data"] else "data")
         return cls(folder, config, model, state, data)
 

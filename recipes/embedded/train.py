@@ -3,7 +3,7 @@
     python -m recipes.embedded.train --out runs/target --budget-minutes 90
     python -m recipes.embedded.train --out runs/draft --role draft --teacher runs/target --budget-minutes 60
 
-Ctrl-C saves and stops, --resume continues. An empty file OUT/decay-now starts the final decay at once.
+Ctrl-C saves and stops, --resume continues.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Train a small Llama from scratch, as target (LayerSkip) or as draft model (distilled).
 
 The budget is a number of tokens or of minutes. The learning rate depends on the spent share of the budget only
-(`slipstream.training.schedule`). An empty file `OUT/decay-now` starts the final decay at once, and a run can be resumed
-with a larger or smaller budget.
+(`slipstream.training.schedule`), and a run can be resumed with a larger or smaller budget.
 
 Optimiser: Muon (Jordan 2024; with the scaling of Liu et al. 2025, arXiv 2502.16982, section 2.2) for the
 matrices of the layers, AdamW for the tied embedding and the norms.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -35,9 +33,9 @@ from recipes.embedded.transplant import transplanted
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
-from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products
+from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products, make_optimisers, update
 from slipstream.training.methods import LayerSkipOptions
-from slipstream.training.resume_state import load_checkpoint, load_weights, save_checkpoint
+from slipstream.training.resume_state import load_checkpoint, save_checkpoint
 from slipstream.training.schedule import Display, Progress, Schedule
 from slipstream.training.training_settings import check_budget
 
@@ -135,17 +133,6 @@ class BaseConfig:
             )
 
 
-def make_optimisers(model: CompactLlama, config: BaseConfig) -> dict[str, torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the rest."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    muon = torch.optim.Muon(
-        matrices, lr=config.lr, weight_decay=config.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
-    adamw = torch.optim.AdamW(rest, lr=config.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
-    return {"muon": muon, "adamw": adamw}
-
-
 def next_token_loss(norm: torch.nn.Module, weight: Tensor, x: Tensor, labels: Tensor) -> Tensor:
     """Mean negative log-likelihood in nats; x `[B, T, H]`, labels `[B, T]` already shifted."""
     logits = head_logits(norm, weight, x).flatten(0, 1).float()  # type: ignore[arg-type]  # [B*T, V]
@@ -209,7 +196,7 @@ class Trainer:
         if config.start is not None:
             self.model.load_state_dict(transplanted(config.start, self.tokenizer, config.shape.vocab_size))
         self.model.to(self.device)
-        self.optimisers = make_optimisers(self.model, config)
+        self.optimisers = make_optimisers(self.model, config.lr, config.weight_decay, muon=True)
         self.teacher = self._load_teacher()
         self.distil: Callable[..., Tensor] = distillation_loss
         self.next_token_loss: Callable[..., Tensor] = next_token_loss
@@ -223,8 +210,6 @@ class Trainer:
         self.schedule = Schedule(
             self.progress, config.budget_tokens, config.budget_minutes, config.decay_share, config.warmup_steps
         )
-        if config.resume:
-            self.schedule.extend()
 
     @property
     def checkpoint(self) -> Path:
@@ -235,7 +220,7 @@ class Trainer:
             return None
         shape = ModelShape(**json.loads((self.config.teacher / "config.json").read_text())["shape"])
         teacher = CompactLlama(shape, compile=self.config.compile)
-        load_weights(self.config.teacher / "checkpoint.safetensors", teacher)
+        load_checkpoint(self.config.teacher / "checkpoint.safetensors", teacher)
         return teacher.requires_grad_(False).to(self.device)
 
     def cast(self) -> AbstractContextManager[Any]:
@@ -277,24 +262,16 @@ class Trainer:
         micro_rows = config.micro_tokens // length
         parts = config.step_tokens // config.micro_tokens
         tokens = self.batches.draw(self.progress.step, micro_rows * parts, length).to(self.device)
-        factor = self.schedule.factor()
         shown = 0.0
         for part in tokens.split(micro_rows):
             with self.cast():
                 loss, value = self.micro_loss(part)
             (loss / parts).backward()
             shown += value / parts
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
-        # Skip a bad batch and report it: it would corrupt the optimiser state.
-        if math.isfinite(norm):
-            for optimiser in self.optimisers.values():
-                for group in optimiser.param_groups:
-                    group["lr"] = config.lr * factor
-                optimiser.step()
-        else:
+        parameters = list(self.model.parameters())
+        norm = update(self.optimisers, parameters, config.clip, config.lr * self.schedule.factor())
+        if not math.isfinite(norm):
             print(f"step {self.progress.step}: gradient norm is {norm}, step skipped", file=sys.stderr)
-        for optimiser in self.optimisers.values():
-            optimiser.zero_grad(set_to_none=True)
         self.progress.step += 1
         self.progress.tokens += config.step_tokens
         return shown, norm
@@ -323,24 +300,23 @@ def train_base(config: BaseConfig, packages: list[Package] | None = None) -> int
     trainer.log({"step": progress.step, "command": command_of(asdict(config))})
     smooth: float | None = None
     saved, first = time.monotonic(), progress.step
-    with Interrupt(SIGNALS, STOPPING) as interrupt, Display(schedule) as display:
+    with Interrupt(SIGNALS, STOPPING) as interrupt:
+        display = Display(schedule)
         while not (schedule.done or interrupt.asked or progress.step - first == config.max_steps):
             begun = time.monotonic()
-            if (config.out / "decay-now").exists():
-                schedule.start_decay()
-                os.remove(config.out / "decay-now")
             loss, norm = trainer.step()
             smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
             seconds = time.monotonic() - begun
             progress.seconds += seconds
-            display.show(progress, smooth, config.step_tokens / seconds, norm)
+            display.show(smooth, config.step_tokens / seconds, norm)
             if config.eval_steps and progress.step % config.eval_steps == 0:
                 begun = time.monotonic()
                 figures = trainer.evaluate()
                 progress.seconds += time.monotonic() - begun
                 trainer.log({"step": progress.step, "tokens": progress.tokens, "train": smooth, "heldout": figures})
-                display.say(
-                    f"step {progress.step}  held-out raw {figures['raw']:.3f}  edit answers {figures['edit']:.3f}"
+                print(
+                    f"step {progress.step}  held-out raw {figures['raw']:.3f}  edit answers {figures['edit']:.3f}",
+                    flush=True,
                 )
             if time.monotonic() - saved > 60 * config.save_minutes:
                 begun = time.monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy
 from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -99,8 +99,8 @@ def _annotated(name: str, hint: Any, declared: Any, default: Any, panel: str | N
     """The annotation of an option: its type, and what `option` declared, with what follows from name and type."""
     if hint is Any:  # a setting of loading, which takes more than text in Python
         hint = str if default is not None else str | None
-    if hint == Seq[int] | None:  # the option is repeated, and typer collects a list
-        hint = list[int] | None
+    if repeated := [get_args(part)[0] for part in (hint, *get_args(hint)) if get_origin(part) is Seq]:
+        hint = list[repeated[0]] | None  # type: ignore[valid-type]  # typer collects a list
     copied = copy(declared)
     if isinstance(copied, typer.models.OptionInfo):
         if copied.metavar is None:

@@ -23,7 +23,7 @@ skips the easy ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +34,12 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.warp import warp
 from slipstream.llm import LLM
 from slipstream.training.features import Teacher, Window
-from slipstream.training.packing import Stream, write_masked
-from slipstream.training.regenerate import prompts_of
+from slipstream.training.methods import RunConfig
+from slipstream.training.packing import Marked, Stream, write_masked
+from slipstream.training.regenerate import continued, prompts_of
+
+MAX_WINDOW_PROBS = 2**25
+"""Most probabilities in one window of texts: keeps memory bounded for large vocabularies."""
 
 
 @dataclass(frozen=True)
@@ -50,46 +54,55 @@ class Written:
     limit: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeldOutText:
-    """Texts written at one temperature. `tokens`: int64 [R, L], padded with 0."""
+    """Texts written at one temperature. windows: the same in batches, once `read` was called; their output counts."""
 
     texts: list[Written]
     temperature: float
+    windows: list[Window] = field(default_factory=list)
 
-    @property
-    def tokens(self) -> Tensor:
+    def read(self, teacher: Teacher, taps: Seq[int]) -> None:
+        """Compute the target's hidden states, once for all evaluations of a run."""
         longest = max(len(t.tokens) for t in self.texts)
-        return torch.tensor([t.tokens + [0] * (longest - len(t.tokens)) for t in self.texts])
+        tokens = torch.tensor([t.tokens + [0] * (longest - len(t.tokens)) for t in self.texts])  # [R, L]
+        place = torch.arange(longest)
+        output = torch.stack([(t.prompt <= place) & (place < len(t.tokens)) for t in self.texts])  # bool [R, L]
+        rows = max(1, min(16, MAX_WINDOW_PROBS // (longest * teacher.config.vocab_size)))
+        self.windows = [
+            Window(part.to(teacher.device), counts.to(teacher.device), teacher.read(part, taps))
+            for part, counts in zip(tokens.split(rows), output.split(rows), strict=True)
+        ]
+
+    def acceptance_length(self, of: Callable[[Window], Tensor]) -> float:
+        """Simulated tau: generated tokens divided by the expected number of steps.
+
+        of: window [R, L] -> acceptance probabilities [R, L, K], row i for the draft tokens after token i (see
+            `acceptance_probs`).
+        """
+        tables = [probs for window in self.windows for probs in of(window).cpu()]
+        steps = sum(expected_steps(probs, text) for probs, text in zip(tables, self.texts, strict=True))
+        return sum(len(text.tokens) - text.prompt for text in self.texts) / steps
 
 
-def write_texts(
-    llm: LLM, stream: Stream, temperature: float, prompts: int, prompt_tokens: int, new_tokens: int, seed: int
+def held_out_text(
+    llm: LLM, streams: list[Stream], path: Path, temperature: float, config: RunConfig, say: Callable[[str], None]
 ) -> HeldOutText:
-    """Let the target continue prefixes of a stream's documents (`prompts_of`)."""
-    lengths, longest = (prompt_tokens, prompt_tokens), llm.target.context // 2
-    asked = prompts_of(stream, np.random.default_rng([seed, 13]), prompts, lengths, longest)
-    params = [SamplingParams(temperature=temperature, max_tokens=new_tokens, seed=seed + i) for i in range(len(asked))]
-    done = llm.generate(asked, params)
-    texts = [
-        Written([*c.prompt_token_ids, *c.token_ids], len(p), min(llm.target.context, len(p) + new_tokens))
-        for p, c in zip(asked, done, strict=True)
-    ]
-    return HeldOutText(texts, temperature)
-
-
-def save_texts(path: Path, text: HeldOutText, vocab_size: int) -> None:
-    """Write a stream in which the output of each text is marked as an answer."""
-    marked = [(t.tokens, [i >= t.prompt for i in range(len(t.tokens))]) for t in text.texts]
-    write_masked(path, marked, None, vocab_size)
-
-
-def load_texts(path: Path, new_tokens: int, context: int, temperature: float) -> HeldOutText:
-    """What `save_texts` wrote of texts with at most so many new tokens."""
+    """Texts in which the target continues prefixes of the streams' documents (`prompts_of`). They are written to
+    `path`, a stream in which outputs are marked as answers, unless an earlier run did so."""
+    context = llm.target.context
+    if not path.is_file():
+        say(f"the target writes {config.texts} held-out texts at temperature {temperature:g}")
+        prompt, each, marked = min(config.text_prompt, context // 2), -(-config.texts // len(streams)), list[Marked]()
+        for seed, stream in enumerate(streams, config.seed):
+            asked = prompts_of(stream, np.random.default_rng([seed, 13]), each, (prompt, prompt), context // 2)
+            params = SamplingParams(temperature=temperature, max_tokens=config.text_tokens)
+            marked += continued(llm, asked, [replace(params, seed=seed + i) for i in range(len(asked))])
+        write_masked(path, marked[: config.texts], None, llm.target.vocab_size)
     texts = []
     for tokens, mask in Stream.open(path, whole=True).documents():
         prompt = len(tokens) - sum(mask or ())
-        texts.append(Written(tokens, prompt, min(context, prompt + new_tokens)))
+        texts.append(Written(tokens, prompt, min(context, prompt + config.text_tokens)))
     return HeldOutText(texts, temperature)
 
 
@@ -122,49 +135,12 @@ def expected_steps(probs: Tensor, text: Written) -> float:
     visits[text.prompt] = 1.0  # the prefill step wrote the first token
     steps = 1.0
     for i in range(text.prompt, end - 1):  # token i is the last known one; at end - 1 the text is complete
-        if (here := visits[i]) == 0.0:
-            continue
-        steps += here
-        reached = 1.0  # probability that all draft tokens so far are accepted
-        for j in range(min(depth, text.limit - i - 2)):  # the last token before the limit needs no draft token
-            if i + 1 + j >= end:
-                break
+        reached = visits[i]  # times the probability that all draft tokens so far are accepted
+        steps += reached
+        most = min(depth, text.limit - i - 2)  # the last token before the limit needs no draft token
+        for j in range(most):
             kept = reached * table[i][j]
-            visits[min(end, i + 1 + j)] += here * (reached - kept)
+            visits[min(end, i + 1 + j)] += reached - kept
             reached = kept
-        else:
-            j = min(depth, text.limit - i - 2)
-            visits[min(end, i + 1 + j)] += here * reached
+        visits[min(end, i + 1 + most)] += reached
     return steps
-
-
-MAX_WINDOW_PROBS = 2**25
-"""Most probabilities in one window of texts: keeps memory bounded for large vocabularies."""
-
-
-def held_windows(text: HeldOutText, teacher: Teacher, taps: Seq[int]) -> list[Window]:
-    """The texts with the target's hidden states, computed once for all evaluations of a run; their output counts."""
-    tokens = text.tokens
-    place = torch.arange(tokens.shape[1])
-    output = torch.stack([(t.prompt <= place) & (place < len(t.tokens)) for t in text.texts])  # bool [R, L]
-    rows = max(1, min(16, MAX_WINDOW_PROBS // (tokens.shape[1] * teacher.config.vocab_size)))
-    return [
-        Window(part.to(teacher.device), output[i : i + rows].to(teacher.device), teacher.read(part, taps))
-        for i, part in zip(range(0, len(tokens), rows), tokens.split(rows), strict=True)
-    ]
-
-
-def acceptance_length(of: Callable[[Window], Tensor], heldout: HeldOutText, windows: Seq[Window]) -> float:
-    """Simulated tau: generated tokens divided by the expected number of steps.
-
-    of: window [R, L] -> acceptance probabilities [R, L, K], row i for the draft tokens after token i (see
-        `acceptance_probs`).
-    """
-    texts = iter(heldout.texts)
-    tokens, steps = 0, 0.0
-    for window in windows:
-        for probs in of(window).cpu():
-            text = next(texts)
-            tokens += len(text.tokens) - text.prompt
-            steps += expected_steps(probs, text)
-    return tokens / steps

@@ -22,14 +22,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import DataError, TrainingError
-from slipstream.training.documents import Document, check_source, place_of_text, read_source
-from slipstream.training.packing import Stream, write_masked
+from slipstream.training.documents import Document, check_source, files_of, place_of_text, read_source
+from slipstream.training.packing import Marked, Stream, write_masked
 from slipstream.training.resume_state import write_json
-
-Marked = tuple[list[int], list[bool] | None]
-"""Ids of a document, and which of them belong to an answer (None: no answers)."""
-
-SPLITS = ("train", "heldout")
 
 
 @dataclass(frozen=True)
@@ -76,22 +71,22 @@ class Encoder:
                 why="the prompt format of the target is unknown",
                 fix='give {"prompt", "response"} or {"text"} instead',
             )
+        answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        cuts = [(count, opening) for i in answers for count, opening in ((i, True), (i + 1, False))]
+        if turns[-1]["role"] != "assistant":
+            cuts.append((len(turns), False))
         pieces: list[tuple[str, bool]] = []
         shown = ""
-        for i, turn in enumerate(turns):
-            steps = [(i + 1, False)] if turn["role"] != "assistant" else [(i, True), (i + 1, False)]
-            if turn["role"] != "assistant" and i < len(turns) - 1:
-                continue  # rendered together with the start of the next answer
-            for count, opening in steps:
-                text = self._render(document.key, turns[:count], opening)
-                if not text.startswith(shown):
-                    raise DataError(
-                        f"{document.key}: the chat template rewrites earlier turns",
-                        why="it is then unknown which tokens are answers",
-                        fix="split the conversation into single exchanges",
-                    )
-                pieces.append((text[len(shown) :], turn["role"] == "assistant" and not opening))
-                shown = text
+        for count, opening in cuts:  # so many turns, with or without the beginning of the next answer
+            text = self._render(document.key, turns[:count], opening)
+            if not text.startswith(shown):
+                raise DataError(
+                    f"{document.key}: the chat template rewrites earlier turns",
+                    why="it is then unknown which tokens are answers",
+                    fix="split the conversation into single exchanges",
+                )
+            pieces.append((text[len(shown) :], count - 1 in answers and not opening))
+            shown = text
         return pieces, True
 
     def _render(self, key: str, turns: Any, opening: bool) -> str:
@@ -151,32 +146,22 @@ def prepare_data(
     record = folder / "data.json"
     if record.is_file():
         recorded = json.loads(record.read_text())
-        changed = [k for k in about if recorded.get(k) != about[k]]
-        if changed:
-            before, after = (
-                ", ".join(f"{s['name']} ({s.get('digest')})" for s in each["sources"])
-                if changed[0] == "sources"
-                else each.get(changed[0])
-                for each in (recorded, about)
-            )
-            raise TrainingError(
-                f"{folder} was made from other data: {', '.join(changed)} differ, {before} before and {after} now",
-                why="a run must continue with the same data",
-                fix="choose another --out, or remove that folder",
-            )
+        _check_unchanged(folder, recorded, about)
         about = recorded
     else:
         for number, name in enumerate(names):
             text = not name.endswith(".bin")  # documents of a stream end with their own EOS
             if text:
                 say(f"tokenising {name}")
-            documents = _documents(name, encoder, vocab_size)
-            _write(folder, number, documents, encoder.eos if text else None, vocab_size, heldout, length)
+            splits = _split(_documents(name, encoder, vocab_size), heldout, length)
+            folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
+            for split, marked in splits.items():
+                plain = ((list(map(int, ids)), mask) for ids, mask in marked)
+                write_masked(folder / f"{split}-{number}.bin", plain, encoder.eos if text else None, vocab_size)
         write_json(record, about)
-    train: list[Stream] = []
-    heldout_streams: list[Stream] = []
-    for number, name in enumerate(names):
-        for split, into in (("train", train), ("heldout", heldout_streams)):
+    opened: dict[str, list[Stream]] = {"train": [], "heldout": []}
+    for split, streams in opened.items():
+        for number, name in enumerate(names):
             stream = open_stream(folder / f"{split}-{number}.bin", length)
             if len(stream.tokens) <= length:
                 raise DataError(
@@ -184,8 +169,8 @@ def prepare_data(
                     f"a window takes {length + 1}",
                     fix="give more text, or a smaller --length",
                 )
-            into.append(stream)
-    return Prepared(train, heldout_streams, about)
+            streams.append(stream)
+    return Prepared(opened["train"], opened["heldout"], about)
 
 
 def open_stream(path: Path, length: int) -> Stream:
@@ -197,17 +182,29 @@ def open_stream(path: Path, length: int) -> Stream:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    path = Path(name).resolve()
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        stat = file.stat()
-        digest.update(f"{file.relative_to(path) if path.is_dir() else file.name}\0{stat.st_size}\n".encode())
-        if len(files) == 1:
-            digest.update(file.read_bytes())
-        else:
-            digest.update(str(stat.st_mtime_ns).encode())
-    return {"name": name, "bytes": sum(f.stat().st_size for f in files), "digest": digest.hexdigest()[:16]}
+    """Name, size and digest of a source. Only its contents count in the digest: a run may be moved with its data."""
+    path, digest, total = Path(name), hashlib.sha256(), 0
+    for file in files_of(path):
+        content = file.read_bytes()
+        total += len(content)
+        digest.update(f"{file.relative_to(path)}\0{len(content)}\n".encode() + content)
+    return {"name": name, "bytes": total, "digest": digest.hexdigest()[:16]}
+
+
+def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
+    """Compare what the streams of a folder were made from; of sources only the contents. Raises TrainingError."""
+
+    def facts(about: dict[str, Any], names: bool = False) -> dict[str, Any]:
+        sources = [f"{s['name'] if names else ''} ({s.get('digest')})" for s in about["sources"]]
+        return about | {"sources": ", ".join(sources)}
+
+    if changed := [key for key in now if facts(recorded).get(key) != facts(now)[key]]:
+        before, after = (facts(about, names=True).get(changed[0]) for about in (recorded, now))
+        raise TrainingError(
+            f"{folder} was made from other data: {', '.join(changed)} differ, {before} before and {after} now",
+            why="a run must continue with the same data",
+            fix="choose another --out, or remove that folder",
+        )
 
 
 def _documents(name: str, encoder: Encoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
@@ -227,40 +224,21 @@ def _documents(name: str, encoder: Encoder, vocab_size: int) -> Iterator[tuple[f
         yield place_of_text(f"{i}:{ids[:256]}"), (ids, mask)
 
 
-def _write(
-    folder: Path,
-    number: int,
-    documents: Iterable[tuple[float, Marked]],
-    eos: int | None,
-    vocab_size: int,
-    heldout: float,
-    length: int,
-) -> None:
-    splits: dict[str, list[Marked]] = {s: [] for s in SPLITS}
+def _split(documents: Iterable[tuple[float, Marked]], share: float, length: int) -> dict[str, list[Marked]]:
+    """The documents by split. If the hash holds out less than one window, also the end of the last ones is held out."""
+    splits: dict[str, list[Marked]] = {"train": [], "heldout": []}
     for place, (ids, mask) in documents:
         if ids:
             packed: Any = np.asarray(ids, dtype=np.int32)  # a list of ints takes nine times as much memory
-            splits["heldout" if place >= 1 - heldout else "train"].append((packed, mask))
-    _hold_out(splits, heldout, length)
-    folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves no folder
-    for split, marked in splits.items():
-        plain = ((list(map(int, ids)), mask) for ids, mask in marked)
-        write_masked(folder / f"{split}-{number}.bin", plain, eos, vocab_size)
-
-
-def _hold_out(splits: dict[str, list[Marked]], share: float, length: int) -> None:
-    """If the hash held out less than one window, also hold out the end of the last training documents."""
-    total = sum(len(ids) for streams in splits.values() for ids, _ in streams)
-    heldout = sum(len(ids) for ids, _ in splits["heldout"])
-    if total <= 2 * length + 2:
+            splits["heldout" if place >= 1 - share else "train"].append((packed, mask))
+    heldout, train = (sum(len(ids) for ids, _ in splits[split]) for split in ("heldout", "train"))
+    if heldout + train <= 2 * length + 2:
         raise DataError(
-            f"the training data is too short: {total} tokens",
+            f"the training data is too short: {heldout + train} tokens",
             why=f"a window of {length + 1} is needed for training and one for the held-out text",
             fix="give more text, or a smaller --length",
         )
-    if heldout > length:
-        return
-    need = max(length + 1 - heldout, int(share * total))
+    need = 0 if heldout > length else max(length + 1 - heldout, int(share * (heldout + train)))
     while need > 0 and splits["train"]:
         ids, mask = splits["train"].pop()
         cut = max(0, len(ids) - need)
@@ -268,3 +246,4 @@ def _hold_out(splits: dict[str, list[Marked]], share: float, length: int) -> Non
             splits["train"].append((ids[:cut], None if mask is None else mask[:cut]))
         splits["heldout"].append((ids[cut:], None if mask is None else mask[cut:]))
         need -= len(ids) - cut
+    return splits

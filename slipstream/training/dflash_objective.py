@@ -21,11 +21,11 @@ from slipstream.errors import ParameterError
 from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_head import Rotary, rotary_tables
-from slipstream.training.eagle3_objective import head_layers, initialise, taps_read
+from slipstream.training.eagle3_objective import head_layers, taps_read
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
 from slipstream.training.methods import DFlashOptions
-from slipstream.training.objective import Objective, Predictions
+from slipstream.training.objective import Objective, Predictions, initialise
 
 ANCHORS_AT_ONCE = 32
 """Blocks of a window that are run together where every token is an anchor."""
@@ -54,13 +54,12 @@ def block_states(head: DFlashHead, tokens: Tensor, taps: Tensor, anchors: Tensor
 
 
 class DFlashObjective(Objective):
-    name = "dflash"
     module: DFlashHead
 
     def __init__(self, teacher: Teacher, options: DFlashOptions, seed: int = 0):
-        super().__init__()
+        super().__init__(teacher, options, options.block - 1)
         c = teacher.config
-        self.teacher, self.options, self.seed, self.depth = teacher, options, seed, options.block - 1
+        self.seed = seed
         mask = c.vocab_size - 1 if options.mask_token is None else options.mask_token
         if mask >= c.vocab_size:
             raise ParameterError(f"mask_token is {mask}, the target has {c.vocab_size} ids", fix="choose a rare one")
@@ -77,9 +76,9 @@ class DFlashObjective(Objective):
                 self.module.norm.weight.copy_(teacher.norm)
             if rank:
                 self.module.markov_head["markov_w2"].weight.zero_()  # type: ignore[operator]
-        self.begin_step(0, 0.0)
+        self.begin_step(0)
 
-    def begin_step(self, step: int, share: float) -> None:
+    def begin_step(self, step: int) -> None:
         self.draws = torch.Generator().manual_seed(self.seed + 1_000_003 * step)
 
     def _blocks(self, window: Window, anchors: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,11 +115,10 @@ class DFlashObjective(Objective):
         aims = Aims(
             final=by_depth(window.taps[FINAL][row, before]),
             head=self.teacher.head,
-            tokens=F.pad(by_depth(tokens[row, following]), (1, 0)),
             counts=F.pad(by_depth(counted * self.options.decay**k), (1, 0)),
             ahead=0,
         )
-        return Predictions(by_depth(states)[None], table[None], aims, [1.0])
+        return by_depth(states)[None], table[None], aims, [1.0]
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         tokens, parts = window.tokens, list[Tensor]()  # [R, a, K, V] each, of drafts after tokens 1, 2, ...

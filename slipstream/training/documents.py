@@ -83,7 +83,7 @@ def check_source(name: str) -> None:
         )
     if path.is_file() and not path.stat().st_size:
         raise DataError(f"training data {name!r} is empty", fix="give a file that holds text")
-    if path.is_dir() and not any(True for _ in _files(path)):
+    if not any(files_of(path)):
         raise DataError(
             f"the folder {name!r} holds no text files",
             why=f"looked for .txt, .md, .py, .jsonl and {len(TEXT) - 3} other extensions",
@@ -94,7 +94,7 @@ def check_source(name: str) -> None:
 def read_source(name: str) -> Iterator[Document]:
     """The documents of one source, in a fixed order. Raises DataError at the first one that is not text."""
     path = Path(name)
-    for file in _files(path) if path.is_dir() else [path]:
+    for file in files_of(path):
         key = str(file.relative_to(path)) if path.is_dir() else file.name
         if file.suffix.lower() in (".jsonl", ".json"):
             yield from _records(file, key)
@@ -104,9 +104,13 @@ def read_source(name: str) -> Iterator[Document]:
                 yield Document(key, text)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+def files_of(source: Path) -> Iterator[Path]:
+    """The files of a source that are read: itself, or those of a folder, in a fixed order."""
+    if not source.is_dir():
+        yield source
+        return
+    for path in sorted(source.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
         if path.suffix.lower() in TEXT | {".jsonl"} and path.is_file() and not hidden and path.stat().st_size:
             yield path
 

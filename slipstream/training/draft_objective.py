@@ -19,17 +19,13 @@ from slipstream.zoo import checkpoint_of
 
 
 class DraftObjective(ModelObjective):
-    name = "draft"
-
     def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
-        super().__init__()
-        self.teacher, self.options, self.depth = teacher, options, options.depth
-        self.compiled = options.compile
+        super().__init__(teacher, options, options.depth)
         c = teacher.config
         if options.start is None:
             ends = sorted(teacher.decoder.capabilities.eos_ids)
             self.module = new_llama(
-                seed, options.compile, vocab_size=c.vocab_size, hidden_size=options.hidden_size,
+                seed, vocab_size=c.vocab_size, hidden_size=options.hidden_size,
                 num_hidden_layers=options.layers, num_attention_heads=options.heads,
                 num_key_value_heads=options.kv_heads, intermediate_size=options.intermediate,
                 max_position_embeddings=c.context, rms_norm_eps=1e-5, eos_token_id=ends or 0,
@@ -37,7 +33,7 @@ class DraftObjective(ModelObjective):
                 head_dim=64 if options.hidden_size >= 64 * options.heads else options.hidden_size // options.heads,
             )  # fmt: skip
         else:
-            self.module = load_trainable(checkpoint_of(options.start, "draft"), options.compile)
+            self.module = load_trainable(checkpoint_of(options.start, "draft"))
             if len(self.module.table) != c.vocab_size:
                 raise PairError(
                     f"the draft {options.start!r} has {len(self.module.table)} ids, the target {c.vocab_size}",
@@ -47,10 +43,10 @@ class DraftObjective(ModelObjective):
         self.module.to(teacher.device, teacher.dtype)
 
     def predictions(self, window: Window) -> Predictions:
-        states = self.module.normed(self.module.hidden(window.tokens[:, :-1])[-1])  # [B, N, d]
-        aims = Aims(window.taps[FINAL], self.teacher.head, window.tokens, window.counts, 0)
-        return Predictions(states[None], self.module.table[None], aims, [1.0])
+        [states] = self.module.states(window.tokens[:, :-1])  # [B, N, d]
+        aims = Aims(window.taps[FINAL], self.teacher.head, window.counts, 0)
+        return states[None], self.module.table[None], aims, [1.0]
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        logits = self.logits(self.module.hidden(window.tokens)[-1])  # [R, L, V]
-        return self.shifted(logits), self.teacher.logits(window.taps[FINAL])
+        [states] = self.module.states(window.tokens)  # [R, L, d]
+        return self.shifted(self.logits(states)), self.teacher.logits(window.taps[FINAL])

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_taps, rotary_tables
@@ -34,10 +34,9 @@ from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.config import DecoderConfig
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.methods import EagleOptions
-from slipstream.training.objective import Objective, Predictions, decaying
+from slipstream.training.methods import EagleOptions, RunConfig
+from slipstream.training.objective import Objective, Predictions, decaying, initialise
 from slipstream.training.packing import Stream
-from slipstream.training.training_settings import LoopConfig
 
 BLOCK = 128
 """Queries per attention block. A block only reads keys up to its own end, which skips nearly half of the scores."""
@@ -75,22 +74,6 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, diagonal: Seq[tuple[Tenso
     return torch.cat(rows, 3).view(batch, heads, length, dim)
 
 
-class ChainAttention:
-    """Attention of all chains of a window at once; call j computes step j.
-
-    q [B, N, H, D], k and v [B, N, Hk, D], row i belongs to the chain that starts at i.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = self.seen.setdefault(layer, [])
-        keys.append((k.transpose(1, 2), v.transpose(1, 2)))
-        first, *later = keys
-        return blocked_attention(q.transpose(1, 2), *first, later).transpose(1, 2)
-
-
 def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rotary, steps: int) -> list[Tensor]:
     """The input of `head.logits` for every chain of a window.
 
@@ -98,8 +81,14 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
     Returns `steps` tensors [B, N, d], N = T - steps: row i of step j predicts token i + 2 + j.
     """
     rows = tokens.shape[1] - steps
+    seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer: keys and values [B, Hk, N, D] of each step
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [B, N, heads, D], a row for each chain
+        first, *later = seen[layer] = [*seen.get(layer, ()), (k.transpose(1, 2), v.transpose(1, 2))]
+        return blocked_attention(q.transpose(1, 2), *first, later).transpose(1, 2)
+
     hidden = head.fuse([tap[:, :rows] for tap in taps])  # [B, N, d]
-    attend, out, mask = ChainAttention(), [], head.config.mask_token
+    out, mask = [], head.config.mask_token
     for j in range(steps):
         place = rotary[0][j : j + rows], rotary[1][j : j + rows]
         read = tokens[:, 1 + j : 1 + j + rows]
@@ -114,13 +103,11 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
 class EagleObjective(Objective):
     """counts: how often each id occurs in the data, [V]; the most frequent ids form the draft vocabulary."""
 
-    name = "eagle3"
     module: EagleHead
 
     def __init__(self, teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int = 0):
-        super().__init__()
+        super().__init__(teacher, options, options.steps)
         c = teacher.config
-        self.teacher, self.options, self.depth = teacher, options, options.steps
         reads = taps_read(c.layers, options.taps)
         self.taps = tuple(dict.fromkeys((*reads, FINAL)))
         width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
@@ -145,9 +132,9 @@ class EagleObjective(Objective):
         self.weights = decaying(options.decay, options.steps)
 
     @classmethod
-    def make(cls, teacher: Teacher, options: Any, loop: LoopConfig, streams: list[Stream]) -> EagleObjective:
-        counts = token_counts(streams, loop.shares, teacher.config.vocab_size)
-        return cls(teacher, options, counts, loop.seed)
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> EagleObjective:
+        counts = token_counts(streams, config.shares, teacher.config.vocab_size)
+        return cls(teacher, config.options, counts, config.seed)
 
     def _states(self, tokens: Tensor, taps: dict[int, Tensor]) -> list[Tensor]:
         device = tokens.device.type
@@ -163,8 +150,8 @@ class EagleObjective(Objective):
 
     def predictions(self, window: Window) -> Predictions:
         states = torch.stack([x[:, :-1] for x in self._states(window.tokens, window.taps)])  # [K, B, N, d]
-        aims = Aims(window.taps[FINAL], self.head, self.draft_ids(window.tokens), window.counts, 1)
-        return Predictions(states, self.module.lm_head.weight[None], aims, self.weights)
+        aims = Aims(window.taps[FINAL], self.head, window.counts, 1)
+        return states, self.module.lm_head.weight[None], aims, self.weights
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         padded = F.pad(window.tokens, (0, self.depth))  # a chain reads its draft tokens: here the text
@@ -213,7 +200,7 @@ def least_frequent(counts: np.ndarray[Any, Any]) -> int:
     return len(counts) - 1 - int(np.argmin(counts[::-1]))
 
 
-def token_counts(streams: list[Stream], shares: tuple[float, ...] | None, vocab_size: int) -> np.ndarray[Any, Any]:
+def token_counts(streams: list[Stream], shares: Seq[float] | None, vocab_size: int) -> np.ndarray[Any, Any]:
     """How often each id occurs in the data, with each stream weighted as in the batches; [V], sums to 1."""
     total = np.zeros(vocab_size)
     for i, stream in enumerate(streams):
@@ -236,14 +223,3 @@ def head_layers(
         kv_heads=target.kv_heads, head_dim=target.head_dim, intermediate_size=intermediate or target.intermediate_size,
         context=target.context, norm_eps=target.norm_eps, rope_parameters=rope, windows=(None,) * layers,
     )  # fmt: skip
-
-
-def initialise(head: nn.Module, generator: torch.Generator) -> None:
-    """Normal weights of deviation 0.02; half of that for the matrices that write to the residual stream; 1 for the
-    taps of mask rows."""
-    for name, weight in head.named_parameters():
-        if weight.ndim == 2:
-            std = 0.01 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
-            nn.init.normal_(weight, 0.0, std, generator=generator)
-        elif name == "mask_hidden":
-            nn.init.normal_(weight, generator=generator)

@@ -24,7 +24,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.sizes import size
-from slipstream.errors import ParameterError, TrainingError
+from slipstream.errors import TrainingError
 from slipstream.models.executor import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
@@ -46,17 +46,6 @@ class Window:
     tokens: Tensor
     counts: Tensor
     taps: dict[int, Tensor]
-
-
-def device_of(name: str) -> torch.device:
-    """The device of this name: "cpu", "cuda", "cuda:1". Raises ParameterError if there is none."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as fault:
-        raise ParameterError(f"device is {name!r}", fix="use cpu, cuda or cuda:1") from fault
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ParameterError(f"device is {name!r}, but PyTorch finds no CUDA device", fix="choose --device cpu")
-    return device
 
 
 class Teacher:

@@ -2,7 +2,7 @@
 section 4.1), continued from its checkpoint.
 
 The result is a *new target*: its output differs from that of the original. To keep it close, every exit (the last
-included) learns the original's distribution ("kl"). The paper's loss is "ce", on the text alone. A model trained this
+included) learns the original's distribution. The paper's loss is on the text alone. A model trained this
 way can draft with its own first layers: they learned to predict through the shared final norm and head, and the model
 learned not to depend on every late layer.
 """
@@ -61,23 +61,19 @@ def exit_weights(layers: int, settings: LayerSkipOptions, step: int) -> dict[int
 
 
 class LayerSkipObjective(ModelObjective):
-    name = "layerskip"
-
     def __init__(self, teacher: Teacher, options: LayerSkipOptions, seed: int = 0):
-        super().__init__()
+        super().__init__(teacher, options, options.depth)
         if teacher.decoder.source is None:
             raise TrainingError("the target has no folder to train it from", fix="give a folder or hub id")
-        self.teacher, self.options, self.depth, self.seed = teacher, options, options.depth, seed
-        self.compiled = options.compile
-        self.module = load_trainable(teacher.decoder.source, options.compile)
+        self.seed, self.module = seed, load_trainable(teacher.decoder.source)
         self.module.to(teacher.device, teacher.dtype)
         layers = self.module.depth
         self.exit = max(1, layers // 2) if options.exit is None else options.exit
         if not 0 < self.exit < layers:
             raise ParameterError(f"exit is {self.exit}, the target has {layers} layers", fix=f"choose 1..{layers - 1}")
-        self.begin_step(0, 0.0)
+        self.begin_step(0)
 
-    def begin_step(self, step: int, share: float) -> None:
+    def begin_step(self, step: int) -> None:
         layers = self.module.depth
         # The constant schedule of the paper's continual training: S(t) = 1.
         self.kept = kept_layers(dropout_rates(layers, self.options.p_max), self.seed, step)
@@ -90,12 +86,11 @@ class LayerSkipObjective(ModelObjective):
         else:  # independent of the step: the chosen exit and the last layer
             kept, weights = [True] * layers, {self.exit - 1: 0.5, layers - 1: 0.5}
         early = [level for level in weights if level < layers - 1]
-        hidden = self.module.hidden(window.tokens[:, :-1], kept, early)
-        states = torch.stack([self.module.normed(x) for x in hidden])  # [K, B, N, d]
-        aims = Aims(window.taps[FINAL], self.teacher.head, window.tokens, window.counts, 0, stride=0)
-        return Predictions(states, self.module.table[None], aims, list(weights.values()))
+        states = torch.stack(self.module.states(window.tokens[:, :-1], kept, early))  # [K, B, N, d]
+        aims = Aims(window.taps[FINAL], self.teacher.head, window.counts, 0, stride=0)
+        return states, self.module.table[None], aims, list(weights.values())
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         """Of the exit's tokens, and of the current model, on texts that the original wrote."""
-        early, last = self.module.hidden(window.tokens, None, [self.exit - 1])
+        early, last = self.module.states(window.tokens, None, [self.exit - 1])
         return self.shifted(self.logits(early)), self.logits(last)

@@ -11,19 +11,20 @@ import math
 import signal
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
-from slipstream.training.acceptance import HeldOutText, acceptance_length, held_windows
+from slipstream.training.acceptance import HeldOutText
 from slipstream.training.features import HiddenCache, Teacher, Window
+from slipstream.training.methods import RunConfig
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
 from slipstream.training.resume_state import (
@@ -35,7 +36,6 @@ from slipstream.training.resume_state import (
     save_checkpoint,
 )
 from slipstream.training.schedule import Display, Progress, Schedule
-from slipstream.training.training_settings import LoopConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPING = "\nstopping after this step; Ctrl-C again stops at once, without saving it\n"
@@ -48,32 +48,25 @@ def has_bfloat16_products(device: torch.device) -> bool:
     return device.type != "cpu" or any(map(processor.has, ("avx512bf16", "amx-bf16", "bf16")))  # the last: Arm
 
 
-@dataclass
-class Held:
-    """Evaluation data of a run: windows for the loss, and texts by the target for the acceptance length."""
-
-    windows: list[Window]
-    texts: list[HeldOutText] = field(default_factory=list)
-    text_windows: list[list[Window]] = field(default_factory=list)
-
-
 class Loop:
     """One `step()` is one optimiser step.
 
-    streams  the training data, one per source. heldout: from `held_out`. caches: hidden states on disk, by stream.
+    streams  the training data, one per source. caches: hidden states on disk, by stream.
+    windows, texts   held-out data (`held_out`), for the loss and for the acceptance length.
     rate     estimated tokens per second, if they were measured. stopped_by: the signal that ended `run`, or 0.
     """
 
     def __init__(
         self,
-        config: LoopConfig,
+        config: RunConfig,
         objective: Objective,
         streams: list[Stream],
-        heldout: Held,
-        caches: dict[str, HiddenCache] | None = None,
+        windows: list[Window],
+        texts: list[HeldOutText],
+        caches: dict[str, HiddenCache],
     ):
-        self.config, self.objective, self.heldout = config, objective, heldout
-        self.teacher, self.caches = objective.teacher, caches or {}
+        self.config, self.objective, self.windows, self.texts = config, objective, windows, texts
+        self.teacher, self.caches = objective.teacher, caches
         self.device = self.teacher.device
         self.bf16 = has_bfloat16_products(self.device) if config.bf16 is None else config.bf16
         names = {str(i): s for i, s in enumerate(streams)}
@@ -85,37 +78,26 @@ class Loop:
         by_size = [float(len(s.windows(config.length))) for s in streams]
         self.orders = Orders(names, dict(zip(names, config.shares or by_size, strict=True)), config.seed)
         self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
-        self.optimisers = make_optimisers(objective, config)
+        muon = config.optimiser == "muon"
+        self.optimisers = make_optimisers(objective.module, config.lr, config.weight_decay, muon)
         self.progress = Progress()
         self.rate: float | None = None
         self.stopped_by = self.first = 0
+        self.identity = identity(config) | {"target": self.teacher.identity}
         if config.resume:
-            self._load()
+            check_same(config.checkpoint, read_state(config.checkpoint)["run"], self.identity)
+            state = load_checkpoint(config.checkpoint, objective.module, self.optimisers)
+            self.progress = Progress(**state["progress"])
+            self.orders.counters = self.progress.counters
         self.schedule = Schedule(
             self.progress, config.budget_tokens, config.budget_minutes, config.decay_share, config.warmup_steps
         )
-        if config.resume:
-            self.schedule.extend()
-
-    # --- checkpoints -------------------------------------------------------------------------------------------
-
-    def _identity(self) -> dict[str, Any]:
-        known = identity(self.objective.name, self.objective.options, self.config)
-        return known | {"target": self.teacher.identity}
-
-    def _load(self) -> None:
-        path = self.config.checkpoint
-        check_same(path, read_state(path)["run"], self._identity())
-        self.progress = Progress(**load_checkpoint(path, self.objective.module, self.optimisers)["progress"])
-        self.orders.counters = self.progress.counters
 
     def save(self) -> None:
         """Write the checkpoint. Raises TrainingError if it cannot be written; the previous one is then kept."""
         self.progress.counters = dict(self.orders.counters)
-        state = {"progress": asdict(self.progress), "run": self._identity()}
+        state = {"progress": asdict(self.progress), "run": self.identity}
         save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
-
-    # --- a step ------------------------------------------------------------------------------------------------
 
     def window(self, chosen: list[tuple[str, int]]) -> Window:
         """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
@@ -138,8 +120,7 @@ class Loop:
         """One optimiser step: (scalars to display, with "loss"; gradient norm). The caller counts the time."""
         config, progress = self.config, self.progress
         chosen = self.orders.choose(progress.step, config.rows, config.length)
-        self.objective.begin_step(progress.step, self.schedule.share)
-        factor = self.schedule.factor()
+        self.objective.begin_step(progress.step)
         size = config.micro_rows or config.rows
         parts = config.rows // size
         shown: dict[str, float] = {}
@@ -150,14 +131,7 @@ class Loop:
             (loss / parts).backward()
             for name, value in {"loss": loss.detach(), **scalars}.items():
                 shown[name] = shown.get(name, 0.0) + float(value) / parts
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
-        if math.isfinite(norm):  # otherwise a bad batch would corrupt the optimiser state
-            for optimiser in self.optimisers.values():
-                for group in optimiser.param_groups:
-                    group["lr"] = config.lr * factor
-                optimiser.step()
-        for optimiser in self.optimisers.values():
-            optimiser.zero_grad(set_to_none=True)
+        norm = update(self.optimisers, self.parameters, config.clip, config.lr * self.schedule.factor())
         progress.step += 1
         progress.tokens += config.step_tokens
         return shown, norm
@@ -168,15 +142,14 @@ class Loop:
         self.objective.eval()
         with self.autocast():
             sums: dict[str, float] = {}
-            for window in self.heldout.windows:
+            for window in self.windows:
                 loss, scalars = self.objective(window)
                 for name, value in {"loss": loss, **scalars}.items():
-                    sums[name] = sums.get(name, 0.0) + float(value) / len(self.heldout.windows)
-        for texts, windows in zip(self.heldout.texts, self.heldout.text_windows, strict=True):
+                    sums[name] = sums.get(name, 0.0) + float(value) / len(self.windows)
+        for text in self.texts:
             # Outside autocast: decoding runs the head in float32.
-            probs = partial(self.objective.acceptance_probs, temperature=texts.temperature)
-            tau = acceptance_length(probs, texts, windows)
-            sums[f"tau@{texts.temperature:g}"] = tau
+            probs = partial(self.objective.acceptance_probs, temperature=text.temperature)
+            sums[f"tau@{text.temperature:g}"] = text.acceptance_length(probs)
         self.objective.train()
         return sums
 
@@ -194,8 +167,6 @@ class Loop:
                 file.truncate(end)
                 print(f"a line of {path} could not be written: is the disk full? The run continues.")
 
-    # --- the run ----------------------------------------------------------------------------------------------
-
     def run(self) -> dict[str, float]:
         """Train until the budget is spent, a signal comes, or `max_steps` steps are done; returns the last evaluation,
         or nothing if a signal came before the first step. `stopped_by` then is its number.
@@ -207,35 +178,33 @@ class Loop:
         figures: dict[str, float] = {}
         saved = time.monotonic()
         self.first = progress.step
-        with Interrupt(SIGNALS, STOPPING) as interrupt, Display(schedule, self.rate) as display:
+        with Interrupt(SIGNALS, STOPPING) as interrupt:
+            display = Display(schedule, self.rate)
             if not progress.step:
-                display.say("measuring on held-out text before the first step")
-                self._evaluate(display)
+                print("measuring on held-out text before the first step", flush=True)
+                self._evaluate()
             while not (schedule.done or interrupt.asked or self.done == config.max_steps):
                 begun = time.monotonic()
-                if (config.out / "decay-now").exists():
-                    schedule.start_decay()
-                    (config.out / "decay-now").unlink()
                 shown, norm = self.step()
                 if not math.isfinite(norm):
-                    display.say(f"step {progress.step}: the gradient norm is {norm}, its update was skipped")
+                    print(f"step {progress.step}: the gradient norm is {norm}, its update was skipped", flush=True)
                 smooth = shown["loss"] if smooth is None else 0.95 * smooth + 0.05 * shown["loss"]
                 seconds = time.monotonic() - begun
                 progress.seconds += seconds
                 figures = {}
-                display.show(progress, smooth, config.step_tokens / seconds, norm)
+                display.show(smooth, config.step_tokens / seconds, norm)
                 if config.eval_steps and progress.step % config.eval_steps == 0:
                     begun = time.monotonic()
-                    figures = self._evaluate(display, smooth)
+                    figures = self._evaluate(smooth)
                     progress.seconds += time.monotonic() - begun
                 if time.monotonic() - saved > 60 * config.save_minutes:
                     saved = time.monotonic()
-                    self._try_save(display)
+                    self._try_save()
                     progress.seconds += time.monotonic() - saved
             if self.done:
                 self.save()
             if self.done or not interrupt.asked:
-                figures = figures or self._evaluate(display, smooth)
+                figures = figures or self._evaluate(smooth)
             self.stopped_by = interrupt.number
             return figures
 
@@ -244,32 +213,32 @@ class Loop:
         """Steps of this call."""
         return self.progress.step - self.first
 
-    def _try_save(self, display: Display) -> None:
+    def _try_save(self) -> None:
         try:
             self.save()
         except TrainingError as fault:
             self.log({"step": self.progress.step, "error": str(fault)})
-            display.say(f"step {self.progress.step}: {fault} The run continues.")
+            print(f"step {self.progress.step}: {fault} The run continues.", flush=True)
 
-    def _evaluate(self, display: Display, train: float | None = None) -> dict[str, float]:
+    def _evaluate(self, train: float | None = None) -> dict[str, float]:
         losses = self.evaluate()
         self.log({"step": self.progress.step, "tokens": self.progress.tokens, "train": train, "heldout": losses})
         figures = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
-        display.say(f"step {self.progress.step}  held-out {figures}")
+        print(f"step {self.progress.step}  held-out {figures}", flush=True)
         return losses
 
 
-def identity(kind: str, options: Any, config: LoopConfig) -> dict[str, Any]:
+def identity(config: RunConfig) -> dict[str, Any]:
     """Settings that must not change when a run is resumed."""
-    names = ("length", "rows", "optimiser", "seed", "shares", "answers_only")
-    return {"objective": kind, **as_json({"options": asdict(options), **{n: getattr(config, n) for n in names}})}
+    names = ("options", "length", "rows", "optimiser", "seed", "shares", "answers_only")
+    settings = as_json(config)
+    return {"objective": config.kind, **{name: settings[name] for name in names}}
 
 
-def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
+def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: bool) -> Optimisers:
     """AdamW for everything, or Muon (Jordan 2024; scaled as in 2502.16982, section 2.2) for the inner matrices.
     Token tables use AdamW, because a step only updates a few of their rows."""
-    named = [(n, p) for n, p in objective.module.named_parameters() if p.requires_grad]
-    muon = config.optimiser == "muon"
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     inner = {n: p for n, p in named if muon and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
     rest = [p for n, p in named if n not in inner]
     decayed = [p for p in rest if p.ndim > 1 and not inner]
@@ -277,19 +246,28 @@ def make_optimisers(objective: Objective, config: LoopConfig) -> Optimisers:
     optimisers: Optimisers = {}
     if inner:
         optimisers["muon"] = torch.optim.Muon(
-            inner.values(),
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            momentum=0.95,
-            adjust_lr_fn="match_rms_adamw",
+            inner.values(), lr=lr, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
         )
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if used := [group for group in groups if group["params"]]:
-        optimisers["adamw"] = torch.optim.AdamW(used, lr=config.lr, betas=(0.9, 0.95))
+        optimisers["adamw"] = torch.optim.AdamW(used, lr=lr, betas=(0.9, 0.95))
     return optimisers
 
 
-def _tokens_and_counts(stream: Stream, windows: Seq[int], config: LoopConfig) -> tuple[Tensor, Tensor]:
+def update(optimisers: Optimisers, parameters: Seq[nn.Parameter], clip: float, lr: float) -> float:
+    """One update by the gradients, which are then removed; returns their norm before clipping. If it is not finite
+    nothing is updated: a bad batch would corrupt the optimiser state."""
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
+    for optimiser in optimisers.values():
+        if math.isfinite(norm):
+            for group in optimiser.param_groups:
+                group["lr"] = lr
+            optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+    return norm
+
+
+def _tokens_and_counts(stream: Stream, windows: Seq[int], config: RunConfig) -> tuple[Tensor, Tensor]:
     """`tokens` and `counts` of a `Window`."""
     tokens = stream.rows(windows, config.length)[:, :-1]
     if config.answers_only:
@@ -297,14 +275,8 @@ def _tokens_and_counts(stream: Stream, windows: Seq[int], config: LoopConfig) ->
     return tokens, torch.ones_like(tokens, dtype=torch.bool)
 
 
-def held_out(
-    streams: list[Stream],
-    config: LoopConfig,
-    teacher: Teacher,
-    taps: tuple[int, ...],
-    texts: list[HeldOutText],
-) -> Held:
-    """Fixed windows of the held-out streams, in micro-batches, and the texts, with the target's hidden states."""
+def held_out(streams: list[Stream], config: RunConfig, teacher: Teacher, taps: tuple[int, ...]) -> list[Window]:
+    """Fixed windows of the held-out streams, in micro-batches, with the target's hidden states."""
     each = max(1, config.eval_rows // len(streams))
     size = config.micro_rows or config.rows
     windows = []
@@ -315,4 +287,4 @@ def held_out(
             tokens, counts = _tokens_and_counts(stream, picked[i : i + size], config)
             device = teacher.device
             windows.append(Window(tokens.to(device), counts.to(device), teacher.read(tokens, taps)))
-    return Held(windows, texts, [held_windows(t, teacher, taps) for t in texts])
+    return windows

@@ -1,14 +1,10 @@
-"""The losses of all objectives: divergences between the draft's and the target's distributions, computed in blocks.
+"""The loss of all objectives: KL(p || q) of the target's distribution p and the draft's q, computed in blocks. It is
+mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461).
 
 A distribution has one probability per vocabulary id, so those of a whole batch would take more memory than everything
 else, and moving them would take most of the time. `distribution_losses` therefore processes the positions in blocks
 that fit a CPU cache. For each block it computes logits, losses and their gradients, which all have closed forms. Only
 the gradients of states and weights leave a block.
-
-The kinds, q being the draft's distribution and p the target's:
-
-    kl  KL(p || q): mass-covering (Hinton et al. 1503.02531; DistillSpec 2310.08461)
-    ce  -log q(token of the text), as in the Medusa paper
 """
 
 from __future__ import annotations
@@ -33,21 +29,17 @@ class Aims:
 
     final   [B, T, d], the target's states after its final norm. head [V', d]: the rows of its output head that are in
             the draft vocabulary (distributions are restricted to them).
-    tokens  int64 [B, T], the text as ids among the V' rows, -1 for others; used by "ce".
     counts  bool [B, T], whether the prediction of the token at that position counts in the loss, or float: how much.
     """
 
     final: Tensor
     head: Tensor
-    tokens: Tensor
     counts: Tensor
     ahead: int
     stride: int = 1
 
 
-def distribution_losses(
-    kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]
-) -> tuple[Tensor, Tensor]:
+def distribution_losses(states: Tensor, weight: Tensor, aims: Aims, weights: list[float]) -> tuple[Tensor, Tensor]:
     """(sum over k of weights[k] * loss k, to be differentiated; losses [K] in nats, detached).
 
     states  [K, B, N, d]: input of the output head for each draft token.
@@ -55,14 +47,14 @@ def distribution_losses(
 
     The loss of a draft token is the mean over its counted positions. Under autocast the matrix products use its dtype.
     """
-    total, each = _DistributionLosses.apply(kind, states, weight, aims, weights)  # type: ignore[no-untyped-call]
+    total, each = _DistributionLosses.apply(states, weight, aims, weights)  # type: ignore[no-untyped-call]
     return total, each
 
 
 class _DistributionLosses(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, kind: str, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]
+        ctx: Any, states: Tensor, weight: Tensor, aims: Aims, weights: list[float]
     ) -> tuple[Tensor, Tensor]:
         depth, batch, rows, _ = states.shape
         device = states.device.type
@@ -82,19 +74,17 @@ class _DistributionLosses(torch.autograd.Function):
                     stop = min(rows, start + block)
                     # States of all distributions that these rows are trained on, [stop - start + (K - 1) stride, d].
                     aimed = aims.final[b, start + ahead[0] : stop + ahead[-1]]
-                    logp = None if kind == "ce" else F.linear(aimed.to(cast), head).to(wide).log_softmax(-1)
+                    all_logp = F.linear(aimed.to(cast), head).to(wide).log_softmax(-1)
                     for k in range(depth):
                         x = states[k, b, start:stop].to(cast)  # [n, d]
                         w = weight_cast[min(k, len(weight_cast) - 1)]  # [V', d]
                         span = slice(1 + start + ahead[k], 1 + stop + ahead[k])
                         share = aims.counts[b, span].to(wide) / counted[k]  # [n]
-                        aim = None if logp is None else logp[ahead[k] - ahead[0] :][: stop - start]
-                        loss, slope = _divergence(kind, F.linear(x, w).to(wide), aim, aims.tokens[b, span], needs)
-                        if kind == "ce":
-                            share = share * (aims.tokens[b, span] >= 0)
-                        each[k] += loss @ share
-                        if slope is not None and into_states is not None and into_weight is not None:
-                            slope = slope.mul_(share[:, None] * weights[k]).to(cast)  # [n, V']
+                        logp = all_logp[ahead[k] - ahead[0] :][: stop - start]  # [n, V']
+                        logq, p = F.linear(x, w).to(wide).log_softmax(-1), logp.exp()
+                        each[k] += (logp - logq).mul_(p).sum(-1) @ share
+                        if into_states is not None and into_weight is not None:
+                            slope = logq.exp_().sub_(p).mul_(share[:, None] * weights[k]).to(cast)  # [n, V']
                             into_states[k, b, start:stop] = (slope @ w).to(states.dtype)
                             into_weight[min(k, len(weight_cast) - 1)] += slope.T @ x
         ctx.save_for_backward(into_states, into_weight)
@@ -105,20 +95,4 @@ class _DistributionLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         into_states, into_weight = ctx.saved_tensors
-        return None, into_states * scale, (into_weight * scale).to(ctx.weight_dtype), None, None
-
-
-def _divergence(
-    kind: str, logits: Tensor, logp: Tensor | None, labels: Tensor, needs: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Loss of each row [n], and its gradient with respect to the logits [n, V'] (None unless `needs`)."""
-    logq = logits.log_softmax(-1)
-    q = logq.exp()
-    if kind == "ce":
-        at = labels.clamp(min=0)[:, None]
-        loss = -logq.gather(1, at)[:, 0]
-        return loss, q.scatter_add_(1, at, q.new_full(at.shape, -1.0)) if needs else None
-    assert logp is not None
-    p = logp.exp()
-    loss = (logp - logq).mul_(p).sum(-1)
-    return loss, q.sub_(p) if needs else None
+        return into_states * scale, (into_weight * scale).to(ctx.weight_dtype), None, None

@@ -2,7 +2,7 @@
 al. 2401.10774, section 2.2.1).
 
 Head k at position i predicts token i + 2 + k, so it is trained on the target's distribution at i + 1 + k. The paper
-trains on the text (`loss="ce"`). Learning the full distribution ("kl") gives more signal per token, and acceptance is
+trains on the text. Learning the full distribution gives more signal per token, and acceptance is
 decided by the distribution. The heads' losses are weighted by decay^k, as in the paper: otherwise the large losses of
 far heads would dominate.
 """
@@ -29,12 +29,10 @@ RANKS = 10
 
 
 class MedusaObjective(Objective):
-    name = "medusa"
     module: MedusaHeads
 
     def __init__(self, teacher: Teacher, options: MedusaOptions, seed: int = 0):
-        super().__init__()
-        self.teacher, self.options, self.depth = teacher, options, options.heads
+        super().__init__(teacher, options, options.heads)
         c = teacher.config
         self.module = MedusaHeads(
             MedusaConfig(options.heads, options.layers, c.hidden_size, c.vocab_size, own_lm_head=options.own_head)
@@ -46,8 +44,8 @@ class MedusaObjective(Objective):
         final = window.taps[FINAL]  # [B, T, d]
         states = self.module.states(final[:, : final.shape[1] - self.depth - 1])  # [B, N, K, d]
         table = self.module.lm_head
-        aims = Aims(final, self.teacher.head, window.tokens, window.counts, 1)
-        return Predictions(states.permute(2, 0, 1, 3), table if table.dim() == 3 else table[None], aims, self.weights)
+        aims = Aims(final, self.teacher.head, window.counts, 1)
+        return states.permute(2, 0, 1, 3), table if table.dim() == 3 else table[None], aims, self.weights
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
         final = window.taps[FINAL]

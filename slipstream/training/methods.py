@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from slipstream.core.params import check_number
 from slipstream.errors import ParameterError, did_you_mean
-from slipstream.training.training_settings import COUNT, FROM_ZERO, TWO, Checked, setting
-
-KINDS = ("kl", "ce")
-"""Losses: see `losses`."""
-
-
-def check_loss(name: str, kind: Any) -> None:
-    """Raise ParameterError for a loss that does not exist."""
-    if kind not in KINDS:
-        raise ParameterError(f"{name} is {kind!r}", fix=did_you_mean(kind, KINDS))
-
+from slipstream.settings import EXECUTORS, one_of
+from slipstream.training.training_settings import (
+    COUNT,
+    FROM_ZERO,
+    POSITIVE,
+    SHARE,
+    TWO,
+    Checked,
+    LoopConfig,
+    checked,
+    setting,
+)
 
 DECAYS = partial(check_number, low=0.0, high=1.0, open_low=True)
-LOSS = setting("kl", "Loss: kl or ce.", check=check_loss)
 DEPTH = setting(4, "Draft length for which acceptance is simulated.", check=COUNT)
-COMPILE = setting(False, "Compile the layers (needs a C++ compiler on a CPU).", "--compile/--no-compile")
 TAPS = setting(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
 
 
@@ -40,7 +40,6 @@ class MedusaOptions(Checked):
     heads: int = setting(4, "Number of heads; each predicts one position further.", check=COUNT)
     layers: int = setting(1, "Residual blocks per head.", check=COUNT)
     own_head: bool = setting(True, "Train a separate lm_head for each head.")
-    loss: str = LOSS
     decay: float = setting(0.8, "Weight of head k in the loss is decay^k.", check=DECAYS)
 
 
@@ -59,7 +58,6 @@ class EagleOptions(Checked):
     )
     taps: Seq[int] | None = TAPS
     intermediate: int | None = setting(None, "Width of the MLP of the head.", shown="the target's", check=COUNT)
-    loss: str = LOSS
     decay: float = setting(0.8, "Weight of step j in the loss is decay^j.", check=DECAYS)
 
 
@@ -76,7 +74,6 @@ class DFlashOptions(Checked):
     )
     taps: Seq[int] | None = TAPS
     markov_rank: int = setting(0, "Width of a Markov head (DSpark, arXiv 2607.05147); 0: none.", check=FROM_ZERO)
-    loss: str = LOSS
     decay: float = setting(0.8, "Weight of draft token k in the loss is decay^k.", check=DECAYS)
 
 
@@ -92,9 +89,7 @@ class DraftOptions(Checked):
     heads: int = setting(4, "Number of query heads, from scratch.", check=COUNT)
     kv_heads: int = setting(1, "Number of KV heads, from scratch.", check=COUNT)
     intermediate: int = setting(640, "Width of the MLP, from scratch.", check=COUNT)
-    loss: str = LOSS
     depth: int = DEPTH
-    compile: bool = COMPILE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,9 +119,7 @@ class LayerSkipOptions(Checked):
     )
     exit_scale: float = setting(0.3, "Weight of the early exits in the loss.")
     rotation: int = setting(7, "Each exit contributes to the loss once in this many steps.", check=FROM_ZERO)
-    loss: str = setting("kl", "Loss: kl (stay near the original) or ce.", check=check_loss)
     depth: int = DEPTH
-    compile: bool = COMPILE
 
 
 @dataclass(frozen=True)
@@ -186,3 +179,76 @@ METHODS = {
     )
 }  # fmt: skip
 """Methods by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(LoopConfig):
+    """The settings of a run: what to train, for which target, and on which data.
+
+    kind            name in `METHODS`; options: those of its objective.
+    out             folder: checkpoint.safetensors, log.jsonl, data/, final/.
+    data            sources (see `documents`). shares: their weights in a batch; None: proportional to size.
+    answers_only    a stream without answers counts as a whole.
+    texts, text_prompt, text_tokens, temperatures   held-out texts for the simulated acceptance length.
+    command         the command line, for the model card.
+    """
+
+    PANEL: ClassVar[str] = "Data"
+    kind: str
+    options: Any
+    target: str = setting("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
+    out: Path = setting(None, "Output folder.", shown="runs/METHOD")  # noqa: RUF009
+    data: Seq[str] = setting(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
+    shares: Seq[float] | None = setting(
+        None, "Sampling weight of a --data; repeatable, one per --data.", "--share", shown="by size"
+    )
+    answers_only: bool = setting(False, "Compute the loss on answers only.")
+    self_tokens: int = setting(
+        0,
+        "Train on conversations of about this many tokens that the target, a chat model, writes by itself.",
+        "--self",
+        metavar="TOKENS",
+        check=FROM_ZERO,
+    )
+    heldout_share: float = setting(
+        0.03, "Share of the documents held out for evaluation.", check=partial(check_number, low=0.0, high=0.5)
+    )
+    regenerate: int = setting(
+        0,
+        "First let the target generate this many tokens after prefixes of the data, and train on them, too.",
+        metavar="TOKENS",
+        check=FROM_ZERO,
+    )
+    regenerate_share: float = setting(0.5, "Share of the target's own text in a batch.", check=SHARE)
+    regenerate_tokens: int = checked(160, COUNT)
+    cache_hidden: bool = setting(False, "Compute the target's hidden states once and store them.")
+    texts: int = setting(32, "Number of held-out texts that the target writes.", check=COUNT)
+    text_prompt: int = checked(96, TWO)
+    text_tokens: int = setting(96, "New tokens per held-out text.", check=TWO)
+    temperatures: Seq[float] = setting(
+        None, "Temperature of held-out texts in addition to 0; repeatable.", "--temperature", shown="0.8"
+    )
+    executor: str = setting("auto", "Executor of the target: auto, native or torch.")
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in METHODS:
+            raise ParameterError(f"there is no training for {self.kind!r}", fix=did_you_mean(self.kind, METHODS))
+        method = METHODS[self.kind]
+        for name, value in {
+            "out": self.out or Path("runs") / self.kind,
+            "lr": method.rate if self.lr is None else self.lr,
+            "optimiser": self.optimiser or method.optimiser,
+            "data": tuple(self.data or ()),
+            "shares": tuple(self.shares or ()) or None,
+            "temperatures": tuple(dict.fromkeys((0.0, *(self.temperatures or (0.8,))))),
+        }.items():
+            object.__setattr__(self, name, value)
+        one_of("executor", self.executor, EXECUTORS)
+        super().__post_init__()
+        for share in self.shares or ():
+            POSITIVE("shares", share)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.out / "checkpoint.safetensors"

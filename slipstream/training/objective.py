@@ -1,62 +1,49 @@
-"""The contract of a training objective: what it predicts; the loss, agreement and acceptance follow from it."""
+"""The contract of a training objective: what it predicts; the loss and the acceptance follow from it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.training.acceptance import acceptance_probs
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims, distribution_losses
+from slipstream.training.methods import RunConfig
 from slipstream.training.packing import Stream
-from slipstream.training.training_settings import LoopConfig
 
-
-@dataclass(frozen=True)
-class Predictions:
-    """What an objective predicts at the positions of a window: `states`, `tables` and `weights` as in
-    `distribution_losses`, on which `aims` they are trained."""
-
-    states: Tensor
-    tables: Tensor
-    aims: Aims
-    weights: list[float]
+Predictions = tuple[Tensor, Tensor, Aims, list[float]]
+"""`states`, `weight`, `aims` and `weights` of `distribution_losses`."""
 
 
 class Objective(nn.Module, ABC):
     """A module under training and its loss.
 
-    name     the name on the command line.
-    options  its settings, `loss` among them; stored in the checkpoint and compared when a run is resumed.
+    options  its settings.
     module   the module that is trained, checkpointed and exported.
     taps     the target's hidden states that the objective reads (see `TargetOut.hidden`), `FINAL` among them.
     depth    K, the draft length whose acceptance is simulated.
-    compiled whether its layers are compiled, for each shape of a batch.
     """
 
-    name: str
-    options: Any
     module: nn.Module
     taps: tuple[int, ...] = (FINAL,)
-    depth: int
-    compiled: bool = False
-    teacher: Teacher
+
+    def __init__(self, teacher: Teacher, options: Any, depth: int):
+        super().__init__()
+        self.teacher, self.options, self.depth = teacher, options, depth
 
     @classmethod
-    def make(cls, teacher: Teacher, options: Any, loop: LoopConfig, streams: list[Stream]) -> Objective:
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
         """The objective of a run. streams: the training data."""
-        return cls(teacher, options, loop.seed)  # type: ignore[call-arg]
+        return cls(teacher, config.options, config.seed)
 
     @abstractmethod
     def predictions(self, window: Window) -> Predictions:
-        """What the module predicts in a window [B, T]."""
+        """What the module predicts in a window [B, T], and what it is trained on."""
 
     @abstractmethod
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
@@ -67,8 +54,8 @@ class Objective(nn.Module, ABC):
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the result in the standard format that decoding loads."""
 
-    def begin_step(self, step: int, share: float) -> None:
-        """Called before the forwards of an optimiser step; `share` of the budget is spent."""
+    def begin_step(self, step: int) -> None:
+        """Called before the forwards of an optimiser step."""
 
     def measure(self, windows: list[Window]) -> dict[str, Any]:
         """Further measurements after a run, on the windows of the greedy held-out texts."""
@@ -79,20 +66,9 @@ class Objective(nn.Module, ABC):
         return ids
 
     def forward(self, window: Window) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to differentiate, and scalars to display: the loss of each prediction, and in evaluations the share
-        of positions at which its most likely token is the target's."""
-        predicted = self.predictions(window)
-        states, tables, aims = predicted.states, predicted.tables, predicted.aims
-        loss, each = distribution_losses(self.options.loss, states, tables, aims, predicted.weights)
-        shown = {f"loss{k + 1}": each[k] for k in range(len(states))}
-        if not self.training:
-            best, rows = self.draft_ids(most_likely(aims.final, self.teacher.head)), states.shape[2]
-            for k in range(len(states)):
-                at = aims.ahead + k * aims.stride
-                same = most_likely(states[k], tables[min(k, len(tables) - 1)]) == best[:, at : at + rows]
-                counted = aims.counts[:, 1 + at : 1 + at + rows].float()
-                shown[f"agree{k + 1}"] = (same * counted).sum() / counted.sum().clamp(min=1)
-        return loss, shown
+        """The loss to differentiate, and scalars to display: the loss of each prediction."""
+        loss, each = distribution_losses(*self.predictions(window))
+        return loss, {f"loss{k + 1}": value for k, value in enumerate(each)}
 
     def acceptance_probs(self, window: Window, temperature: float) -> Tensor:
         """Acceptance probabilities of the draft tokens of chains, [R, L] -> [R, L, K]: see `acceptance`."""
@@ -117,9 +93,12 @@ def decaying(decay: float, count: int) -> list[float]:
     return [w / sum(raw) for w in raw]
 
 
-def most_likely(states: Tensor, table: Tensor) -> Tensor:
-    """The most likely id of each distribution (ties: the lowest): states [B, N, d], output head [V, d] -> int64 [B, N].
-
-    Windows are processed one at a time.
-    """
-    return torch.stack([F.linear(x, table.to(x.dtype)).argmax(-1) for x in states])
+def initialise(module: nn.Module, generator: torch.Generator, residual: float = 0.01) -> None:
+    """Normal weights of deviation 0.02; `residual` for matrices that write to the residual stream; 1 for the taps of
+    mask rows."""
+    for name, weight in module.named_parameters():
+        if weight.ndim == 2:
+            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            nn.init.normal_(weight, 0.0, std, generator=generator)
+        elif name == "mask_hidden":
+            nn.init.normal_(weight, generator=generator)

@@ -25,15 +25,16 @@ from torch import Tensor
 from slipstream.errors import ParameterError
 from slipstream.training.resume_state import writing
 
+Marked = tuple[list[int], list[bool] | None]
+"""Ids of a document, and which of them belong to an answer (None: no answers)."""
+
 
 def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None, vocab_size: int = 2**16) -> int:
     """Write one stream, each document followed by `eos` if it is not None; returns the number of tokens."""
     return write_masked(path, ((ids, None) for ids in documents), eos, vocab_size)
 
 
-def write_masked(
-    path: Path, documents: Iterable[tuple[list[int], list[bool] | None]], eos: int | None, vocab_size: int = 2**16
-) -> int:
+def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab_size: int = 2**16) -> int:
     """`write_stream` for documents with answer masks (None: no answers).
 
     The final `eos` belongs to the answer if the document ends with one.
@@ -87,7 +88,7 @@ class Stream:
         mask = np.memmap(marks, np.uint8, "r") if size and marks.is_file() else None
         return cls(tokens, starts, whole, mask)
 
-    def documents(self) -> Iterator[tuple[list[int], list[bool] | None]]:
+    def documents(self) -> Iterator[Marked]:
         """Ids and mask of each document, as `write_masked` takes them."""
         for a, b in pairwise(self.starts.tolist()):
             yield self.tokens[a:b].tolist(), None if self.mask is None else self.mask[a:b].astype(bool).tolist()

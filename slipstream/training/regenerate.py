@@ -10,7 +10,8 @@ interrupted regeneration continues where it stopped and gives the same result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,7 @@ from slipstream.bench.loops import looping, periodic_tail
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from slipstream.training.data import Marked
-from slipstream.training.packing import Stream, write_masked
+from slipstream.training.packing import Marked, Stream, write_masked
 
 MARK = "\ue000the user's message\ue000"
 """Stands for the message while the chat template is rendered."""
@@ -28,22 +28,6 @@ TURN = SamplingParams(temperature=1.0, min_p=0.03, max_tokens=160)
 SHORTEST = 12
 """Characters of a message; shorter ones say too little."""
 ROUNDS = 8
-
-
-@dataclass(frozen=True)
-class RegenerateConfig:
-    """tokens        number of tokens to generate in total.
-    new_tokens    maximum tokens of one answer.
-    temperatures  each continuation uses one of these at random; 0 gives the text of greedy decoding.
-    shard         continuations per shard.
-    """
-
-    tokens: int
-    new_tokens: int = 160
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.8, 1.0)
-    shard: int = 512
-    seed: int = 0
-
 
 Prompts = Callable[[np.random.Generator, int], list[list[int]]]
 """(random numbers, count) -> at most so many prompts."""
@@ -130,43 +114,52 @@ def self_prompts(llm: LLM) -> Prompts:
     return write
 
 
+def continued(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Marked]:
+    """Prompts and what the target writes after them, which is marked as an answer."""
+    texts = zip(prompts, llm.generate(prompts, params), strict=True)
+    return [
+        ([*done.prompt_token_ids, *done.token_ids], [False] * len(prompt) + [True] * len(done.token_ids))
+        for prompt, done in texts
+    ]
+
+
 def regenerate(
     llm: LLM,
     prompts: Prompts,
     path: Path,
-    config: RegenerateConfig,
+    total: int,
+    new_tokens: int = 160,
+    seed: int = 0,
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.8, 1.0),
+    shard_size: int = 512,
     say: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Write a stream with a mask of the answers, and return its path. Answers that loop are left out.
 
-    say: called with (tokens of answers so far, total) after every shard. Raises ParameterError if nearly all loop.
+    total: tokens of answers, of at most `new_tokens` each. Each answer has one of `temperatures` at random.
+    say: called with (tokens of answers so far, total) after every shard of so many prompts. Raises ParameterError if
+    nearly all loop.
     """
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    tokens, shard, vocab_size = 0, 0, llm.target.vocab_size
-
-    def part_of(shard: int) -> Path:
-        return path.with_name(f"{path.stem}-{shard:05d}.bin")
-
-    while tokens < config.tokens:
-        part, before = part_of(shard), tokens
+    parts, tokens, vocab_size = list[Path](), 0, llm.target.vocab_size
+    while tokens < total:
+        shard = len(parts)
+        part = path.with_name(f"{path.stem}-{shard:05d}.bin")
         if not part.is_file():
-            rng = np.random.default_rng([config.seed, 17, shard])
-            asked = prompts(rng, config.shard)
+            rng = np.random.default_rng([seed, 17, shard])
+            asked = prompts(rng, shard_size)
             params = [
                 SamplingParams(
-                    temperature=float(rng.choice(config.temperatures)),
-                    max_tokens=config.new_tokens,
-                    seed=int(rng.integers(2**31)),
+                    temperature=float(rng.choice(temperatures)), max_tokens=new_tokens, seed=int(rng.integers(2**31))
                 )
                 for _ in asked
             ]
-            done = llm.generate(asked, params)
             texts = [
-                ([*c.prompt_token_ids, *c.token_ids], [False] * len(p) + [True] * len(c.token_ids))
-                for p, c in zip(asked, done, strict=True)
-                if not looping({0: c.token_ids})
+                (ids, mask)
+                for ids, mask in continued(llm, asked, params)
+                if not looping({0: list(compress(ids, mask or ()))})
             ]
             if not texts:
                 raise ParameterError(
@@ -175,21 +168,21 @@ def regenerate(
                     fix="give other --data, or a target that writes better",
                 )
             write_masked(part, texts, None, vocab_size)
-        written = Stream.open(part, whole=True)
-        tokens = before + (0 if written.mask is None else int(written.mask.sum()))
-        shard += 1
-        say(tokens, config.tokens)
+        mask = Stream.open(part, whole=True).mask
+        tokens += 0 if mask is None else int(mask.sum())
+        parts.append(part)
+        say(tokens, total)
 
     def everything() -> Iterator[Marked]:
         seen = set[tuple[int, ...]]()
-        for i in range(shard):
-            for ids, mask in Stream.open(part_of(i), whole=True).documents():
+        for part in parts:
+            for ids, mask in Stream.open(part, whole=True).documents():
                 if tuple(ids) not in seen:
                     seen.add(tuple(ids))
                     yield ids, mask
 
     write_masked(path, everything(), None, vocab_size)
-    for i in range(shard):
+    for part in parts:
         for suffix in (".bin", ".starts.npy", ".mask.bin"):
-            part_of(i).with_suffix(suffix).unlink(missing_ok=True)
+            part.with_suffix(suffix).unlink(missing_ok=True)
     return path

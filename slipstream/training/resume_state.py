@@ -77,29 +77,24 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
         os.replace(temporary, path)
 
 
-def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
-    """Load the weights of a checkpoint into `model`; returns the JSON state."""
+def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None = None) -> dict[str, Any]:
+    """Restore weights, and optimiser state if there are optimisers, exactly; returns the JSON state. Raises KeyError
+    for optimiser state of a parameter that the model lacks."""
+    parameters = dict(model.named_parameters())
+    weights: dict[str, Tensor] = {}
     with safe_open(path, framework="pt") as file:
         state: dict[str, Any] = json.loads(file.metadata()["state"])
-        prefix = "weights."
-        weights = {k[len(prefix) :]: file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
-    model.load_state_dict(weights | {n: weights[first] for n, first in _aliases(model).items()})
-    return state
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers) -> dict[str, Any]:
-    """Restore weights and optimiser state exactly; returns the JSON state. Raises KeyError for optimiser state of a
-    parameter that the model lacks."""
-    state = load_weights(path, model)
-    parameters = dict(model.named_parameters())
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118
-            if name.startswith("optim."):
-                _, label, rest = name.split(".", 2)
+        for stored in file.keys():  # noqa: SIM118
+            kind, _, name = stored.partition(".")
+            if kind == "weights":
+                weights[name] = file.get_tensor(stored)
+            elif optimisers is not None:
+                label, _, rest = name.partition(".")
                 parameter_name, key = rest.rsplit(".", 1)
-                parameter, value = parameters[parameter_name], file.get_tensor(name)
+                parameter, value = parameters[parameter_name], file.get_tensor(stored)
                 # AdamW keeps its step count on the CPU; everything else lives with the weights.
                 optimisers[label].state[parameter][key] = value if key == "step" else value.to(parameter.device)
+    model.load_state_dict(weights | {n: weights[first] for n, first in _aliases(model).items()})
     return state
 
 

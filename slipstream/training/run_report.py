@@ -19,12 +19,13 @@ FIRST = 64
 """Tokens of its first pass, without those that the last draft tokens need."""
 
 
-def estimate(loop: Loop) -> tuple[list[str], float]:
-    """(lines to print, tokens per second of an optimiser step): a few windows are run through target and objective,
-    without an update."""
+def estimate(loop: Loop) -> list[str]:
+    """Lines to print, after a few windows were run through target and objective without an update. Sets `loop.rate`,
+    tokens per second of an optimiser step."""
     config, objective, width = loop.config, loop.objective, loop.teacher.config.hidden_size
     count, reading, training = _measured(loop)
     reading_rate, rate = count / max(1e-9, reading), count / (training if loop.caches else reading + training)
+    loop.rate = rate
     seconds = 60 * config.budget_minutes if config.budget_minutes else (config.budget_tokens or 0) / rate
     tokens, seen = sum(len(s.tokens) for s in loop.orders.streams.values()), int(seconds * rate)
     states = sum(3 * p.numel() * p.element_size() for p in loop.parameters)  # gradient and two moments
@@ -44,29 +45,26 @@ def estimate(loop: Loop) -> tuple[list[str], float]:
         cache = sum(c.nbytes(width) for c in loop.caches.values())
         missing = sum(len(c.missing()) * c.SHARD for c in loop.caches.values()) * config.length
         lines.append(f"states     {size(cache)} of disk, {duration(missing / reading_rate)} to compute them")
-    return lines, rate
+    return lines
 
 
 def _measured(loop: Loop) -> tuple[int, float, float]:
     """Tokens of the largest pass that was measured, and seconds: of the target's forward, and of the rest.
 
     Passes grow to a micro-batch while the next is expected to end within LIMIT seconds. The first pass of a size
-    allocates memory, so the smallest and the largest are run twice. Compiled layers are compiled for each size, so they
-    are measured at the largest only, however long that takes.
+    allocates memory, so the smallest and the largest are run twice.
     """
     config, objective = loop.config, loop.objective
     rows = config.micro_rows or config.rows
     stream = next(iter(loop.orders.streams.values()))
     tokens = stream.rows([i % len(stream.windows(config.length)) for i in range(rows)], config.length)[:, :-1]
     sizes = [tokens.numel()] * 2
-    if not objective.compiled:
-        while sizes[0] > FIRST + objective.depth:
-            sizes = [max(FIRST + objective.depth, sizes[0] // 4), *sizes]
-        sizes = [sizes[0], *sizes]
+    while sizes[0] > FIRST + objective.depth:
+        sizes = [max(FIRST + objective.depth, sizes[0] // 4), *sizes]
     begun, count, reading, training = time.perf_counter(), 0, 0.0, 0.0
-    for wanted in sizes:
+    for wanted in (sizes[0], *sizes):
         expected = (reading + training) * wanted / max(1, count)
-        if not objective.compiled and time.perf_counter() - begun + expected > LIMIT:
+        if time.perf_counter() - begun + expected > LIMIT:
             break
         part = tokens[: max(1, wanted // config.length), :wanted]
         count, start = part.numel(), time.perf_counter()
@@ -81,17 +79,18 @@ def _measured(loop: Loop) -> tuple[int, float, float]:
     return count, reading, training
 
 
-def run_card(config: Any, loop: Loop, data: dict[str, Any], figures: dict[str, Any], commands: list[str]) -> str:
-    """Markdown with front matter. config: the `RunConfig`; data: `data.json`; figures: measurements;
-    commands: the command lines of the run's parts."""
-    c, progress = config.loop, loop.progress
+def run_card(loop: Loop, data: dict[str, Any], figures: dict[str, Any], commands: list[str]) -> str:
+    """Markdown with front matter. data: `data.json`; figures: measurements; commands: the command lines of the run's
+    parts."""
+    config, progress = loop.config, loop.progress
+    threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     facts = {
         "target": f"`{config.target}`",
         "parameters": f"{sum(p.numel() for p in loop.parameters):,} trained",
-        "tokens seen": f"{progress.tokens:,} in {progress.step:,} steps of {c.step_tokens:,}",
+        "tokens seen": f"{progress.tokens:,} in {progress.step:,} steps of {config.step_tokens:,}",
         "training time": f"{progress.seconds / 60:.1f} minutes",
-        "device": f"{c.device}, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
-        "seed": str(c.seed),
+        "device": f"{config.device}, {platform.machine()}, {threads}",
+        "seed": str(config.seed),
         "options": ", ".join(f"{k}={v}" for k, v in vars(config.options).items()),
     }
     for name, value in figures.items():

@@ -1,38 +1,40 @@
-"""The budget of a training run, the learning rate over it (warmup, stable, decay), and the display of its progress.
+"""The budget of a training run, the learning rate over it (warmup, stable, decay), and lines that show its progress.
 
 WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the rate stays constant until the last share of the budget, so
-a run can be extended, or its decay started early, at any time.
+a run can be extended, or ended earlier, by resuming it with another budget.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
 
 from slipstream.core.sizes import duration
 
 PAUSE = 10.0
-"""Seconds between two lines, where there is no terminal."""
+"""Seconds between two lines."""
 
 
 @dataclass
 class Progress:
-    """The JSON state of a run: all that a resume needs in addition to weights and optimiser state."""
+    """The JSON state of a run: all that a resume needs in addition to weights and optimiser state.
+
+    budget   of the part of the run that was resumed last, in its unit (tokens or seconds).
+    decayed  how much was spent when the decay over an earlier budget was complete.
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    decay_from: float | None = None  # in units of the budget (tokens or seconds)
-    decay_span: float | None = None
+    budget: float | None = None
+    decayed: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
 
 
 class Schedule:
-    """Warmup-stable-decay over a budget of tokens or of seconds."""
+    """Warmup-stable-decay over a budget of tokens or of seconds. A run that has decayed and gets more budget decays
+    over all that is left."""
 
     def __init__(
         self,
@@ -45,58 +47,39 @@ class Schedule:
         self.progress, self.decay_share, self.warmup_steps = progress, decay_share, warmup_steps
         self.by_tokens = budget_tokens is not None
         self.budget = float(budget_tokens) if budget_tokens is not None else 60.0 * (budget_minutes or 0.0)
+        if progress.budget is not None and self.spent >= progress.budget:
+            progress.decayed = self.spent
+        progress.budget = self.budget
 
     @property
     def spent(self) -> float:
         return float(self.progress.tokens) if self.by_tokens else self.progress.seconds
 
     @property
-    def end(self) -> float:
-        """Where the budget ends, in its unit: earlier after an early decay."""
-        if self.progress.decay_from is not None and self.progress.decay_span is not None:
-            return self.progress.decay_from + self.progress.decay_span
-        return self.budget
-
-    @property
     def share(self) -> float:
         """Spent share of the budget."""
-        return min(1.0, self.spent / self.end)
+        return min(1.0, self.spent / self.budget)
+
+    @property
+    def done(self) -> bool:
+        return self.share >= 1.0
 
     def seconds_left(self, rate: float | None = None) -> float | None:
         """Seconds until the budget is spent. rate: tokens per second while no step was done; None: unknown."""
-        left = max(0.0, self.end - self.spent)
+        left = max(0.0, self.budget - self.spent)
         if not self.by_tokens:
             return left
         if self.progress.seconds:
             rate = self.progress.tokens / self.progress.seconds
         return left / rate if rate else None
 
-    def start_decay(self, at: float | None = None) -> None:
-        """Start the decay at a point of the budget (default: now). Later calls do nothing."""
-        if self.progress.decay_from is None:
-            self.progress.decay_from = self.spent if at is None else at
-            self.progress.decay_span = self.decay_share * self.budget
-
-    def extend(self) -> None:
-        """Called on resume: if the decay is over but budget is left, decay again over the rest."""
-        progress = self.progress
-        if progress.decay_from is not None and self.share >= 1.0 and self.budget > self.spent:
-            progress.decay_from, progress.decay_span = self.spent, self.budget - self.spent
-
     def factor(self) -> float:
-        """Multiplier of the learning rate for the next step; starts the decay when it is time."""
-        progress = self.progress
-        planned = (1 - self.decay_share) * self.budget
-        if self.spent >= planned:
-            self.start_decay(planned)
-        warm = min(1.0, (progress.step + 1) / max(1, self.warmup_steps))
-        if progress.decay_from is None or not progress.decay_span:
+        """Multiplier of the learning rate for the next step."""
+        begin = self.progress.decayed or (1 - self.decay_share) * self.budget
+        warm = min(1.0, (self.progress.step + 1) / max(1, self.warmup_steps))
+        if self.spent <= begin:
             return warm
-        return warm * max(0.0, 1 - (self.spent - progress.decay_from) / progress.decay_span)
-
-    @property
-    def done(self) -> bool:
-        return self.share >= 1.0
+        return warm * max(0.0, 1 - (self.spent - begin) / (self.budget - begin))
 
 
 def counted(what: str, say: Callable[[str], None] = print) -> Callable[[int, int], None]:
@@ -123,46 +106,23 @@ def counted(what: str, say: Callable[[str], None] = print) -> Callable[[int, int
 
 
 class Display:
-    """with Display(schedule) as display: a progress bar on a terminal; elsewhere a line at the first step, and then one
-    every `PAUSE` seconds.
+    """Prints how far a run is: now, at the first step, and then every `PAUSE` seconds.
 
     rate  estimated tokens per second, for the time that is left before a step was done.
     """
 
     def __init__(self, schedule: Schedule, rate: float | None = None) -> None:
-        self.schedule, self.rate = schedule, rate
-        self.shown = -PAUSE
-        self.bar: Any = None
+        self.schedule, self.rate, self.shown = schedule, rate, -PAUSE
+        self._print("training begins")
 
-    def __enter__(self) -> Display:
-        if sys.stdout.isatty():
-            from rich import progress as rich
-
-            columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TextColumn("{task.percentage:.1f}%")
-            self.bar = rich.Progress(*columns)
-            self.task = self.bar.add_task("", total=1.0)
-            self.bar.start()
-        self._update("training begins")
-        return self
-
-    def __exit__(self, kind: type | None, fault: BaseException | None, trace: TracebackType | None) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def show(self, progress: Progress, loss: float, rate: float, norm: float) -> None:
-        text = f"step {progress.step}  {progress.tokens / 1e6:.2f}M tokens  loss {loss:.3f}  {rate:,.0f} tok/s"
-        if self.bar is not None or time.monotonic() - self.shown >= PAUSE:
+    def show(self, loss: float, rate: float, norm: float) -> None:
+        progress = self.schedule.progress
+        if time.monotonic() - self.shown >= PAUSE:
             self.shown = time.monotonic()
-            self._update(f"{text}  norm {norm:.2f}")
+            done = f"step {progress.step}  {progress.tokens / 1e6:.2f}M tokens"
+            self._print(f"{done}  loss {loss:.3f}  {rate:,.0f} tok/s  norm {norm:.2f}")
 
-    def _update(self, text: str) -> None:
-        share, left = self.schedule.share, self.schedule.seconds_left(self.rate)
+    def _print(self, text: str) -> None:
+        left = self.schedule.seconds_left(self.rate)
         text += "" if left is None else f"  ETA {duration(left)}"
-        if self.bar is not None:
-            self.bar.update(self.task, completed=share, description=text)
-        else:
-            print(f"{text}  {100 * share:.1f} %", flush=True)
-
-    def say(self, text: str) -> None:
-        (self.bar.console.print if self.bar is not None else print)(text)
-        sys.stdout.flush()
+        print(f"{text}  {100 * self.schedule.share:.1f} %", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from slipstream.errors import LoadError, ParameterError, TrainingError, Unsuppor
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer
 from slipstream.models.text import tokenizer_of
-from slipstream.training.objective import Objective
+from slipstream.training.objective import Objective, initialise
 
 
 class TrainableModel(nn.Module):
     """A transformers causal LM of the Llama, Mistral, Qwen or GPT-2 kind."""
 
-    def __init__(self, lm: Any, compile: bool = False):
+    def __init__(self, lm: Any):
         super().__init__()
         self.lm = lm
         base = getattr(lm, lm.base_model_prefix)
@@ -33,9 +33,6 @@ class TrainableModel(nn.Module):
             raise UnsupportedModelError(f"{type(lm).__name__} has no known layer list or final norm")
         self.parts: tuple[Any, Any, Any] = (base, list(layers), norm)  # a tuple, so that they are not registered twice
         self.lm.eval()  # the checkpoint's dropout would make a step depend on more than (seed, step)
-        if compile:
-            for layer in layers:
-                layer.compile(dynamic=False)
 
     def train(self, mode: bool = True) -> TrainableModel:
         self.training = mode
@@ -50,39 +47,22 @@ class TrainableModel(nn.Module):
         """The output head [V, d]."""
         return self.lm.get_output_embeddings().weight  # type: ignore[no-any-return]
 
-    def normed(self, x: Tensor) -> Tensor:
-        """The final norm of a state [..., d]."""
-        return self.parts[2](x)  # type: ignore[no-any-return]
-
-    def hidden(self, tokens: Tensor, keep: Iterable[bool] | None = None, taps: Iterable[int] = ()) -> list[Tensor]:
-        """Hidden states before the final norm, [B, T, d] each: those after the layers `taps`, in their order, and the
-        last one.
+    def states(self, tokens: Tensor, keep: Seq[bool] | None = None, taps: Seq[int] = ()) -> list[Tensor]:
+        """Inputs of the output head, hidden states after the final norm, [B, T, d] each: those of the layers `taps`,
+        which increase, and that of the last layer.
 
         tokens [B, T]; `keep[l]` false skips layer `l` (stochastic depth).
         """
-        base, layers, _ = self.parts
-        kept = [True] * len(layers) if keep is None else list(keep)
-        wanted = sorted({*taps, len(layers) - 1})
-        seen: dict[int, Tensor] = {}
-
-        def watch(index: int) -> Any:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
-                seen[index] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        hooks = [layers[i].register_forward_hook(watch(i)) for i in wanted]
-        skipped = [layer for layer, stays in zip(layers, kept, strict=True) if not stays]
+        base, layers, norm = self.parts
+        skipped = [layer for layer, stays in zip(layers, keep or [True] * len(layers), strict=True) if not stays]
         try:
             for layer in skipped:
                 layer.forward = _pass_on
-            base(input_ids=tokens, use_cache=False)
+            out = base(input_ids=tokens, use_cache=False, output_hidden_states=bool(taps))
         finally:
-            for hook in hooks:
-                hook.remove()
             for layer in skipped:
                 del layer.forward
-        return [*(seen[i] for i in sorted(set(taps))), seen[len(layers) - 1]]
+        return [*(norm(out.hidden_states[1 + tap]) for tap in taps), out.last_hidden_state]
 
 
 def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -95,9 +75,8 @@ class ModelObjective(Objective):
     module: TrainableModel
 
     def logits(self, states: Tensor) -> Tensor:
-        """States before the final norm [..., d] -> logits [..., V]."""
-        normed = self.module.normed(states)
-        return F.linear(normed, self.module.table.to(normed.dtype))
+        """States after the final norm [..., d] -> logits [..., V]."""
+        return F.linear(states, self.module.table.to(states.dtype))
 
     def shifted(self, logits: Tensor) -> list[Tensor]:
         """Logits [R, L, V] of a model that reads the text: those of draft token j after token n are at position n + j,
@@ -108,7 +87,7 @@ class ModelObjective(Objective):
         save_model(self.module, folder, self.teacher.decoder.source)
 
 
-def load_trainable(source: str | Path, compile: bool = False) -> TrainableModel:
+def load_trainable(source: str | Path) -> TrainableModel:
     """Load a checkpoint as a module to train, weights in float32."""
     from transformers import AutoModelForCausalLM
 
@@ -117,7 +96,7 @@ def load_trainable(source: str | Path, compile: bool = False) -> TrainableModel:
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as fault:
         raise LoadError(f"transformers cannot load {folder} for training ({fault})") from fault
-    return TrainableModel(lm, compile)
+    return TrainableModel(lm)
 
 
 def check_trainable(place: Path, role: str) -> None:
@@ -130,18 +109,14 @@ def check_trainable(place: Path, role: str) -> None:
         )
 
 
-def new_llama(seed: int, compile: bool = False, **sizes: Any) -> TrainableModel:
+def new_llama(seed: int, **sizes: Any) -> TrainableModel:
     """A Llama with tied embeddings and random weights: normal, of deviation 0.02; 0.02 / sqrt(2 L) for matrices that
     write to the residual stream. sizes: as `LlamaConfig` names them."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     lm = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, bos_token_id=None, **sizes))
-    generator, residual = torch.Generator().manual_seed(seed), 0.02 * (2 * lm.config.num_hidden_layers) ** -0.5
-    for name, weight in lm.named_parameters():
-        if weight.ndim == 2:
-            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
-            nn.init.normal_(weight, 0.0, std, generator=generator)
-    return TrainableModel(lm, compile)
+    initialise(lm, torch.Generator().manual_seed(seed), 0.02 * (2 * lm.config.num_hidden_layers) ** -0.5)
+    return TrainableModel(lm)
 
 
 def save_model(model: TrainableModel, folder: Path, tokenizer_from: Path | None) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from slipstream.core.params import Strict, check_integer, check_number
-from slipstream.errors import ParameterError, did_you_mean
+from slipstream.errors import ParameterError
+from slipstream.settings import one_of
 
 Check = Callable[[str, Any], None]
 """(name of a setting, value) -> ParameterError for values that do not work."""
@@ -22,10 +22,12 @@ SHARE: Check = partial(check_number, low=0.0, high=1.0)
 OPTIMISERS = ("adamw", "muon")
 
 
-def setting(default: Any, help: str, *names: str, shown: str | None = None, check: Check | None = None) -> Any:
+def setting(
+    default: Any, help: str, *names: str, shown: str | None = None, check: Check | None = None, **more: Any
+) -> Any:
     """A field that is an option of `slipstream train` if it has a help. help: one sentence; names: as typed, if they do
-    not follow from the field's name; shown: the default in `--help`, in words; None: the default."""
-    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check})
+    not follow from the field's name; shown: the default in `--help`, in words; None: the default; more: `metavar`."""
+    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check, **more})
 
 
 def checked(default: Any, check: Check) -> Any:
@@ -53,19 +55,16 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoopConfig(Checked):
-    """Settings of the training loop.
+    """Settings of the training loop. What is None by default and has another type is filled in by `RunConfig`.
 
-    out           folder of the run: checkpoint.safetensors, log.jsonl, data/, final/.
     budget_tokens, budget_minutes   exactly one is set. Minutes count while it runs.
     lr            peak learning rate. optimiser: "muon" for matrices (AdamW for the rest), or "adamw" for everything.
-    shares        weights of the sources in a batch; None: proportional to size.
-    answers_only  only answers count in the loss; a stream without answers counts as a whole.
     eval_steps    0: only at the end. eval_rows: number of held-out windows.
     """
 
-    out: Path
+    PANEL: ClassVar[str] = "Training"
     budget_minutes: float | None = setting(None, "Training time of the whole run, in minutes.", check=POSITIVE)
     budget_tokens: int | None = setting(
         None, "Training tokens, instead of minutes; the result is then reproducible by seed.", check=COUNT
@@ -73,16 +72,16 @@ class LoopConfig(Checked):
     length: int = setting(512, "Tokens per window.", check=partial(check_integer, low=8))
     rows: int = setting(8, "Windows per optimiser step.", check=COUNT)
     micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
-    lr: float = checked(1e-3, POSITIVE)
-    optimiser: str = "adamw"
+    lr: float = setting(None, "Peak learning rate.", shown="by method", check=POSITIVE)
+    optimiser: str = setting(
+        None, "Optimiser: adamw or muon.", shown="by method", check=partial(one_of, known=OPTIMISERS)
+    )
     weight_decay: float = checked(0.01, SHARE)
     clip: float = checked(1.0, POSITIVE)
     decay_share: float = setting(
         0.35, "Share of the budget, at its end, in which the learning rate decays.", check=SHARE
     )
     warmup_steps: int = setting(50, "Number of warm-up steps.", check=FROM_ZERO)
-    shares: tuple[float, ...] | None = None
-    answers_only: bool = False
     seed: int = setting(0, "Seed for weights, data order and texts.")
     resume: bool = setting(False, "Continue exactly from the checkpoint in --out.")
     device: str = setting("cpu", "Device: cpu, cuda or cuda:1.")
@@ -98,18 +97,10 @@ class LoopConfig(Checked):
     def __post_init__(self) -> None:
         check_budget(self.budget_tokens, self.budget_minutes)
         super().__post_init__()
-        for share in self.shares or ():
-            POSITIVE("shares", share)
-        if self.optimiser not in OPTIMISERS:
-            raise ParameterError(f"optimiser is {self.optimiser!r}", fix=did_you_mean(self.optimiser, OPTIMISERS))
         if self.rows % (self.micro_rows or self.rows):
             raise ParameterError(
                 f"rows={self.rows} is not a multiple of micro_rows={self.micro_rows}", fix="change one of them"
             )
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.out / "checkpoint.safetensors"
 
     @property
     def step_tokens(self) -> int:

@@ -170,7 +170,6 @@ TABLE: list[tuple[str, str]] = [
     ("train medusa --data x.txt --budget-tokens 9", "'x.txt' does not exist"),
     ("train medusa --data x.txt", "exactly one budget"),
     (f"train medusa {BUDGET} --heads 0", "heads is 0"),
-    (f"train eagle3 {BUDGET} --loss forward", "loss is 'forward'"),
     (f"train eagle3 {BUDGET} --optimiser moun", "did you mean 'muon'"),
     (f"train draft {BUDGET} --decai 1", "--decai"),
     ("train medsua", "medusa"),

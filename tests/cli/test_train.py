@@ -174,7 +174,7 @@ def logged(out: Path) -> list[Any]:
     ("owner", "name"),
     [
         (run_module, "prepare_data"),
-        (run_module, "write_texts"),
+        (run_module, "held_out_text"),
         (acceptance, "write_masked"),
         (run_module, "held_out"),
         (run_module, "estimate"),

@@ -9,8 +9,6 @@ from recipes.embedded.compact import CompactLlama
 from recipes.embedded.corpus import Package
 from recipes.embedded.export import Run, export
 from recipes.embedded.trainer import BaseConfig, train_base
-from slipstream.training import eagle3_objective
-from slipstream.training.eagle3_objective import blocked_attention
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,15 +52,6 @@ def test_card_states_the_facts(exported: tuple[Run, Path]) -> None:
     card = (exported[1] / "README.md").read_text()
     for fact in ("alpha | 1.0 | MIT", "held-out loss", "seed", "recipes.embedded.train", "3,072 in 12 steps", "12 %"):
         assert fact in card
-
-
-def test_blocked_attention_is_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_objective, "BLOCK", 32)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, h, 70, 16, generator=generator, dtype=torch.float64) for h in (6, 2, 2))
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    # The softmax is in float32, as in training.
-    assert torch.allclose(blocked_attention(q, k, v), expected, atol=1e-6)
 
 
 def test_skipped_layers_and_taps(exported: tuple[Run, Path]) -> None:

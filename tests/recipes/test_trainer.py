@@ -63,14 +63,6 @@ def test_a_tokenizer_of_its_own_is_refused_beside_a_teacher(tiny: BaseConfig) ->
         replace(tiny, pre_tokenizer="bert")
 
 
-def test_decay_now_file_starts_the_decay(tiny: BaseConfig, packages: list[Package]) -> None:
-    tiny.out.mkdir(parents=True)
-    (tiny.out / "decay-now").touch()
-    train_base(replace(tiny, budget_tokens=20 * 256), packages)
-    assert not (tiny.out / "decay-now").exists()
-    assert Trainer(replace(tiny, budget_tokens=20 * 256, resume=True)).progress.step == 6  # 0.3 of 20 steps
-
-
 def test_sigterm_saves_and_exits(tiny: BaseConfig, packages: list[Package], monkeypatch: pytest.MonkeyPatch) -> None:
     original = Trainer.step
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from slipstream import LLM, SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.targets.decoder import Decoder
-from slipstream.training.acceptance import (
-    HeldOutText,
-    Written,
-    acceptance_probs,
-    expected_steps,
-    load_texts,
-    save_texts,
-)
+from slipstream.training.acceptance import Written, acceptance_probs, expected_steps
 from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, MedusaOptions
 from slipstream.training.run import prepare
-from tests.training.tiny_runs import run_config
+from tests.training.tiny_runs import quiet, run_config
 
 K = 3
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "medusa": (MedusaOptions(heads=K), {"tree": "1,1,1"}),
     "eagle3": (EagleOptions(steps=K, draft_vocab=40), {}),
-    "eagle3, parallel": (EagleOptions(steps=K, draft_vocab=40, parallel=True), {}),
+    "eagle3, parallel": (EagleOptions(steps=K, draft_vocab=40, parallel=True, layers=2), {}),
     "dflash": (DFlashOptions(block=K + 1, layers=1), {}),
     "dflash, markov": (DFlashOptions(block=K + 1, layers=1, markov_rank=8), {}),
     "draft": (DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K), {}),
@@ -37,19 +31,26 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_simulated_acceptance_length_is_what_decoding_measures(
+def test_an_objective_learns_and_its_simulated_acceptance_length_is_what_decoding_measures(
     kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     options, drafter = METHODS[kind]
-    config = run_config(kind.split(",")[0], options, tiny_target, tiny_data, tmp_path / "run")
-    run = prepare(replace(config, texts=48, text_tokens=60, temperatures=(0.0, 1.0)), say=lambda text: None)
-    figures = run.train(say=lambda text: None)
-    llm = LLM(
-        Decoder.load(tiny_target, "torch", "float32", threads=1), draft_tokens=K, max_batch=64,
-    )  # fmt: skip
-    draft = str(config.loop.out / "final")
-    for heldout in run.texts:
-        llm.use(draft, **drafter)
+    more = {"texts": 48, "text_tokens": 60, "temperatures": (0.0, 1.0)}
+    run = prepare(run_config(kind.split(",")[0], options, tiny_target, tiny_data, tmp_path, **more), say=quiet)
+    figures = run.train(say=quiet)
+    first = next(e for e in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()) if "heldout" in e)
+    before = first["heldout"]
+    assert figures["loss"] < 0.9 * before["loss"]
+    assert figures["tau@0"] > before["tau@0"] + 0.05
+    assert figures["tau@1"] > before["tau@1"]
+    weights = load_file(tmp_path / "final" / "model.safetensors")
+    assert ("mask_hidden" in weights) == getattr(options, "parallel", False)
+    card = (tmp_path / "final" / "README.md").read_text()
+    assert "simulated acceptance length, greedy" in card
+    assert "texts.bin" in card
+    llm = LLM(Decoder.load(tiny_target, "torch", "float32", threads=1), draft_tokens=K, max_batch=64)
+    for heldout in run.loop.texts:
+        llm.use(str(tmp_path / "final"), **drafter)
         prompts = [t.tokens[: t.prompt] for t in heldout.texts]
         # Other seeds than those of the texts: the simulation must predict, not repeat.
         params = [
@@ -103,10 +104,3 @@ def test_the_predicted_acceptance_probabilities_are_those_given_the_text() -> No
     assert (
         acceptance_probs(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))[0] == 0.0
     )  # not in the draft vocabulary
-
-
-def test_texts_are_stored_unchanged(tmp_path: Path) -> None:
-    heldout = HeldOutText([Written([1, 2, 3], 1, 9), Written([4, 5], 1, 9)], 0.8)
-    save_texts(tmp_path / "t.bin", heldout, 48)
-    assert load_texts(tmp_path / "t.bin", 8, 9, 0.8) == heldout
-    assert heldout.tokens.tolist() == [[1, 2, 3], [4, 5, 0]]

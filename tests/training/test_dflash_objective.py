@@ -48,7 +48,7 @@ def test_blocks_in_parallel_equal_blocks_one_by_one(changes: dict[str, Any]) -> 
 
 
 def objective(**options: Any) -> DFlashObjective:
-    tested = DFlashObjective(Teacher(tiny_decoder()), DFlashOptions(block=4, layers=1, anchors=3, loss="ce", **options))
+    tested = DFlashObjective(Teacher(tiny_decoder()), DFlashOptions(block=4, layers=1, anchors=3, **options))
     for name, parameter in tested.module.named_parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, 0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
@@ -72,15 +72,15 @@ def test_the_loss_is_that_of_drafts_from_the_anchors_and_decays_with_their_lengt
     monkeypatch.setattr(torch, "multinomial", lambda *args, **more: anchors - 1)
     with torch.no_grad():
         loss, _ = tested(given)
-        drafts, _ = tested.draft_logits(given)
+        drafts, p = tested.draft_logits(given)
     total, weight = 0.0, 0.0
     for b in range(2):
         for anchor in anchors[b].tolist():
             for k in range(3):
                 at = anchor + 1 + k
                 if at < T and given.counts[b, at]:
-                    row = drafts[k][b, anchor - 1].log_softmax(-1)
-                    total -= 0.5**k * float(row[given.tokens[b, at]])
+                    logp, logq = p[b, at - 1].log_softmax(-1), drafts[k][b, anchor - 1].log_softmax(-1)
+                    total += 0.5**k * float((logp.exp() * (logp - logq)).sum())
                     weight += 0.5**k
     assert float(loss) == pytest.approx(total / weight, rel=1e-9)
 
@@ -96,7 +96,7 @@ def test_anchors_are_drawn_anew_in_each_step_where_a_draft_token_counts() -> Non
     real = tested._blocks
     tested._blocks = recorded  # type: ignore[method-assign]
     for step in (0, 1, 0):
-        tested.begin_step(step, 0.0)
+        tested.begin_step(step)
         tested.predictions(given)
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], drawn[1])

@@ -1,4 +1,4 @@
-"""Conversations that a chat model writes by itself."""
+"""Text that the target writes for training: after prefixes of data, and conversations of a chat model with itself."""
 
 from pathlib import Path
 
@@ -8,12 +8,17 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError
 from slipstream.training.packing import Stream
-from slipstream.training.regenerate import RegenerateConfig, regenerate, self_prompts
+from slipstream.training.regenerate import prefixes, regenerate, self_prompts
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM("embedded", draft_tokens=4, threads=1, max_batch=16)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_target: Path) -> LLM:
+    return LLM(tiny_target, executor="torch", threads=1, max_batch=16)
 
 
 def test_prompts_are_conversations_up_to_the_answer_and_repeatable(llm: LLM) -> None:
@@ -32,15 +37,37 @@ def test_prompts_are_conversations_up_to_the_answer_and_repeatable(llm: LLM) -> 
 
 
 def test_the_stream_holds_prompts_and_the_answers_of_the_target(llm: LLM, tmp_path: Path) -> None:
-    config = RegenerateConfig(tokens=60, new_tokens=24, temperatures=(0.0,), shard=6)
-    stream = Stream.open(regenerate(llm, self_prompts(llm), tmp_path / "self.bin", config), whole=True)
-    for ids, mask in stream.documents():
+    path = regenerate(llm, self_prompts(llm), tmp_path / "self.bin", 60, 24, temperatures=(0.0,), shard_size=6)
+    for ids, mask in Stream.open(path, whole=True).documents():
         assert mask == sorted(mask)
         prompt = ids[: mask.index(True)]
         answer = llm.generate(prompt, SamplingParams(max_tokens=24))[0].token_ids
         assert ids[len(prompt) :] == answer
 
 
-def test_a_target_without_a_chat_template_is_refused(tiny_target: Path) -> None:
+def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_path: Path) -> None:
+    prompts = prefixes([Stream.open(tiny_data, whole=False)], (4, 12), 100)
+
+    def made(name: str, **more: object) -> Stream:
+        path = regenerate(tiny, prompts, tmp_path / name, 200, 10, seed=3, shard_size=8, **more)  # type: ignore[arg-type]
+        return Stream.open(path, whole=True)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done > 100:
+            raise Stopped
+
+    whole = made("a.bin")
+    assert int(whole.mask.sum()) >= 200
+    with pytest.raises(Stopped):
+        made("b.bin", say=stop)
+    assert list(tmp_path.glob("b-*.bin"))
+    assert made("b.bin").tokens.tolist() == whole.tokens.tolist()
+    assert not list(tmp_path.glob("b-*"))
+
+
+def test_a_target_without_a_chat_template_is_refused(tiny: LLM) -> None:
     with pytest.raises(ParameterError, match="no chat template"):
-        self_prompts(LLM(tiny_target, executor="torch"))
+        self_prompts(tiny)

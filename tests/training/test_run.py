@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,18 +24,18 @@ from slipstream.models.text import load_tokenizer
 from slipstream.targets.decoder import Decoder
 from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read
-from slipstream.training.loop import Loop
 from slipstream.training.methods import (
     DFlashOptions,
     DraftOptions,
     EagleOptions,
     LayerSkipOptions,
     MedusaOptions,
+    RunConfig,
 )
-from slipstream.training.run import Run, RunConfig, prepare
+from slipstream.training.run import Run, prepare
 from slipstream.training.trainable import new_llama, save_model
 from tests.checkpoints import make_family
-from tests.training.tiny_runs import run_config
+from tests.training.tiny_runs import quiet, run_config, write_data
 
 OPTIONS: dict[str, Any] = {
     "medusa": MedusaOptions(heads=2),
@@ -45,49 +44,20 @@ OPTIONS: dict[str, Any] = {
     "draft": DraftOptions(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate=32, depth=2),
     "layerskip": LayerSkipOptions(exit=1, depth=2),
 }
-RATES = {"medusa": 1e-2, "eagle3": 5e-3, "dflash": 3e-2, "draft": 1e-2, "layerskip": 2e-3}
 
 
-def quiet(text: str) -> None:
-    pass
-
-
-def small(kind: str, target: Path, data: Path, out: Path, **loop: Any) -> RunConfig:
+def small(kind: str, target: Path, data: Path, out: Path, **more: Any) -> RunConfig:
     """Few texts and few steps, for tests that do not depend on the head's quality."""
-    config = run_config(kind, OPTIONS[kind], target, data, out, **({"budget_tokens": 8 * 256} | loop))
-    return replace(config, texts=2, text_tokens=6, temperatures=(0.0,))
+    few = {"budget_tokens": 8 * 256, "texts": 2, "text_tokens": 6, "temperatures": (0.0,)}
+    return run_config(kind, OPTIONS[kind], target, data, out, **few | more)
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    return load_file(run.config.loop.checkpoint)
+    return load_file(run.loop.config.checkpoint)
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
-PARALLEL = EagleOptions(steps=2, parallel=True, layers=2, draft_vocab=40, intermediate=32)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [*OPTIONS.items(), ("eagle3", PARALLEL)], ids=[*OPTIONS, "eagle3, parallel"]
-)
-def test_an_objective_learns(kind: str, options: Any, tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
-    loop = {"budget_tokens": 40 * 256, "lr": RATES[kind], "optimiser": "muon" if kind == "dflash" else "adamw"}
-    config = run_config(kind, options, tiny_target, tiny_data, tmp_path, **loop)
-    run = prepare(replace(config, texts=24, text_tokens=24), say=quiet)
-    figures = run.train(say=quiet)
-    first = next(e for e in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()) if "heldout" in e)
-    before = first["heldout"]
-    name = "loss1" if kind == "layerskip" else "loss"
-    assert figures[name] < 0.9 * before[name]
-    assert figures["tau@0"] > before["tau@0"] + 0.05
-    assert figures["tau@0.8"] > before["tau@0.8"]
-    weights = load_file(tmp_path / "final" / "model.safetensors")
-    assert ("mask_hidden" in weights) == getattr(options, "parallel", False)
-    card = (tmp_path / "final" / "README.md").read_text()
-    assert "simulated acceptance length, greedy" in card
-    assert "texts.bin" in card
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -105,41 +75,11 @@ def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(ki
     assert not same(whole, trained("other", seed=1))
 
 
-def test_a_signal_saves_and_stops(tiny_target, tiny_data, tmp_path, monkeypatch):
-    original = Loop.step
-
-    def step(self: Loop) -> Any:
-        if self.progress.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self)
-
-    monkeypatch.setattr(Loop, "step", step)
-    config = small("medusa", tiny_target, tiny_data, tmp_path)
-    prepare(config, say=quiet).loop.run()
-    monkeypatch.undo()
-    again = prepare(replace(config, loop=replace(config.loop, resume=True)), say=quiet)
-    assert again.loop.progress.step == 4
-    again.loop.run()
-    whole = prepare(small("medusa", tiny_target, tiny_data, tmp_path / "whole"), say=quiet)
-    whole.loop.run()
-    assert same(weights(again), weights(whole))
-
-
-def test_what_is_logged_of_a_run_that_diverged_is_json(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
-    run = prepare(small("medusa", tiny_target, tiny_data, tmp_path), say=quiet)
-    run.loop.log({"train": float("nan"), "heldout": {"loss": float("inf"), "tau@0": 1.5}})
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    entry = json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=refuse)
-    assert entry["train"] is None
-    assert entry["heldout"] == {"loss": None, "tau@0": 1.5}
-
-
-def test_a_full_disk_keeps_the_log_whole_and_the_run_continues(tiny_target, tiny_data, tmp_path, monkeypatch, capsys):
+def test_the_log_stays_whole_json_on_a_full_disk_and_of_a_run_that_diverged(
+    tiny_target, tiny_data, tmp_path, monkeypatch, capsys
+):
     loop = prepare(small("medusa", tiny_target, tiny_data, tmp_path), say=quiet).loop
-    loop.log({"step": 1})
+    loop.log({"train": float("nan"), "heldout": {"loss": float("inf"), "tau@0": 1.5}})
     original = Path.open
 
     class Full(io.FileIO):
@@ -150,7 +90,14 @@ def test_a_full_disk_keeps_the_log_whole_and_the_run_continues(tiny_target, tiny
     loop.log({"step": 2})
     monkeypatch.setattr(Path, "open", original)
     loop.log({"step": 3})
-    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 3]
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    first, last = (json.loads(line, parse_constant=refuse) for line in lines)
+    assert (first["train"], first["heldout"]) == (None, {"loss": None, "tau@0": 1.5})
+    assert last["step"] == 3
     assert "could not be written" in capsys.readouterr().out
 
 
@@ -177,7 +124,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(
     assert "step 4: the checkpoint" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.tmp"))
     monkeypatch.undo()
-    again = prepare(replace(config, loop=replace(config.loop, resume=True)), say=quiet)
+    again = prepare(replace(config, resume=True), say=quiet)
     assert again.loop.progress.step == 3, "at most the steps since the last checkpoint are lost"
 
 
@@ -186,21 +133,31 @@ def test_a_run_is_not_overwritten_nor_resumed_as_another(tiny_target: Path, tiny
     prepare(config, say=quiet).loop.run()
     with pytest.raises(TrainingError, match="holds a run already"):
         prepare(config, say=quiet)
-
-    def resumed(config: RunConfig, **loop: Any) -> None:
-        prepare(replace(config, loop=replace(config.loop, resume=True, **loop)), say=quiet)
-
-    with pytest.raises(TrainingError, match="length was 32, now it is 16"):
-        resumed(config, length=16)
-    with pytest.raises(TrainingError, match="objective was 'medusa', now it is 'eagle3'"):
-        resumed(small("eagle3", tiny_target, tiny_data, tmp_path))
-    with pytest.raises(TrainingError, match=r"options was .*'heads': 2"):
-        resumed(replace(config, options=MedusaOptions(heads=3)))
-    with pytest.raises(TrainingError, match="no checkpoint"):
-        resumed(small("medusa", tiny_target, tiny_data, tmp_path / "nowhere"))
-    config.loop.checkpoint.write_bytes(b"no safetensors")
+    resumed = replace(config, resume=True)
+    for other, message in (
+        (replace(resumed, length=16), "length was 32, now it is 16"),
+        (replace(resumed, kind="eagle3", options=OPTIONS["eagle3"]), "objective was 'medusa', now it is 'eagle3'"),
+        (replace(resumed, options=MedusaOptions(heads=3)), r"options was .*'heads': 2"),
+        (replace(resumed, out=tmp_path / "nowhere"), "no checkpoint"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            prepare(other, say=quiet)
+    config.checkpoint.write_bytes(b"no safetensors")
     with pytest.raises(TrainingError, match="is not a checkpoint"):
-        resumed(config)
+        prepare(resumed, say=quiet)
+
+
+def test_a_run_continues_in_another_folder_with_its_data_elsewhere(tiny_target, tiny_data, tmp_path):
+    """What was typed as a path does not count, only what it holds."""
+    config = small("medusa", tiny_target, tiny_data, tmp_path / "run")
+    prepare(config, say=quiet).loop.run()
+    for name in ("run", "data"):
+        shutil.copytree(tmp_path / "run" if name == "run" else tiny_data.parent, tmp_path / "moved" / name)
+    moved = replace(config, out=tmp_path / "moved" / "run", data=(str(tmp_path / "moved" / "data" / tiny_data.name),))
+    assert prepare(replace(moved, resume=True), say=quiet).loop.progress.step == 8
+    write_data(tmp_path / "moved" / "data" / tiny_data.name, seed=1)
+    with pytest.raises(TrainingError, match="made from other data: sources differ"):
+        prepare(replace(moved, resume=True), say=quiet)
 
 
 def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
@@ -232,7 +189,7 @@ def test_impossible_settings_are_refused(change, message, tiny_target, tiny_data
 def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target, tiny_data, tmp_path, monkeypatch):
     streamed = prepare(small("eagle3", tiny_target, tiny_data, tmp_path / "streamed"), say=quiet)
     streamed.train(say=quiet)
-    config = replace(small("eagle3", tiny_target, tiny_data, tmp_path / "cached"), cache_hidden=True)
+    config = small("eagle3", tiny_target, tiny_data, tmp_path / "cached", cache_hidden=True)
     cached = prepare(config, say=quiet)
     cached.train(say=quiet)
     a, b = weights(streamed), weights(cached)
@@ -245,14 +202,14 @@ def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target,
     def refuse(*args: Any) -> Any:
         raise AssertionError("states were made again")
 
-    again = prepare(replace(config, loop=replace(config.loop, resume=True, budget_tokens=10 * 256)), say=quiet)
+    again = prepare(replace(config, resume=True, budget_tokens=10 * 256), say=quiet)
     monkeypatch.setattr(features.Teacher, "read", refuse)
     again.loop.step()
 
 
 def test_a_disk_without_room_is_refused_before_states_are_made(tiny_target, tiny_data, tmp_path, monkeypatch):
     monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
-    run = prepare(replace(small("medusa", tiny_target, tiny_data, tmp_path), cache_hidden=True), say=quiet)
+    run = prepare(small("medusa", tiny_target, tiny_data, tmp_path, cache_hidden=True), say=quiet)
     with pytest.raises(TrainingError, match=r"the hidden states take .* free"):
         run.train(say=quiet)
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -304,43 +261,11 @@ def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, tiny_target
     assert clock <= run_report.LIMIT
 
 
-def test_the_targets_own_text_is_regenerated_in_shards_that_resume(tiny_target, tiny_data, tmp_path):
-    from slipstream.training import regenerate as module
-    from slipstream.training.packing import Stream
-
-    llm = LLM(Decoder.load(tiny_target, "torch", threads=1), max_batch=16, draft_tokens=4)
-    source = Stream.open(tiny_data, whole=False)
-    prompts = module.prefixes([source], (4, 12), 100)
-    config = module.RegenerateConfig(tokens=200, new_tokens=10, shard=8, seed=3)
-    whole = Stream.open(module.regenerate(llm, prompts, tmp_path / "a.bin", config), whole=True)
-    assert int(whole.mask.sum()) >= 200
-
-    class Stopped(Exception):
-        pass
-
-    def stop(done: int, total: int) -> None:
-        if done > 100:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        module.regenerate(llm, prompts, tmp_path / "b.bin", config, stop)
-    parts = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("b-*.bin")}
-    assert parts
-    resumed = Stream.open(module.regenerate(llm, prompts, tmp_path / "b.bin", config), whole=True)
-    assert resumed.tokens.tolist() == whole.tokens.tolist()
-    assert not list(tmp_path.glob("b-*"))
-    # The answers are the target's text: greedy decoding repeats the greedy ones.
-    _, mask = next(iter(whole.documents()))
-    assert mask is not None
-    assert mask == sorted(mask), "a prompt, then its answer"
-
-
 def test_regenerated_text_becomes_a_source_of_its_own_weight(tiny_target, tiny_data, tmp_path):
-    config = small("medusa", tiny_target, tiny_data, tmp_path, answers_only=True)
-    run = prepare(replace(config, regenerate=400, regenerate_tokens=12, regenerate_share=0.25), say=quiet)
+    more = {"answers_only": True, "regenerate": 400, "regenerate_tokens": 12, "regenerate_share": 0.25}
+    run = prepare(small("medusa", tiny_target, tiny_data, tmp_path, **more), say=quiet)
     assert run.loop.orders.shares.tolist() == [0.75, 0.25]
-    chosen = [("1", 0)]
-    window = run.loop.window(chosen)
+    window = run.loop.window([("1", 0)])
     assert 0 < int(window.counts.sum()) < window.counts.numel(), "prompts do not count, answers do"
     run.loop.step()
 
@@ -372,7 +297,7 @@ def test_weights_of_a_gguf_file_are_not_trained(kind: str, tiny_target: Path, ti
         config = replace(config, options=DraftOptions(start=str(file)))
     with pytest.raises(ParameterError, match="is a GGUF file"):
         prepare(config, say=quiet)
-    assert not config.loop.out.exists()
+    assert not config.out.exists()
 
 
 def test_a_draft_for_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
@@ -400,9 +325,13 @@ def test_taps_of_small_targets_are_different_layers() -> None:
     assert [layers_read(n) for n in (1, 2, 3, 4, 8, 32)] == [(1,), (1,), (1, 2), (1, 2, 3), (2, 4, 5), (2, 16, 29)]
 
 
-def test_layerskip_reports_what_differs_from_the_original(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
-    run = prepare(small("layerskip", tiny_target, tiny_data, tmp_path), say=quiet)
-    losses = run.loop.evaluate()
-    assert losses["agree2"] == pytest.approx(1.0, abs=0.01), "of the last layer"
-    assert losses["loss2"] == pytest.approx(0.0, abs=1e-3)
-    assert losses["loss1"] > 0.1, "of the exit"
+def test_layerskip_learns_and_reports_what_differs_from_the_original(tiny_target, tiny_data, tmp_path):
+    more = {"budget_tokens": 40 * 256, "lr": 2e-3, "texts": 24, "text_tokens": 24}
+    run = prepare(run_config("layerskip", OPTIONS["layerskip"], tiny_target, tiny_data, tmp_path, **more), say=quiet)
+    before = run.loop.evaluate()
+    assert before["loss2"] == pytest.approx(0.0, abs=1e-3), "of the last layer"
+    assert before["loss1"] > 0.1, "of the exit"
+    figures = run.train(say=quiet)
+    assert figures["loss1"] < 0.9 * before["loss1"]
+    assert figures["tau@0"] > before["tau@0"] + 0.05
+    assert figures["tau@0.8"] > before["tau@0.8"]

@@ -23,16 +23,6 @@ def test_warms_up_holds_and_decays() -> None:
     assert s.factor() == 0.0
 
 
-def test_early_decay_moves_the_end() -> None:
-    progress = Progress(step=10, tokens=100)
-    s = schedule(progress)
-    s.start_decay()
-    progress.tokens = 250
-    assert s.factor() == pytest.approx(0.5)
-    progress.tokens = 400
-    assert s.done
-
-
 def test_minutes_count_time_spent_not_tokens() -> None:
     progress = Progress(step=10, tokens=10**9, seconds=60.0)
     s = schedule(progress, tokens=None, minutes=10.0)
@@ -42,29 +32,25 @@ def test_minutes_count_time_spent_not_tokens() -> None:
     assert s.factor() == pytest.approx(0.5)
 
 
-def test_resumed_with_a_larger_budget_continues() -> None:
-    progress = Progress(step=10, tokens=650)
-    assert schedule(progress, tokens=1000).factor() == 1.0
-    assert schedule(progress, tokens=2000).share == pytest.approx(0.325)
+def test_a_run_resumed_with_another_budget_follows_its_schedule() -> None:
+    progress = Progress(step=10, tokens=850)
+    assert schedule(progress, tokens=1000).factor() == pytest.approx(0.5)
+    assert schedule(progress, tokens=2000).factor() == 1.0
+    assert schedule(progress, tokens=2000).share == pytest.approx(0.425)
+    assert schedule(progress, tokens=850).done
 
 
 def test_finished_run_with_more_budget_decays_once_more() -> None:
-    progress = Progress(step=10, tokens=1000, decay_from=700, decay_span=300)
+    progress = Progress(step=10)
+    schedule(progress, tokens=1000)
+    progress.tokens = 1000
     s = schedule(progress, tokens=1500)
-    assert s.done
-    s.extend()
-    assert s.factor() == 1.0
-    progress.tokens = 1250
-    assert s.factor() == pytest.approx(0.5)
+    assert not s.done
+    for tokens in (1000, 1250):  # resumed in the middle, too
+        progress.tokens = tokens
+        assert schedule(progress, tokens=1500).factor() == s.factor() == pytest.approx((1500 - tokens) / 500)
     progress.tokens = 1500
     assert s.done
-
-
-def test_unfinished_decay_is_not_extended() -> None:
-    progress = Progress(step=10, tokens=850, decay_from=700, decay_span=300)
-    s = schedule(progress, tokens=1500)
-    s.extend()
-    assert s.factor() == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +62,21 @@ def test_unfinished_decay_is_not_extended() -> None:
 )
 def test_the_time_left_comes_from_the_budget(budget, rate, first, later, capsys):
     progress = Progress()
-    schedule = Schedule(progress, **budget, decay_share=0.2, warmup_steps=1)  # type: ignore[arg-type]
-    with Display(schedule, rate) as shown:
-        assert first in capsys.readouterr().out
-        progress.step, progress.tokens, progress.seconds = 1, 6000, 300.0
-        shown.show(progress, 1.0, 20.0, 1.0)
+    shown = Display(Schedule(progress, **budget, decay_share=0.2, warmup_steps=1), rate)  # type: ignore[arg-type]
+    assert first in capsys.readouterr().out
+    progress.step, progress.tokens, progress.seconds = 1, 6000, 300.0
+    shown.show(1.0, 20.0, 1.0)
     assert later in capsys.readouterr().out
 
 
-def test_without_a_terminal_the_first_step_is_shown_and_then_one_every_ten_seconds(monkeypatch, capsys):
+def test_the_first_step_is_shown_and_then_one_every_ten_seconds(monkeypatch, capsys):
     now = 1000.0
     monkeypatch.setattr(schedule_module.time, "monotonic", lambda: now)
     progress = Progress()
-    with Display(Schedule(progress, 1000, None, 0.2, 1)) as shown:
-        for _ in range(9):
-            now += 4.0
-            progress.step += 1
-            shown.show(progress, 1.0, 20.0, 1.0)
+    shown = Display(Schedule(progress, 1000, None, 0.2, 1))
+    for _ in range(9):
+        now += 4.0
+        progress.step += 1
+        shown.show(1.0, 20.0, 1.0)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("step")] == ["1", "4", "7"]
