@@ -2,7 +2,7 @@
 distribution.
 
 Every embedded prompt is run once by the torch executor in float64 and once with each setting; each token gives a row.
-The results are in `slipstream.backends.native.native_backend`.
+The results are in `docs/exactness.md`.
 """
 
 from __future__ import annotations

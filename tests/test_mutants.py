@@ -25,7 +25,7 @@ def test_a_planted_fault_fits_the_code(mutant) -> None:
 
 
 def test_a_planted_fault_is_what_the_command_runs() -> None:
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "top_k", "tests/verify/test_reference.py"]
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "top_k", "tests/core/test_warp.py"]
     for extra, code in (([], 0), (["-m", "tests.mutants", "top-k keeps one more", "--run", "--"], 1)):
         done = subprocess.run([sys.executable, *extra, *command], cwd=ROOT, capture_output=True, check=False)
         assert done.returncode == code, done.stdout.decode()

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
     from slipstream.models.pair_check import PairReport
 
-SETTINGS = {
-    **{name: f"quantize {name}" for name in WEIGHT_FORMATS},
-    "bfloat16": "dtype bfloat16",
-    "float16 KV": "kv-dtype float16",
-}
-"""Name of a measured distance -> the option that it belongs to."""
-
 
 @grouped
 def info(
@@ -122,28 +115,15 @@ def describe(model: str) -> dict[str, Any]:
 
 
 def native(config: DecoderConfig) -> dict[str, Any]:
-    """What the native executor supports for this model on this processor, and the distance of each setting from
-    float64. kl and agreement: as in `DISTANCES`; refused: why a setting is not supported, else None."""
+    """What the native executor supports for this model on this processor. settings: why one is not, or None."""
     import torch
 
-    from slipstream.backends.native.native_backend import (
-        MEASURED_ON,
-        bfloat16_products,
-        distances,
-        int8_products,
-        refusal,
-    )
+    from slipstream.backends.native.native_backend import int8_products, refusal
 
-    asked: dict[str, Any] = {name: {"quantised": each} for name, each in WEIGHT_FORMATS.items()}
-    asked["bfloat16"] = {"dtype": torch.bfloat16}
+    settings = {f"quantize {name}": refusal(config, each) for name, each in WEIGHT_FORMATS.items()}
     return {
         "int8_products": int8_products(),
-        "bfloat16_products": bfloat16_products(),
-        "distances": {
-            name: {**distance, "refused": refusal(config, **asked.get(name, {}))}
-            for name, distance in distances().items()
-        },
-        "measured_on": MEASURED_ON,
+        "settings": settings | {"dtype bfloat16": refusal(config, dtype=torch.bfloat16)},
     }
 
 
@@ -156,13 +136,11 @@ def rows(described: dict[str, Any]) -> list[tuple[str, str]]:
     refused = f"; not native: {described['not_native']}" if described["not_native"] else ""
     missing = [name for name in DRAFTERS if name not in described["drafters"]]
     context, source = render.context(described["context"], "tokens"), described["source_context"]
-    distances = []
-    if accuracy := described["native"]:
-        distances = [("int8 products", accuracy["int8_products"]), ("bfloat16", accuracy["bfloat16_products"])]
-        for name, d in accuracy["distances"].items():
-            text = f"KL {d['kl']:.1e} nats per token, argmax agreement {100 * d['agreement']:.2f} %"
-            distances.append((SETTINGS[name], text if d["refused"] is None else f"not supported: {d['refused']}"))
-        distances.append(("measured on", accuracy["measured_on"]))
+    native_rows = []
+    if known := described["native"]:
+        native_rows = [("int8 products", known["int8_products"])]
+        for name, refused_for in known["settings"].items():
+            native_rows.append((name, "supported" if refused_for is None else f"not supported: {refused_for}"))
     return [
         (
             "model",
@@ -195,7 +173,7 @@ def rows(described: dict[str, Any]) -> list[tuple[str, str]]:
         ("chat template", render.yes(described["chat_template"])),
         ("executor", f"{described['executor']} on {described['device']}{refused}"),
         ("drafters", f"all but {', '.join(missing)}" if missing else "all"),
-        *distances,
+        *native_rows,
     ]
 
 

@@ -82,20 +82,18 @@ def verify(
                 fix="start the same server twice, the second time without speculation, and give both URLs",
             )
         return compare_servers(base_url, against, served_model, served, prompts, files)
-    from slipstream.verify.checks import CHECKS, UNTESTED, VerifyConfig
+    from slipstream.verify.verification import CHECKS, UNTESTED, VerifyConfig, steps, verify as verified
 
     possible = ("greedy",) if models.rule == "greedy" else CHECKS
     config = VerifyConfig(
         params=sampling.params(), checks=tuple(check or possible), texts=texts, reach=reach, level=level, seed=seed
     )
-    from slipstream.verify import verification
-
     asked = config.sampled if "distribution" in config.checks else config.params
     llm = load(models, quiet=files.as_json, asked=[asked])
     chosen = prompts.load(llm, config.params.max_tokens)
     render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
-    with render.progress("checking", verification.steps(chosen, config, llm.most_draft_tokens)) as advance:
-        result, code = unfinished(lambda: verification.verify(llm, chosen, config, files.out, advance, models.method))
+    with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
+        result, code = unfinished(lambda: verified(llm, chosen, config, files.out, advance, models.method))
     finish(result, files)
     raise typer.Exit(code or (1 if result.data["verdict"] in ("BUG", UNTESTED) else 0))
 

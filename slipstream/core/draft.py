@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,22 +83,19 @@ class Draft:
     @staticmethod
     def chains(rows: Seq[Seq[int]], q: Tensor | None = None, device: torch.device | str = "cpu") -> Draft:
         """One chain of token ids per sequence (possibly empty); `q` as in the class, or None."""
-        splits = [0]
-        parents: list[int] = []
-        for row in rows:
-            parents.extend(range(-1, len(row) - 1))
-            splits.append(splits[-1] + len(row))
-        return Draft.of([t for row in rows for t in row], parents, splits, q, device=device)
+        return Draft.trees(((row, range(-1, len(row) - 1)) for row in rows), device, q)
 
     @staticmethod
-    def trees(rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu") -> Draft:
-        """One tree of point masses per sequence (possibly empty), as (token ids, parents)."""
+    def trees(
+        rows: Iterable[tuple[Seq[int], Seq[int]]], device: torch.device | str = "cpu", q: Tensor | None = None
+    ) -> Draft:
+        """One tree per sequence (possibly empty), as (token ids, parents); `q` as in the class."""
         ids, parents, splits = list[int](), list[int](), [0]
-        for own_ids, own_parents in rows:
-            ids.extend(own_ids)
-            parents.extend(own_parents)
+        for row_ids, row_parents in rows:
+            ids.extend(row_ids)
+            parents.extend(row_parents)
             splits.append(len(ids))
-        return Draft.of(ids, parents, splits, device=device)
+        return Draft.of(ids, parents, splits, q, device=device)
 
     def part(self, members: Seq[int]) -> Draft:
         """The draft of these sequences alone, in this order."""
@@ -119,19 +117,18 @@ class Draft:
 
     def named(self, name: str) -> Draft:
         """The same draft, proposed by the drafter of this name; nodes that name theirs already keep it."""
-        if self.by is not None or not len(self):
-            return self
-        named = replace(self, by=[name] * len(self))
-        if "ids" in self.__dict__:  # so that they are not copied from the device again
-            named.__dict__["ids"] = self.ids
-        return named
+        return self if self.by is not None or not len(self) else self._with(by=[name] * len(self))
 
     def padded(self, more: int) -> Draft:
         """The same draft, with `more` sequences after its own that have none."""
-        if not more:
-            return self
-        splits = [*self.splits, *[len(self)] * more]
-        return Draft.of(self.ids, self.parents, splits, self.q, self.acceptable, self.tokens.device, self.by)
+        return self._with(splits=[*self.splits, *[len(self)] * more]) if more else self
+
+    def _with(self, **changes: Any) -> Draft:
+        """The same nodes; their ids are not copied from the device again."""
+        draft = replace(self, **changes)
+        if "ids" in self.__dict__:
+            draft.__dict__["ids"] = self.ids
+        return draft
 
     @property
     def batch(self) -> int:

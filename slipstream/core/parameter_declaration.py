@@ -37,30 +37,7 @@ Check = Callable[[str, Any], Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """The declaration of one field; see `parameter`."""
-
-    default: Any
-    neutral: Any
-    check: Check
-    effect: Effect
-    option: tuple[str, ...] | None
-    help: str
-    metavar: str | None
-    ids_in: Callable[[Any], Iterable[int]]
-
-
-def parameter(
-    default: Any,
-    check: Check,
-    effect: Effect,
-    *,
-    option: tuple[str, ...] | None = None,
-    help: str = "",
-    metavar: str | None = None,
-    neutral: Any = None,
-    ids_in: Callable[[Any], Iterable[int]] = lambda value: (),
-) -> Any:
-    """A field of `SamplingParams`.
+    """The declaration of a field.
 
     default    the value that changes nothing (for the temperature: 0, greedy).
     check      refuses bad values and returns the value to store.
@@ -72,18 +49,25 @@ def parameter(
     neutral    another value that changes nothing; None: there is none.
     ids_in     the token ids that a value names. `LLM` refuses those outside the vocabulary.
     """
-    metadata = {"parameter": Parameter(default, neutral, check, effect, option, help, metavar, ids_in)}
-    return field(default=default, metadata=metadata)
+
+    default: Any
+    check: Check
+    effect: Effect
+    option: tuple[str, ...] | None = None
+    help: str = ""
+    metavar: str | None = None
+    neutral: Any = None
+    ids_in: Callable[[Any], Iterable[int]] = lambda value: ()
 
 
-def declared(params: type) -> dict[str, Parameter]:
+def parameter(default: Any, check: Check, effect: Effect, **more: Any) -> Any:
+    """A field of `SamplingParams`; more: of its `Parameter`."""
+    return field(default=default, metadata={"parameter": Parameter(default, check, effect, **more)})
+
+
+def _declared(params: Any) -> dict[str, Parameter]:
     """Name -> declaration of every field of `params`: `SamplingParams` or a subclass. Raises TypeError for a field that
     was not declared with `parameter`, because mixed batches would ignore it, and for an option without help."""
-    return _declared(params)
-
-
-@cache
-def _declared(params: Any) -> dict[str, Parameter]:
     parameters: dict[str, Parameter] = {}
     for each in fields(params):
         if "parameter" not in each.metadata:
@@ -94,3 +78,6 @@ def _declared(params: Any) -> dict[str, Parameter]:
             raise TypeError(f"{params.__name__}.{each.name} is an option without help: give `help`, or option=()")
         parameters[each.name] = replace(known, option=option)
     return parameters
+
+
+declared: Callable[[Any], dict[str, Parameter]] = cache(_declared)

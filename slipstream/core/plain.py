@@ -25,8 +25,7 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.random import VERIFY
 from slipstream.core.rules import Rule
 from slipstream.core.sequence import Sequence
-from slipstream.core.step import for_each, record, wanted
-from slipstream.core.step_clock import StepClock
+from slipstream.core.step import StepClock, for_each, record, wanted
 from slipstream.core.stop import end_of, stop
 from slipstream.core.target import MultiStep, Target, TargetOut
 from slipstream.errors import TargetError

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
+from time import perf_counter
+from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -12,13 +15,15 @@ from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Drafter, read_prompts
 from slipstream.core.rules import RULES, Rule, follow, verify
 from slipstream.core.sequence import Sequence
-from slipstream.core.stats import TokenLogprob
-from slipstream.core.step_clock import StepClock
+from slipstream.core.stats import PHASES, TokenLogprob
 from slipstream.core.stop import stop
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import allowed_after, distributions, distributions_and_dead_ends, first_maxima, histories
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import host_threads
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def step(
@@ -185,3 +190,35 @@ def logprobs(logits: torch.Tensor, run: Seq[int], top: int) -> list[TokenLogprob
         TokenLogprob(token, float(row[token]), tuple((i, v) for i, v in zip(ids, values, strict=True) if v > -math.inf))
         for token, row, ids, values in zip(run, logs, best.indices.tolist(), best.values.tolist(), strict=True)
     ]
+
+
+class StepClock:
+    """Times the calls of a step by phase (see `SpecStats.seconds`) and shares the whole among the sequences at the end:
+
+        with StepClock(seqs) as clock:
+            draft = clock("draft", drafter.propose, seqs, budgets)
+
+    What is not timed as another phase is "host". A step that raises is not counted.
+    """
+
+    def __init__(self, seqs: Seq[Sequence]):
+        self._seqs = seqs
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    def __call__(self, phase: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """call(*args), timed as this phase."""
+        began = perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.seconds[phase] += perf_counter() - began
+
+    def __enter__(self) -> StepClock:
+        self._began = perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.seconds["host"] = perf_counter() - self._began - sum(self.seconds.values())
+            for seq in self._seqs:
+                seq.stats.add_seconds(self.seconds, len(self._seqs))

@@ -255,7 +255,7 @@ class Capabilities:
     runtime        what runs it.
     memory         its KV cache in blocks; None: one that cannot be asked.
     fork           beginning a sequence with what was computed for another.
-    torch_threads  most threads that torch should use beside it (see `core.torch_threads`); None: as many as it likes.
+    torch_threads  most threads that torch should use beside it (see `host.torch_threads`); None: as many as it likes.
     experts        (experts per token, experts) of a mixture of experts; None for a dense model.
     encoder        what reads the source of each text; None: texts continue their prompts.
     mask_token     id in whose places it predicts several tokens in one pass (PARD); None: it was not trained so.

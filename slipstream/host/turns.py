@@ -28,18 +28,18 @@ class Turns:
         self._lock.release()
 
 
-_held: list[Turns] = []  # by the thread that forks
+_taken: list[Turns] = []  # by the thread that forks
 
 
 def _before_fork() -> None:
     for turns in list(_all):
         turns.__enter__()
-        _held.append(turns)
+        _taken.append(turns)
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop().__exit__()
+    while _taken:
+        _taken.pop().__exit__()
 
 
 if hasattr(os, "register_at_fork"):

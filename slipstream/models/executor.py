@@ -179,7 +179,7 @@ class Executor(Protocol):
 
     @property
     def torch_threads(self) -> int | None:
-        """Maximum number of torch threads while this executor runs (see `core.torch_threads`); None: no limit."""
+        """Maximum number of torch threads while this executor runs (see `host.torch_threads`); None: no limit."""
         ...
 
     @property

@@ -52,6 +52,8 @@ IDS = "ids"
 OUTCOMES = (IDS, FAVOURED, BEST, *RARE, END, *EDGES.values(), PENALISED, PAIR, JOINT)
 LATE_FROM = 256
 """Position in the context from which on one is late."""
+SCREEN = 0.0005
+"""Level of the first look of a test. A test that fails it is repeated on new samples."""
 GRID = 4
 BINS = GRID * GRID
 FEWEST = 5 * BINS
@@ -192,6 +194,12 @@ def tested(place: str, row: Evidence) -> PlaceTest:
     favoured = row.sums.get(FAVOURED)
     shift = favoured.excess / len(favoured.masses) if favoured is not None and FAVOURED in outcomes else None
     return PlaceTest(place, row.positions, row.forbidden, uniform(row.ranks), outcomes, shift)
+
+
+def decisive_level(level: float, tests: int) -> float:
+    """The level of the second look, so that all tests together call a correct run a bug with at most `level`. A first
+    p-value below `SCREEN` times this is as rare as two looks that fail, and needs no second."""
+    return min(SCREEN, level / SCREEN / tests / 2)
 
 
 def chi2_sf(x: float, freedom: float) -> float:

@@ -23,6 +23,7 @@ from slipstream.errors import ParameterError
 from slipstream.verify.reference import logits_of
 
 if TYPE_CHECKING:
+    from slipstream.bench.prompts import Prompt, PromptSet
     from slipstream.core.drafter import Drafter
     from slipstream.llm import LLM
 
@@ -30,6 +31,8 @@ END_CHANCE = 0.2
 """Mean probability of EOS in texts of the setting "EOS"."""
 SHORT = 28
 """Most tokens of a text of a setting."""
+BATCH = 16
+"""Requests in one batch of texts that all have the parameters as given."""
 TOGETHER = 5
 """Requests in one batch of different ones."""
 HISTORY, ENDS = ("penalties", "repeats"), ("EOS", "stop ids", "stop strings")
@@ -46,6 +49,25 @@ class Request:
     name: str
     ids: Seq[int]
     params: SamplingParams
+
+
+def lengths(draft_tokens: int) -> list[int]:
+    return sorted({1, min(2, draft_tokens), draft_tokens})
+
+
+def mixed_lengths(draft_tokens: int) -> list[int]:
+    """Those of requests side by side: pairs of equal and of different lengths, and one without drafts."""
+    return [draft_tokens, draft_tokens, 1, min(2, draft_tokens), 0, draft_tokens, min(3, draft_tokens)]
+
+
+def across_kinds(prompts: PromptSet) -> list[Prompt]:
+    """The prompts, one of each category in turn, so that the first ones are of different kinds."""
+    seen: Counter[str] = Counter()
+    places = []
+    for prompt in prompts.prompts:
+        places.append(seen[prompt.category])
+        seen[prompt.category] += 1
+    return [prompt for _, prompt in sorted(zip(places, prompts.prompts, strict=True), key=lambda pair: pair[0])]
 
 
 def settings(llm: LLM, base: SamplingParams, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> dict[str, SamplingParams]:

@@ -34,7 +34,6 @@ from slipstream.verify.panel_requests import Request, together
 from slipstream.verify.reference import distribution, impossible, logits_of, wrong_end, wrong_logprob
 
 if TYPE_CHECKING:
-    from slipstream.core.drafter import Drafter
     from slipstream.llm import LLM
 
 Ranks = tuple[float, float]
@@ -66,31 +65,45 @@ class Proposal:
 
 
 @dataclass
-class Proposals:
-    """What was proposed at each output position of each sequence. by_place: whether places in the step are kept
-    apart."""
+class Positions:
+    """Collects the evidence of a run.
 
-    by_place: bool
-    seen: dict[int, dict[int, Proposal]] = field(default_factory=lambda: defaultdict(dict))
+    noise     largest change of a logit by rounding.
+    seed      of the random shares of the ranks.
+    proposed  what was proposed at each output position of each sequence.
+    faults    what is wrong with single texts, whatever was drawn.
 
-    def of(self, seq: Sequence, t: int) -> Proposal:
-        return self.seen[seq.id].get(t, Proposal(UNDRAFTED if self.by_place else ALL))
+    Places in the step are kept apart where the rule is tokenwise (see `outcomes`).
+    """
+
+    llm: LLM
+    drafter: Any
+    noise: float = 0.0
+    seed: int = 0
+    evidence: dict[str, Evidence] = field(default_factory=lambda: defaultdict(Evidence))
+    proposed: dict[int, dict[int, Proposal]] = field(default_factory=lambda: defaultdict(dict))
+    stats: SpecStats = field(default_factory=SpecStats)
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._shares = np.random.default_rng(self.seed)
+        self._by_place = self.llm.rule.tokenwise
 
     @contextmanager
-    def noted(self, drafter: Any) -> Iterator[None]:
-        """Notes what this drafter, which keeps all that it can do, proposes meanwhile."""
-        observe = drafter.observe
+    def _noted(self) -> Iterator[None]:
+        """Notes what the drafter proposes meanwhile."""
+        observe = self.drafter.observe
 
         def noting(seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
             for b, seq in enumerate(seqs):
                 self._note(seq, draft, b, verdict)
             observe(seqs, draft, out, verdict)
 
-        drafter.observe = noting
+        self.drafter.observe = noting
         try:
             yield
         finally:
-            del drafter.observe
+            del self.drafter.observe
 
     def _note(self, seq: Sequence, draft: Draft, b: int, verdict: Verdict) -> None:
         run, children, start = verdict.run(draft, b), draft.children(b), draft.splits[b]
@@ -99,73 +112,52 @@ class Proposals:
             nodes = [start + node for node in children.get(parent, [])]
             place = self._place(depth, bool(nodes), bool(children))
             ids = q = None
-            if nodes and self.by_place and not seq.coupled:
+            if nodes and self._by_place and not seq.coupled:
                 ids = np.array([draft.ids[node] for node in nodes])
                 if draft.q is not None:
                     row = draft.q[nodes[0]].cpu().numpy()  # [V]
                     ids = np.argpartition(-row, min(KEPT, len(row) - 1))[:KEPT]
                     q = row[ids]
-            self.seen[seq.id][first + depth - 1] = Proposal(place, depth > 1 and self.by_place, ids, q)
+            self.proposed[seq.id][first + depth - 1] = Proposal(place, depth > 1 and self._by_place, ids, q)
 
     def _place(self, depth: int, proposed: bool, drafted: bool) -> str:
-        if not self.by_place:
+        if not self._by_place:
             return ALL
         if proposed:
             return DRAFTED.format(depth) if depth < 3 else DEEPER
         return BONUS if drafted else UNDRAFTED
-
-
-@dataclass
-class Positions:
-    """Collects the evidence of a run.
-
-    noise   largest change of a logit by rounding.
-    seed    of the random shares of the ranks.
-    faults  what is wrong with single texts, whatever was drawn.
-    """
-
-    llm: LLM
-    drafter: Drafter
-    noise: float = 0.0
-    seed: int = 0
-    found: dict[str, Evidence] = field(default_factory=lambda: defaultdict(Evidence))
-    stats: SpecStats = field(default_factory=SpecStats)
-    faults: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._shares = np.random.default_rng(self.seed)
 
     def decode(
         self, requests: Seq[Request], seeds: Iterator[int], batch: int, advance: Callable[[], None]
     ) -> list[list[int]]:
         """Samples a text for each request, with whatever the drafter proposes, and adds their positions. Returns the
         outputs."""
-        proposals = Proposals(self.llm.rule.tokenwise)
-        with proposals.noted(self.drafter):
+        with self._noted():
             seqs = together(self.llm, self.drafter, requests, seeds, batch)
         beside: list[float] = []  # v_t of the request before
         for request, seq in zip(requests, seqs, strict=True):
             self.stats += seq.stats
             wrong = wrong_end(seq)
             self.faults += [f"{request.name}: {wrong}"] if wrong else []
-            placed = self._text(request, seq, proposals)
+            placed = self._text(request, seq)
             for (u, _), (after, _) in zip(placed[::2], placed[1::2], strict=False):
-                self.found[ALL].neighbours(u, after)
+                self.evidence[ALL].neighbours(u, after)
             second = [v for _, v in placed]
             for v, other in zip(second, beside, strict=False):
-                self.found[BY_REQUEST].pair(v, other)
+                self.evidence[BY_REQUEST].pair(v, other)
             beside = second
             advance()
         return [seq.output for seq in seqs]
 
-    def _text(self, request: Request, seq: Sequence, proposals: Proposals) -> list[Ranks]:
+    def _text(self, request: Request, seq: Sequence) -> list[Ranks]:
         text, placed = seq.output, list[Ranks]()
+        proposed, undrafted = self.proposed.pop(seq.id, {}), Proposal(self._place(1, False, False))
         for t, logits in enumerate(logits_of(self.llm.target, seq.asked, text, seq.params)):
             if seq.params.logprobs is not None:
                 wrong = wrong_logprob(logits, text[t], seq.logprobs[t], self.noise)
                 self.faults += [f"{request.name}: token {t}: {wrong}"] if wrong else []
             context = (seq.params, seq.tokens[: seq.prompt], text[:t], seq.stop_ids)
-            placed += self._token(logits, context, text[t], proposals.of(seq, t), placed[-1:])
+            placed += self._token(logits, context, text[t], proposed.get(t, undrafted), placed[-1:])
         return placed
 
     def _token(
@@ -179,7 +171,7 @@ class Positions:
             never = impossible(p, logits, *context, self.noise)
         if p[token] == 0:
             # Where rounding decides at the border of a filter, a token may be kept that is dropped here.
-            self.found[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
+            self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
             return []
         edge = never is not None and bool((never == (p == 0)).all())
         tested = sets(p, proposal.favoured(p), context, edge)
@@ -187,7 +179,7 @@ class Positions:
         u, v = ranks(p, token, self._shares.random())
         late = len(prompt) + len(output) >= LATE_FROM
         for place in {proposal.place, ALL, *[BEHIND] * proposal.behind, *[LATE] * late}:
-            self.found[place].token(u, v, outcomes)
+            self.evidence[place].token(u, v, outcomes)
             for _, before in last:
-                self.found[place].pair(v, before)
+                self.evidence[place].pair(v, before)
         return [(u, v)]

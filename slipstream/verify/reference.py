@@ -19,18 +19,21 @@ from slipstream.core.stats import TokenLogprob
 from slipstream.core.target import Target, begun
 
 ROWS = 16
-"""Tokens of a text that one pass of the target scores."""
+"""Tokens of a text that one pass of the target scores, unless told otherwise."""
 
 
 def logits_of(
-    target: Target, prompt: Seq[int], text: Seq[int], params: SamplingParams | None = None
+    target: Target, prompt: Seq[int], text: Seq[int], params: SamplingParams | None = None, rows: int = ROWS
 ) -> Iterator[np.ndarray]:
-    """The target's logits, float64 [V], before each token of `text`, from passes over the text alone. params: of the
-    request, because some encoder-decoders end a text at its limit by force."""
+    """The target's logits, float64 [V], before each token of `text`, from passes over the text alone.
+
+    params  of the request, because some encoder-decoders end a text at its limit by force.
+    rows    tokens that a pass scores; the first one reads the prompt and scores one.
+    """
     seq, at = begun(target, prompt, context=target.context, params=params or SamplingParams()), 0
     try:
         while at < len(text):
-            following = list(text[at : min(at + ROWS, len(text)) - 1])
+            following = list(text[at : min(at + (rows if at else 1), len(text)) - 1])
             out = target.run([seq], Draft.chains([following], device=target.device))
             yield from out.logits[: len(following) + 1].double().cpu().numpy().copy()  # [1 + n, V]
             target.commit([seq], [list(range(len(following)))])

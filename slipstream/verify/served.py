@@ -10,7 +10,7 @@ sampling parameters, and the comparison is between two samples:
               n-grams of up to three tokens, in which whole texts change sides (exact, whatever the dependence within
               a text).
 
-As in `checks`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
+As in `verification`, a sampled test that fails at level `SCREEN` is repeated on new samples, and only the second
 p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
 """
 
@@ -30,9 +30,10 @@ from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.text_ends import common_beginning
-from slipstream.verify.checks import SAME, SCREEN, decisive_level
+from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.report_verify import short, verdict
 from slipstream.verify.texts import BUG, IDENTICAL, TIE
+from slipstream.verify.verification import SAME
 
 BLIND_TO = (
     "What this comparison cannot see: whether the server drafts at all (its own metrics say so); a fault that both "
@@ -96,7 +97,7 @@ def verify_served(
     data: dict[str, Any] = {"greedy": [], "sampled": []}
 
     def collect() -> dict[str, Any]:
-        return data | {"verdict": BUG if any(row["verdict"] == BUG for row in _rows(data)) else "ok"}
+        return data | {"verdict": BUG if any(row["verdict"] == BUG for rows in data.values() for row in rows) else "ok"}
 
     with recording(result, out, collect) as save, ThreadPoolExecutor(config.clients) as pool:
         data["greedy"] = _greedy(served, reference, prompts, config, pool, advance)
@@ -106,10 +107,6 @@ def verify_served(
     if any(row["verdict"] == UNJUDGED for row in data["greedy"]):
         result.warnings.append("a server gives no logprobs: where greedy texts part, rounding and a bug look the same")
     return result
-
-
-def _rows(data: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*data["greedy"], *data["sampled"]]
 
 
 # --- greedy ----------------------------------------------------------------------------------------------------------
@@ -136,20 +133,15 @@ def _greedy(
 
 def noise_between(a: Answer, b: Answer) -> float:
     """Largest difference of a log-probability of a token in the shared beginning of two answers, in nats."""
-    same = shared(a, b)
+    same = common_beginning(a.tokens, b.tokens)
     return max((abs(x - y) for x, y in zip(a.logprobs[:same], b.logprobs[:same], strict=True)), default=0.0)
-
-
-def shared(a: Answer, b: Answer) -> int:
-    """Number of tokens with which both begin."""
-    return common_beginning(a.tokens, b.tokens)
 
 
 def judged(fast: Answer, plain: Answer, noise: float) -> dict[str, Any]:
     """Verdict on two greedy texts, the place where they part, and the reference's margin there in nats."""
     if fast.text == plain.text:
         return {"verdict": IDENTICAL, "position": None, "margin": None}
-    at = shared(fast, plain)
+    at = common_beginning(fast.tokens, plain.tokens)
     if not plain.top or not fast.tokens or at >= len(plain.top):
         return {"verdict": UNJUDGED, "position": at, "margin": None}
     likely = plain.top[at]
@@ -169,7 +161,8 @@ def _sampled(
 ) -> list[dict[str, Any]]:  # fmt: skip
     decisive = decisive_level(config.level, len(prompts))
 
-    def draw(place: Endpoint, i: int, side: int, look: int) -> list[Answer]:
+    def draw(place: Endpoint, i: int, side: int, look: int) -> list[tuple[str, ...]]:
+        """The tokens of each text, or its characters if the server does not tell tokens."""
         key = [config.seed, i, side, look]
         seeds = np.random.SeedSequence(key).generate_state(config.samples, np.uint32).tolist()
 
@@ -178,15 +171,13 @@ def _sampled(
             advance()
             return answer
 
-        return list(pool.map(ask, seeds))
+        return [tuple(answer.tokens or answer.text) for answer in pool.map(ask, seeds)]
 
     rows = []
     for i, (name, _) in enumerate(prompts):
         looks: list[float] = []
         for look in (0, 1):
-            texts, other = (
-                [pieces(each) for each in draw(place, i, side, look)] for side, place in enumerate((served, reference))
-            )
+            texts, other = (draw(place, i, side, look) for side, place in enumerate((served, reference)))
             looks.append(permutation_test(texts, other, np.random.default_rng([config.seed, i, look])))
             if looks[0] >= SCREEN:
                 break
@@ -197,11 +188,6 @@ def _sampled(
             | {"verdict": said}
         )
     return rows
-
-
-def pieces(answer: Answer) -> tuple[str, ...]:
-    """The tokens of a text, or its characters if the server does not tell tokens."""
-    return tuple(answer.tokens or answer.text)
 
 
 def permutation_test(

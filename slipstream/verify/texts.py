@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from slipstream.bench.identity import Divergence, Scores, distance, divergence
-from slipstream.core.draft import Draft
-from slipstream.core.params import SamplingParams, Strict
+from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, begun
+from slipstream.core.target import Target
 from slipstream.verify.panel_requests import TOGETHER, Request, together
 from slipstream.verify.reference import distribution, edited, logits_of
 
@@ -39,7 +38,7 @@ QUANTISED = 0.5
 
 
 @dataclass(frozen=True)
-class Control(Strict):
+class Control:
     """Logits from passes of one row compared with passes of `rows` rows, without a drafter.
 
     positions  number of positions that were scored both ways.
@@ -57,7 +56,7 @@ class Control(Strict):
     scale: float
     limit: float
     flips: int
-    behind: float = 0.0
+    behind: float
 
     @property
     def verdict(self) -> str:
@@ -65,75 +64,36 @@ class Control(Strict):
             return BUG
         return "rounding" if self.noise or self.behind else IDENTICAL
 
-    def __add__(self, other: Control) -> Control:
-        """The control over two texts together."""
-        positions = self.positions + other.positions
-        scale = (self.scale * self.positions + other.scale * other.positions) / max(1, positions)
-        return Control(
-            self.rows, positions, max(self.noise, other.noise), scale, max(self.limit, other.limit),
-            self.flips + other.flips, max(self.behind, other.behind),
-        )  # fmt: skip
-
 
 def control(
-    target: Target,
-    prompt: Seq[int],
-    text: Seq[int],
-    rows: int,
-    scores: Scores = lambda logits, output: logits,
-    params: SamplingParams | None = None,
+    llm: LLM, requests: Seq[Request], texts: Seq[Seq[int]], rows: int, advance: Callable[[], None] = lambda: None
 ) -> Control:
-    """Scores `text`, the plain greedy text after `prompt`, twice: with one row per pass and with `rows` rows per pass.
-    scores: what the text maximises, if not the logits; params: with which it was decoded."""
-    more = {"context": target.context, "params": params or SamplingParams()}
-    alone, among = (begun(target, prompt, **more) for _ in range(2))
-    noise, scale, flips, dtype, at, behind = 0.0, 0.0, 0, torch.float64, 0, 0.0
-    try:
-        for seq in (alone, among):  # the prompt, in one pass for both
-            first = target.run([seq], Draft.empty(1, target.device)).logits[0].double().clone()
-            target.commit([seq], [[]])
-            seq.kv_len = len(seq.tokens)
-        if text:
-            behind = short_of_best(scores(first, []), text[0])
-        while at + rows <= len(text):
-            part = list(text[at : at + rows])
-            each = []
-            for token in part:
-                alone.tokens.append(token)
-                out = target.run([alone], Draft.empty(1, target.device))
-                each.append(out.logits[0].double().clone())
-                target.commit([alone], [[]])
-                alone.kv_len = len(alone.tokens)
-            among.tokens.append(part[0])
-            out = target.run([among], Draft.chains([part[1:]], device=target.device))
-            together, dtype = out.logits[:rows].double().clone(), out.logits.dtype  # [rows, V]
-            target.commit([among], [list(range(rows - 1))])
-            among.tokens += part[1:]
-            among.kv_len = len(among.tokens)
-            for i, (a, b) in enumerate(zip(each, together, strict=True), at + 1):
-                if i < len(text):
-                    behind = max(behind, short_of_best(scores(a, text[:i]), text[i]))
-                noise, flips = max(noise, distance(a, b)), flips + int(a.argmax() != b.argmax())
-                finite = a[torch.isfinite(a)]
-                scale += float(finite.std()) if len(finite) > 1 else 0.0
-            at += rows
-    finally:
-        for seq in (alone, among):
-            target.release(seq.id)
-    scale /= max(1, at)
-    return Control(rows, at, noise, scale, scale * rounding(target, dtype), flips, behind)
+    """Scores plain greedy texts twice: with one row per pass, and with `rows` rows per pass."""
+    noise, behind, flips, spreads = 0.0, 0.0, 0, list[float]()
+    for request, text in zip(requests, texts, strict=True):
+        score = scores(llm, request.ids, request.params)
+        each = (logits_of(llm.target, request.ids, text, request.params, n) for n in (1, rows))
+        for t, rows_of_t in enumerate(zip(*each, strict=True)):
+            alone, among = map(torch.from_numpy, rows_of_t)  # [V] each
+            behind = max(behind, short_of_best(score(alone, text[:t]), text[t]))
+            noise, flips = max(noise, distance(alone, among)), flips + int(alone.argmax() != among.argmax())
+            finite = alone[torch.isfinite(alone)]
+            spreads.append(float(finite.std()) if len(finite) > 1 else 0.0)
+        advance()
+    scale = sum(spreads) / max(1, len(spreads))
+    return Control(rows, len(spreads), noise, scale, scale * rounding(llm.target), flips, behind)
 
 
 def short_of_best(scores: Tensor, token: int) -> float:
     return float(scores.max() - scores[token])
 
 
-def rounding(target: Target, logits: torch.dtype) -> float:
+def rounding(target: Target) -> float:
     """Largest change of a logit by rounding, in standard deviations, for the dtype of the target."""
     runtime = target.capabilities.runtime
     if runtime and runtime.quantize and not runtime.weights_only:
         return QUANTISED
-    return ROUNDING.get(runtime.dtype if runtime else logits, ROUNDING[torch.float32])
+    return ROUNDING.get(runtime.dtype if runtime else torch.float32, ROUNDING[torch.float32])
 
 
 @dataclass(frozen=True)
@@ -160,24 +120,20 @@ def texts(
     llm.use(drafter)
     before = llm.max_batch, llm.draft_tokens
     llm.draft_tokens, batch = (llm.draft_tokens, 1) if how is None else (how.draft_tokens, how.batch)
-    done: list[Sequence] = []
     try:
         if how is not None and how.mixed:
-            done = together(llm, drafter, requests, None, batch)
-            for _ in done:
+            seqs = together(llm, drafter, requests, None, batch)
+            for _ in seqs:
                 advance()
-            return done
+            return seqs
         llm.max_batch = batch
-        for start in range(0, len(requests), batch):
-            seqs = [llm.sequence(list(one.ids), one.params) for one in requests[start : start + batch]]
-            for _ in llm.decode(seqs):
-                pass
-            for seq in seqs:
-                done.append(seq)
+        seqs = [llm.sequence(list(one.ids), one.params) for one in requests]
+        for ran in llm.decode(seqs):
+            for _ in (seq for seq in ran if seq.finish):
                 advance()
+        return seqs
     finally:
         llm.max_batch, llm.draft_tokens = before
-    return done
 
 
 def compared(

@@ -25,20 +25,97 @@ A check in which too few draft tokens were verified says "not tested": equal tex
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+import math
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import provenance
 from slipstream.bench.results import Result, recording
-from slipstream.errors import ParameterError
-from slipstream.verify.checks import CHECKS, UNTESTED, Checks, VerifyConfig
-from slipstream.verify.texts import BUG, LOSSY, passes
+from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.core.rules import RULES
+from slipstream.core.sequence import Sequence
+from slipstream.core.stats import SpecStats
+from slipstream.errors import ParameterError, did_you_mean
+from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
+from slipstream.verify.panel_requests import (
+    BATCH,
+    ENDS,
+    HISTORY,
+    TOGETHER,
+    Request,
+    across_kinds,
+    among,
+    continued,
+    lengths,
+    mixed_lengths,
+    panel,
+    settings,
+)
+from slipstream.verify.positions import Positions
+from slipstream.verify.reference import wrong_end
+from slipstream.verify.texts import (
+    BUG,
+    LOSSY,
+    Control,
+    Pass,
+    compared,
+    control,
+    passes,
+    texts,
+    verdict,
+    wrong_token,
+)
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
+
+CHECKS = ("greedy", "coupled", "distribution")
+SAME, FEW, UNTESTED = "no difference seen", "too few to test", "not tested"
+FEWEST_DRAFTED = {"greedy": 20, "coupled": 20, "distribution": 100}
+"""Fewest draft tokens that must have been verified in a check; below that it says "not tested"."""
+POWER = 0.9
+"""Probability that a bias of the reported smallest size is called a bug."""
+
+
+@dataclass(frozen=True)
+class VerifyConfig(Strict):
+    """params      sampling; the greedy check sets temperature 0, the sampled ones set 1 in place of 0.
+    checks       which of `CHECKS` to run; the control always runs.
+    texts        whole texts sampled with each setting (see `panel_requests`); three times as many with the parameters
+                 as given, for the draft lengths 1, 2 and K.
+    reach        one of them goes on to this position in its context (0: none does).
+    level        probability that a correct run is called a bug, over all tests of distributions together.
+    seed         of all samples. Runs with different seeds share no random number.
+    """
+
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
+    checks: tuple[str, ...] = CHECKS
+    texts: int = 10
+    reach: int = 512
+    level: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("texts", self.texts, 1)
+        check_integer("reach", self.reach, 0)
+        check_integer("seed", self.seed, 0)
+        check_number("level", self.level, 0.0, 0.5, open_low=True)
+        for name in self.checks:
+            if name not in CHECKS:
+                raise ParameterError(f"there is no check {name!r}", fix=did_you_mean(name, CHECKS))
+
+    @property
+    def greedy(self) -> SamplingParams:
+        return replace(self.params.unfiltered, temperature=0.0, seed=0)
+
+    @property
+    def sampled(self) -> SamplingParams:
+        return replace(self.params, temperature=self.params.temperature or 1.0)
 
 
 def steps(prompts: PromptSet, config: VerifyConfig, draft_tokens: int) -> int:
@@ -62,47 +139,211 @@ def verify(
     config = replace(config, params=llm.defaults.fill(config.params))
     if llm.drafter.name == "none" or not llm.most_draft_tokens:
         raise ParameterError("there is no drafter to check", fix="name one: --drafter ngram, with --draft-tokens > 0")
-    settings = {
+    about = {
         "drafter": label or llm.drafter.name,
         "draft_tokens": llm.most_draft_tokens,
         "rule": llm.rule.name,
         "lossless": llm.rule.lossless,
         **asdict(config),
     }
-    result = Result("verify", settings, provenance(llm, config.seed, prompts=prompts.digest))
-    data = empty(prompts)
-    check = Checks(llm, prompts, config, data, advance)
+    result = Result("verify", about, provenance(llm, config.seed, prompts=prompts.digest))
+    checks = Checks(llm, prompts, config, advance)
 
     def collect() -> dict[str, Any]:
-        result.warnings = [*prompts.warnings, *check.warnings()]
-        return data | {"verdict": overall(data)}
+        result.warnings = [*prompts.warnings, *checks.warnings()]
+        return checks.data | {"verdict": checks.overall}
 
-    drafter, rule = check.drafter, llm.rule
+    rule = llm.rule
     try:
         with recording(result, out, collect) as save:
-            check.control()
+            checks.control()
             save()
             for name in CHECKS:
                 if name in config.checks:
-                    getattr(check, name)()
+                    getattr(checks, name)()
                     save()
     finally:
-        llm.use(drafter)
+        llm.use(checks.drafter)
         llm._rule = rule
     return result
 
 
-def empty(prompts: PromptSet) -> dict[str, Any]:
-    """What `Checks` fill in."""
-    rows: dict[str, Any] = {name: [] for name in (*CHECKS, "faults")}
-    return {"prompts": prompts.as_dict(), "control": None, "coverage": {}, "sampled_tokens": 0, **rows}
+class Checks:
+    """The checks of one run; each adds its rows to `data`."""
 
+    def __init__(self, llm: LLM, prompts: PromptSet, config: VerifyConfig, advance: Callable[[], None] = lambda: None):
+        self.llm, self.config, self.advance = llm, config, advance
+        order = across_kinds(prompts)
+        self.ids, self.names = [list(p.ids) for p in order], [p.name for p in order]
+        self.drafter: Any = llm.drafter
+        self.most = llm.most_draft_tokens
+        self.noise: Control
+        self.plain: list[list[int]] = []
+        self.settings: dict[str, SamplingParams] = {}
+        self.stats = SpecStats()
+        rows: dict[str, Any] = {name: [] for name in (*CHECKS, "faults")}
+        about = {"prompts": prompts.as_dict(), "control": None, "coverage": {}, "sampled_tokens": 0}
+        self.data: dict[str, Any] = about | rows
 
-def overall(data: dict[str, Any]) -> str:
-    """ "BUG" if any check found one, "lossy" if only a lossy rule changed texts, "not tested" if too little was drafted
-    in a check, else "ok"."""
-    said = [row["verdict"] for name in CHECKS for row in data[name]]
-    if data["control"] is not None:
-        said.append(data["control"]["verdict"])
-    said += [row["verdict"] for row in data["coverage"].values()] + [BUG] * bool(data["faults"])
-    return next((each for each in (BUG, LOSSY, UNTESTED) if each in said), "ok").replace(LOSSY, "lossy")
+    @property
+    def overall(self) -> str:
+        """ "BUG" if any check found one, "lossy" if only a lossy rule changed texts, "not tested" if too little was
+        drafted in a check, else "ok"."""
+        said = [row["verdict"] for name in CHECKS for row in self.data[name]]
+        if self.data["control"] is not None:
+            said.append(self.data["control"]["verdict"])
+        said += [row["verdict"] for row in self.data["coverage"].values()] + [BUG] * bool(self.data["faults"])
+        return next((each for each in (BUG, LOSSY, UNTESTED) if each in said), "ok").replace(LOSSY, "lossy")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass that verifies a draft. A tree has more nodes than levels."""
+        proposed = -(-self.stats.proposed // max(1, self.stats.steps - self.stats.undrafted))
+        return max(self.most, proposed) + 1
+
+    def control(self) -> None:
+        greedy = self.config.greedy
+        requests = [Request(name, ids, greedy) for name, ids in zip(self.names, self.ids, strict=True)]
+        self.plain = [seq.output for seq in self._decoded(None, requests)]
+        self.noise = control(self.llm, requests, self.plain, self.most + 1, self.advance)
+        self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
+        self.settings = settings(self.llm, self.config.sampled, self.ids, self.plain)
+
+    def greedy(self) -> None:
+        self._compare("greedy", lambda params, i: replace(params, temperature=0.0, seed=0))
+
+    def coupled(self) -> None:
+        """Always uses rule `coupled`, because it checks the drafter and the caches, not the rule."""
+        rule = self.llm.rule
+        self.llm._rule = RULES["coupled"]
+        try:
+            self._compare("coupled", lambda params, i: replace(params, seed=self._seed("coupled", i)))
+        finally:
+            self.llm._rule = rule
+
+    def _compare(self, check: str, changed: Callable[[SamplingParams, int], SamplingParams]) -> None:
+        """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
+        before, n = self.stats, len(self.ids)
+        unmixed = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
+        mixed = unmixed + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
+        mixed += panel(self.names, self.ids, among(self.settings, HISTORY), 6, [self.most])
+        mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
+        mixed += continued(unmixed, self.plain, self.llm.checks.longest)
+        mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
+        plain = [seq.output for seq in self._decoded(None, mixed)]
+        for request, text in zip(mixed, plain, strict=True):
+            self._fault(request, wrong_token(self.llm, request, text, self.noise.noise))
+        for how in passes(self.most, n):
+            requests = mixed if how.mixed else mixed[:n]
+            for request, text, seq in zip(requests, plain, self._decoded(self.drafter, requests, how), strict=False):
+                self.stats += seq.stats
+                self.data[check].append(self._row(request, text, seq, how))
+        self._cover(check, self.stats.proposed - before.proposed, self.stats.accepted - before.accepted)
+
+    def _decoded(self, drafter: Any, requests: Seq[Request], how: Pass | None = None) -> list[Sequence]:
+        seqs = texts(self.llm, drafter, requests, self._at_most(len(self.ids)), how)
+        for request, seq in zip(requests, seqs, strict=True):
+            self._fault(request, wrong_end(seq))
+        return seqs
+
+    def _at_most(self, count: int) -> Callable[[], None]:
+        """`advance` for the first `count` calls: how many requests there are is known later than how long they take."""
+        left = iter(range(count))
+        return lambda: None if next(left, None) is None else self.advance()
+
+    def _fault(self, request: Request, wrong: str | None) -> None:
+        if wrong is not None:
+            self.data["faults"].append(f"{request.name}: {wrong}")
+
+    def _row(self, request: Request, plain: Seq[int], seq: Sequence, how: Pass) -> dict[str, Any]:
+        parted = compared(self.llm, request.ids, request.params, plain, seq.output, self.rows, self.noise)
+        return {
+            "prompt": request.name,
+            "verdict": verdict(parted, self.llm.rule.lossless),
+            "tokens": len(seq.output),
+            "divergence": None if parted is None else vars(parted) | {"near_tie": parted.near_tie},
+            "seed": request.params.seed,
+            "drafted": seq.stats.proposed,
+            "accepted": seq.stats.accepted,
+        } | asdict(how)
+
+    def _cover(self, check: str, drafted: int, accepted: int) -> None:
+        verdict = "tested" if drafted >= FEWEST_DRAFTED[check] else UNTESTED
+        self.data["coverage"][check] = {"drafted": drafted, "accepted": accepted, "verdict": verdict}
+
+    def distribution(self) -> None:
+        decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
+        first = self._look(0, 1)
+        tests = [tested(place, first.evidence[place]) for place in PLACES if place in first.evidence]
+        suspects = [test.place for test in tests if SCREEN * decisive <= min(test.p, default=1.0) < SCREEN]
+        certain = any(min(test.p, default=1.0) < SCREEN * decisive for test in tests)
+        again = self._look(1, 2).evidence if suspects and not certain else {}
+        each = math.sqrt(POWER)
+        for test in tests:
+            second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
+            worst = None if second is None else min(second.p, default=1.0)
+            shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
+            said = SAME if test.p else FEW
+            if min(test.p, default=1.0) < SCREEN * decisive or (worst is not None and worst < decisive):
+                said = BUG if self.llm.rule.lossless else LOSSY
+            self.data["distribution"].append(
+                vars(test)
+                | {"second_p": worst, "verdict": said}
+                | {"smallest_bias": math.sqrt(shift) if test.ranks is not None and shift < 1 else None}
+            )
+        self.data["sampled_tokens"] = first.stats.tokens
+        self._cover("distribution", first.stats.proposed, first.stats.accepted)
+
+    def _look(self, number: int, times: int) -> Positions:
+        """The evidence of whole texts: with the parameters as given, for each draft length, the first text a long one;
+        then of all settings side by side; then of texts that continue others."""
+        config, llm = self.config, self.llm
+        seeds = self._seeds("positions", number)
+        positions = Positions(llm, self.drafter, self.noise.noise, next(seeds))
+        base, longest = replace(config.sampled, seed=None), llm.checks.longest
+        requests = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, lengths(self.most))
+        further = min(config.reach, longest) - len(requests[0].ids)
+        requests[0] = replace(
+            requests[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None)
+        )
+        settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
+        beside = panel(self.names, self.ids, settings, times * config.texts, mixed_lengths(self.most))
+        beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
+        before, llm.draft_tokens = llm.draft_tokens, self.most
+        try:
+            outputs = positions.decode(requests, seeds, BATCH, self.advance)
+            positions.decode(beside, seeds, TOGETHER, self._at_most(len(requests)))
+            positions.decode(continued(requests, outputs, longest)[: config.texts], seeds, TOGETHER, self._at_most(0))
+        finally:
+            llm.draft_tokens = before
+        self.data["faults"] += positions.faults
+        return positions
+
+    def _seeds(self, purpose: str, number: int) -> Iterator[int]:
+        """Seeds of requests that no other purpose, look or run has."""
+        key = int.from_bytes(purpose.encode(), "little")
+        while True:
+            yield from np.random.SeedSequence([self.config.seed, key, number]).generate_state(1024, np.uint64).tolist()
+            number += 1000
+
+    def _seed(self, purpose: str, number: int) -> int:
+        return next(self._seeds(purpose, number))
+
+    def warnings(self) -> list[str]:
+        messages = []
+        if not self.llm.rule.lossless:
+            messages.append(f"the rule {self.llm.rule.name!r} is lossy: differences are expected, they are not bugs")
+        for check, row in self.data["coverage"].items():
+            if row["verdict"] == UNTESTED:
+                messages.append(
+                    f"{check}: {row['drafted']} draft tokens were verified, {FEWEST_DRAFTED[check]} are needed: not "
+                    "tested. Give more prompts, longer texts, or prompts that this drafter can continue"
+                )
+            elif not row["accepted"]:
+                messages.append(f"{check}: no draft token was accepted, so acceptance itself was not tested")
+        if self.stats.drafter_faults:
+            messages.append(
+                f"the drafter failed {self.stats.drafter_faults} times; plain decoding continued instead, so that is "
+                "what was compared"
+            )
+        return messages

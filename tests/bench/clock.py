@@ -2,7 +2,7 @@
 
 import pytest
 
-READERS = ("slipstream.core.step_clock", "slipstream.bench.measure", "slipstream.targets.target_costs")
+READERS = ("slipstream.core.step", "slipstream.bench.measure", "slipstream.targets.target_costs")
 """Modules that measure."""
 
 

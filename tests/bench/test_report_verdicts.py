@@ -9,8 +9,7 @@ from slipstream.cli.report import page, section
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
 from slipstream.plan.tuning import TuneConfig, tune
-from slipstream.verify.checks import VerifyConfig
-from slipstream.verify.verification import verify
+from slipstream.verify.verification import VerifyConfig, verify
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
 

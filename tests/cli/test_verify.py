@@ -63,12 +63,12 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_was_checked(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.verify import checks
+    from slipstream.verify import verification
 
     def stop(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checks, "tested", stop)
+    monkeypatch.setattr(verification, "tested", stop)
     result = cli("verify", texts, *pair, *QUICK, "--out", tmp_path / "r.json")
     assert result.code == 130
     assert "the run was interrupted" in result.said

@@ -84,14 +84,10 @@ def test_a_search_with_early_stopping_ends_no_later_and_one_that_never_gives_up_
     assert steps[0] < steps[2]
 
 
-def test_without_stop_ids_every_text_has_the_greatest_length() -> None:
-    done = found(BeamParams(beams=3, n=3, max_tokens=5), frozenset())
-    assert [len(beam.token_ids) for beam in done] == [5] * 3
-
-
-def test_the_context_ends_texts_too() -> None:
-    done = found(BeamParams(beams=3, n=3, max_tokens=5), frozenset(), most=2)
-    assert [len(beam.token_ids) for beam in done] == [2] * 3
+@pytest.mark.parametrize("most", [5, 2])
+def test_without_stop_ids_every_text_has_the_greatest_length_that_the_context_allows(most: int) -> None:
+    done = found(BeamParams(beams=3, n=3, max_tokens=5), frozenset(), most)
+    assert [len(beam.token_ids) for beam in done] == [most] * 3
 
 
 def test_a_vocabulary_that_is_too_small_gives_fewer_texts() -> None:

@@ -6,10 +6,13 @@ Figures are those of the papers or computed by hand with fractions; the enumerat
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
+from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
+from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, Rule, rule_named, verify
 from slipstream.errors import RuleError
 from slipstream.theory.closed_forms import acceptance_rate, expected_tokens
@@ -24,7 +27,6 @@ from tests.core.exact import (
     target_distribution,
     weighed,
 )
-from tests.core.fixed_dice import Fixed
 from tests.core.worlds import Distribution, Shape, WeightedDraft, every_draft, probs, random_world, steady
 from tests.theory.block_lengths import block_expected_accepted
 
@@ -182,6 +184,17 @@ def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
 
 
 # --- edges of the arithmetic ----------------------------------------------------------------------------------------
+
+
+class Fixed(Dice):
+    """Production dice whose every uniform is `u`."""
+
+    def __init__(self, u: float):
+        super().__init__([Stream(0)], [0], [0])
+        self.u = u
+
+    def _uniforms(self, column: int) -> np.ndarray:
+        return np.full(1, self.u)
 
 
 def rows(*distributions: list[float]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import typer
 
 from slipstream.cli.option_groups import grouped
 from slipstream.cli.options import sampling_options
-from slipstream.core import params as params_module, warp as warp_module
+from slipstream.core import params as params_module
 from slipstream.core.draft import Draft
-from slipstream.core.parameter_declaration import Effect, declared, parameter
-from slipstream.core.params import SamplingParams, number
+from slipstream.core.parameter_declaration import Effect, declared
+from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions, distributions_after, warp
 from slipstream.drafters.model import ModelDrafter
@@ -238,23 +238,3 @@ def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line
 def test_a_field_without_an_effect_or_help_fails_at_import(line, fault, tmp_path, monkeypatch) -> None:
     with pytest.raises(TypeError, match=fault):
         with_a_field(line, tmp_path, monkeypatch)
-
-
-@dataclass(frozen=True)
-class WithTilt(SamplingParams):
-    tilt: float = parameter(0.0, number(-10.0, 10.0), Effect.EDITS_LOGITS, help="Added to the logit of token 0.")
-
-
-def test_a_new_parameter_is_applied_per_request_in_a_mixed_batch(monkeypatch) -> None:
-    edit = warp_module._edit
-
-    def tilted(x: torch.Tensor, params: WithTilt, *rest: Any) -> torch.Tensor:
-        x = edit(x, params, *rest).clone()
-        x[:, 0] += params.tilt
-        return x
-
-    monkeypatch.setattr(warp_module, "_edit", tilted)
-    each = [WithTilt(temperature=0.8, tilt=tilt) for tilt in (0.0, 5.0, 0.0, -5.0)]
-    probs = distributions(logits(4), sequences(each), Draft.empty(4))
-    assert torch.equal(probs, torch.cat([warp(logits(4)[b : b + 1], params) for b, params in enumerate(each)]))
-    assert not torch.equal(probs[1], warp(logits(4)[1:2], each[0])[0])

@@ -1,10 +1,11 @@
-"""`warp` against a slow reference, for each parameter and all together; histories of nodes; refusals."""
+"""`warp` against the reference of `verify`, for each parameter and all together; histories of nodes; refusals."""
 
 import math
 import random
 from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
 from slipstream.core.warp import distributions, first_maxima, histories, warp
 from slipstream.errors import TargetError
+from slipstream.verify.reference import distribution, edited
 from tests.core.fake_drafters import LETTERS, decode
 from tests.core.letter_tokenizer import constraint_of
 
@@ -24,43 +26,14 @@ NEVER = -math.inf
 def reference(
     logits: Seq[float], params: SamplingParams, prompt: Seq[int] = (), output: Seq[int] = (), stop: Seq[int] = ()
 ) -> list[float]:
-    """The distribution of one row: each line of Python is a line of the specification."""
-    x = list(logits)
-    vocab = range(len(x))
-    for token, bias in (params.logit_bias or {}).items():
-        x[token] = NEVER if bias == -100 else x[token] + bias
-    penalty = params.repetition_penalty or 1.0
-    for t in {*prompt, *output}:
-        x[t] = x[t] / penalty if x[t] > 0 else x[t] * penalty
-    for t in vocab:
-        x[t] -= params.frequency_penalty * list(output).count(t) + params.presence_penalty * (t in output)
-    for word in params.bad_words:
-        *head, last = word
-        said = [*prompt, *output]
-        if len(said) >= len(head) and said[len(said) - len(head) :] == head:
-            x[last] = NEVER
-    if len(output) < params.min_tokens:
-        for t in stop:
-            x[t] = NEVER
+    """The distribution of one row by the reference of `verify`, with temperature 0 and forms of texts besides."""
+    x = np.array(logits)
     if params.structured is not None:
-        for t in vocab:
-            x[t] = x[t] if t in may_follow(params.structured, output, stop, vocab) else NEVER
+        x[sorted({*range(len(x))} - may_follow(params.structured, output, stop, range(len(x))))] = NEVER
+    given = params, list(prompt), list(output), frozenset(stop)
     if params.temperature == 0:
-        return [float(t == x.index(max(x))) for t in vocab]
-    x = [value / params.temperature for value in x]
-    probs = [math.exp(value - max(x)) for value in x]
-    probs = _norm(probs)
-    ranked = sorted(vocab, key=lambda t: (-probs[t], t))
-    if params.top_k:
-        probs = _keep(probs, ranked[: params.top_k])
-    kept, mass = [], 0.0
-    for t in ranked:
-        if mass >= params.top_p and params.top_p < 1:
-            break
-        kept.append(t)
-        mass += probs[t]
-    probs = _keep(probs, kept)
-    return _keep(probs, [t for t in vocab if probs[t] >= params.min_p * max(probs)])
+        return np.eye(len(x))[edited(x, *given).argmax()].tolist()
+    return distribution(x, *given).tolist()
 
 
 def may_follow(structured: Structured, output: Seq[int], stop: Seq[int], vocab: Iterable[int]) -> set[int]:
@@ -70,14 +43,6 @@ def may_follow(structured: Structured, output: Seq[int], stop: Seq[int], vocab: 
     if any(t in stop for t in output) or not goes_on:
         return set(vocab)  # nothing that follows is used
     return goes_on - set(stop) | (set(stop) if said in texts else set())
-
-
-def _norm(probs: Seq[float]) -> list[float]:
-    return [value / math.fsum(probs) for value in probs]
-
-
-def _keep(probs: Seq[float], kept: Seq[int]) -> list[float]:
-    return _norm([value if t in kept else 0.0 for t, value in enumerate(probs)])
 
 
 def agree(probs: torch.Tensor, wanted: Seq[float]) -> None:

@@ -14,7 +14,7 @@ from tests.targets.toy import ToyTarget
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("slipstream.core.step_clock.perf_counter", clock)
+    monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
     return clock
 
 

@@ -5,20 +5,18 @@ from typing import Any
 
 from slipstream.bench import prompts
 from slipstream.llm import LLM
-from slipstream.verify.checks import Checks, VerifyConfig
-from slipstream.verify.verification import empty, overall
+from slipstream.verify.verification import Checks, VerifyConfig
 
 
 def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
     """What found it, or None. options: of `LLM`."""
     llm = LLM("embedded", **{"draft": "embedded", "threads": 1} | options)
     chosen = prompts.load(llm, "code,edit,varied", 9, tokens=48)
-    data = empty(chosen)
-    checks = Checks(llm, chosen, VerifyConfig(seed=seed), data, lambda: None)
+    checks = Checks(llm, chosen, VerifyConfig(seed=seed))
     for check in (checks.control, checks.greedy, checks.coupled, checks.distribution):
         check()
-        if overall(data) == "BUG":
-            return "; ".join(reasons(data))
+        if checks.overall == "BUG":
+            return "; ".join(reasons(checks.data))
     return None
 
 

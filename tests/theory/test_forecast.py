@@ -6,18 +6,12 @@ from slipstream.errors import ParameterError
 from slipstream.theory.closed_forms import best_gamma, break_even, expected_tokens, geometric_rates, predict, speedup
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, Rates, StepCosts, forecast
-from slipstream.theory.trees import Acceptance, Tree, expected_tokens as expected_of_tree, optimal_tree
-from tests.core.drawn_texts import Sampled, draw_chains, draw_trees
+from tests.theory.drawn_texts import Sampled, draw_chains
 
 FREE = StepCosts(0.05)
 STEEP = StepCosts(0.05, CostCurve((1, 4, 8, 16), (1.0, 1.1, 1.3, 2.4)), host=0.02)
 MEASURED = (0.7296, 0.5208, 0.3545)
 SIGMAS = 4.5  # two-sided p < 7e-6 for each comparison, with a fixed seed
-
-
-def tree_speedup(tree: Tree, acceptance: Acceptance, costs: StepCosts) -> float:
-    """Expected speed-up of drafting this tree in every step."""
-    return float(expected_of_tree(tree, acceptance)) / (costs.step(len(tree)) - costs.c * (len(tree) - tree.height))
 
 
 def near(sampled: Sampled, value: float) -> bool:
@@ -106,21 +100,6 @@ def test_long_simulated_texts_agree_with_the_forecast(costs: StepCosts) -> None:
     rates = Rates.constant(0.7, longest=4)
     drawn = draw_chains(rates.by_position, costs, tokens=4000, texts=300)
     assert drawn.speedup.value == pytest.approx(forecast(rates, costs, 4).speedup, rel=0.005)
-
-
-def test_a_tree_that_is_a_chain_is_simulated_as_one() -> None:
-    chain = Tree((-1, 0, 1), (0, 0, 0))
-    for tokens in (3, 64):
-        a = draw_trees(chain, (0.6,), STEEP, tokens=tokens, texts=3000)
-        b = draw_chains(geometric_rates(0.6, 3), STEEP, tokens=tokens, texts=3000, seed=1)
-        assert abs(a.speedup.value - b.speedup.value) <= SIGMAS * (a.speedup.error + b.speedup.error)
-
-
-def test_trees_whose_acceptance_depends_on_the_depth_are_simulated_correctly() -> None:
-    acceptance = ((0.6, 0.2), (0.3, 0.3), (0.0,))
-    tree = optimal_tree(acceptance, 6)
-    drawn = draw_trees(tree, acceptance, FREE, tokens=2000, texts=200)
-    assert drawn.speedup.value == pytest.approx(tree_speedup(tree, acceptance, FREE), rel=0.01)
 
 
 @pytest.mark.parametrize("host", [0.0, 0.3])

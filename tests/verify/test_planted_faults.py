@@ -16,8 +16,7 @@ from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
 from slipstream.llm import LLM
-from slipstream.verify.checks import VerifyConfig
-from slipstream.verify.verification import verify
+from slipstream.verify.verification import VerifyConfig, verify
 from tests.core.wrong import chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget

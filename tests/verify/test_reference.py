@@ -1,34 +1,12 @@
-"""The reference of `verify` and `warp`, two separate implementations, agree on every sampling parameter."""
+"""The reference of `verify`; `core/test_warp.py` compares it with `warp`, a separate implementation."""
 
 import numpy as np
 import pytest
-import torch
 
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
-from slipstream.core.warp import warp
 from slipstream.verify.reference import ROWS, distribution, edited, impossible, logits_of
 from tests.targets.toy import ToyTarget
-
-VOCAB, PROMPT, OUTPUT, STOPS = 40, [3, 5, 7, 5], [9, 5, 11, 9], frozenset({2, 30})
-EACH = [
-    {}, {"temperature": 0.3}, {"temperature": 1e-6}, {"top_k": 5}, {"top_k": 1000}, {"top_p": 0.6}, {"top_p": 1e-9},
-    {"min_p": 0.2}, {"min_p": 1.0}, {"repetition_penalty": 1.7}, {"repetition_penalty": 0.5},
-    {"frequency_penalty": 0.8}, {"presence_penalty": -1.2}, {"logit_bias": {3: 4.0, 8: -100.0}}, {"min_tokens": 5},
-    {"min_tokens": 4}, {"bad_words": ((9, 17), (6,), (5, 7, 5, 9, 5, 11, 9, 1), (8, 18))},
-    {"temperature": 1.4, "top_k": 12, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("changed", EACH, ids=str)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_reference_agrees_with_warp(changed, seed):
-    params = SamplingParams(**{"temperature": 1.0, **changed})
-    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
-    reference = distribution(logits.numpy(), params, PROMPT, OUTPUT, STOPS)
-    warped = warp(logits[None], params, PROMPT, [OUTPUT], STOPS)[0].numpy()
-    assert np.array_equal(reference > 0, warped > 0)
-    assert reference == pytest.approx(warped, abs=1e-12)
 
 
 def test_equal_logits_are_filtered_by_their_ids():

@@ -1,5 +1,5 @@
-"""The native backend's entry in the table of backends (see `backends.table`): which decoders it can run, and how
-near to float64. Numba, which is optional, is imported when an executor or head is created."""
+"""The native backend's entry in the table of backends (see `backends.table`): which decoders it can run.
+Numba, which is optional, is imported when an executor or head is created."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
-from slipstream.settings import WEIGHT_FORMATS, WeightFormat
+from slipstream.settings import WeightFormat
 
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
@@ -92,35 +92,6 @@ BACKEND = NativeBackend()
 # --- what `slipstream info` says of this processor ------------------------------------------------------------------
 
 
-MEASURED_ON = "4,642 rows of the embedded target's held-out prompts, against float64"
-
-DISTANCES = {
-    "w8a16": {"kl": 1.7e-4, "agreement": 0.9933},
-    "w8a8": {"kl": 3.7e-4, "agreement": 0.9899},
-    "w4a8": {"kl": 1.2e-2, "agreement": 0.9369},
-    "bfloat16": {"kl": 2.0e-5, "agreement": 0.9978},
-    "float16 KV": {"kl": 6e-8, "agreement": 0.9998},
-}
-"""How far a model's distributions are from those in float64. kl: mean Kullback-Leibler divergence KL(float64 || this)
-per row, in nats; agreement: share of rows with the same argmax.
-
-For `quantize` of that name, `dtype="bfloat16"` and `kv_dtype="float16"`, each with everything else in float32. The KL
-divergence of float32 itself is 2e-12. A row is the distribution after one token of a prompt in `zoo/prompts`, given the
-tokens before it; the reference is the torch executor in float64. Measured with `python -m benchmarks.accuracy` on a
-processor with VNNI and AVX-512 BF16."""
-
-WITHOUT_BYTE_DOTS = {"kl": 1.7e-4, "agreement": 0.9938}
-"""For w8a16 and w8a8 on a processor without byte dot products: activations then have 15 bits. Measured alike."""
-
-
-def distances() -> dict[str, dict[str, float]]:
-    """`DISTANCES`, adjusted for this processor."""
-    from slipstream.backends.native.kernels import processor
-
-    rows = [name for name, each in WEIGHT_FORMATS.items() if each.head is None]  # blocks keep activations of 8 bits
-    return DISTANCES | ({} if processor.has_byte_dots() else dict.fromkeys(rows, WITHOUT_BYTE_DOTS))
-
-
 def int8_products() -> str:
     """The instructions that this processor uses for int8 products."""
     from slipstream.backends.native.kernels import processor
@@ -128,10 +99,3 @@ def int8_products() -> str:
     if not processor.has_byte_dots():
         return "none (16-bit products instead, slower)"
     return "Arm dot products" if processor.is_arm() else "VNNI"
-
-
-def bfloat16_products() -> str:
-    """The instructions that this processor uses for bfloat16 products."""
-    from slipstream.backends.native.kernels import processor
-
-    return "AVX-512 BF16" if processor.has_bfloat16_dots() else "none (dtype bfloat16 is left to torch)"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels import decoder_pass
+from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.kernels.records import FINE
@@ -70,7 +71,8 @@ class NativeExecutor(NativePaged):
             self._kept = threading.local()  # logits [R, padded V] of the last pass, of each Python thread
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
             self.forward(token)
-            self._decode_steps(token, 1)
+            with suppress(TargetError):  # token 0 may overflow
+                self.decode_steps(token, 1)
         self._reset_cache()
 
     @property
@@ -93,15 +95,12 @@ class NativeExecutor(NativePaged):
         first, last = layers or (0, self.config.layers)
         check_slice(self.config, first, last, taps)
         count, width = batch.splits[-1], self.config.hidden_size
-        if first > 0 and (hidden is None or tuple(hidden.shape) != (count, width)):
-            shape = "none" if hidden is None else tuple(hidden.shape)
-            raise TargetError(
-                f"layers {first}..{last - 1} need the hidden states of the layers below",
-                why=f"these are [{count}, {width}]; given were {shape}",
-                fix="pass the `hidden` that the run of the layers below returned",
-            )
         given = np.empty((0, width), np.float32)
-        if first > 0 and hidden is not None:
+        if first > 0:
+            if hidden is None or tuple(hidden.shape) != (count, width):
+                raise TargetError(
+                    f"layers {first}..{last - 1} need hidden states [{count}, {width}] of the layers below"
+                )
             given = hidden.float().contiguous().numpy()
         wanted = np.asarray(batch.select, np.int64)
         tapped = np.empty((len(taps), count, width), np.float32)
@@ -111,7 +110,7 @@ class NativeExecutor(NativePaged):
             rows = self._rows(batch)
             logits = self._logits_buffer(len(wanted))
             status = self._call(
-                *(decoder_pass.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
+                *(passes.forward, self._model, self._caches(batch), rows.record[:1], as_int64(batch.tokens)),
                 *(given, first, last),
                 *(wanted, alone, np.asarray(taps, np.int64), tapped, stream, logits),
                 rows=count,
@@ -135,14 +134,6 @@ class NativeExecutor(NativePaged):
     ) -> DecodedSteps:
         """See `MultiStepExecutor`. Tokens are drawn in float64; their distributions are returned."""
         check_steps(steps, exit, self.config.layers)
-        decoded, status = self._decode_steps(batch, steps, sampling, exit)
-        check_finite(status)
-        return decoded
-
-    def _decode_steps(
-        self, batch: Batch, steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
-    ) -> tuple[DecodedSteps, int]:
-        """Like `decode_steps`, without checks; also returns the status of the kernel."""
         count, width, vocab = len(batch.seq_ids), self.config.hidden_size, self.config.vocab_size
         drawn = np.empty((steps, count), np.int64)
         logits = np.empty((steps, count, self._padded), np.float32)
@@ -153,16 +144,19 @@ class NativeExecutor(NativePaged):
         with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
-                *(decoder_pass.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(passes.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
                 *(as_int64(batch.tokens), last, exit or self.config.layers, picks_of(sampling, steps, count, vocab)),
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
-        drafted, raw = torch.from_numpy(drawn), torch.from_numpy(logits)[..., :vocab]
-        drawn_from = None if sampling.kind == "maximum" else torch.from_numpy(probs)
-        if exit is None:
-            return DecodedSteps(drafted, raw, probs=drawn_from), status
-        return DecodedSteps(drafted, raw, drawn_from, torch.from_numpy(stream), torch.from_numpy(later)), status
+        check_finite(status)
+        return DecodedSteps(
+            torch.from_numpy(drawn),
+            torch.from_numpy(logits)[..., :vocab],
+            None if sampling.kind == "maximum" else torch.from_numpy(probs),
+            None if exit is None else torch.from_numpy(stream),
+            None if exit is None else torch.from_numpy(later),
+        )
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""

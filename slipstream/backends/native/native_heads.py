@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.backends.native.kernels import head_passes
+from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA
 from slipstream.backends.native.packed_weights import (
@@ -72,7 +72,7 @@ class NativeEagle(NativePaged):
     def _run(
         self, batch: Batch, features: Tensor, from_head: bool, steps: int, sampling: StepSampling
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions (`head_passes.draft_eagle`)."""
+        """Draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions (`passes.draft_eagle`)."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
         count, sampled = len(wanted), sampling.kind != "maximum"
@@ -87,7 +87,7 @@ class NativeEagle(NativePaged):
         with kernel_lock():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
-                *(head_passes.draft_eagle, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
+                *(passes.draft_eagle, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
                 *(as_int64(batch.tokens), given, from_head, wanted, picks_of(sampling, steps, count, vocab)),
                 *(drawn, after, logits, probs),
                 rows=batch.splits[-1],
@@ -168,7 +168,7 @@ class NativeMedusa:
         logits = np.empty((c.heads, rows, self._padded), np.float32)
         given = hidden.float().contiguous().numpy()
         with kernel_lock():
-            self._workspace.run(head_passes.draft_medusa, self._heads, given, states, logits, rows=rows)
+            self._workspace.run(passes.draft_medusa, self._heads, given, states, logits, rows=rows)
         return torch.from_numpy(logits)[..., : c.width].transpose(0, 1)
 
 

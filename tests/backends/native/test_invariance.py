@@ -62,14 +62,6 @@ def test_a_chain_of_any_length_equals_its_rows_alone(shape: str, form: str) -> N
             same(model.kv(TOGETHER, 60).permute(3, 0, 1, 2, 4), kept)
 
 
-@pytest.mark.parametrize("form", EVERY_FORMAT)
-@pytest.mark.parametrize("kind", TREES)
-def test_every_node_of_a_tree_equals_its_row_alone(kind: str, form: str) -> None:
-    parents = TREES[kind]
-    for shape, past in (("llama", 29), ("window", 3)):
-        check(make(shape, form), [(past, ids(len(parents) + 2, 2), parents)], seed=3)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_trees_of_every_kind_of_decoder(shape: str) -> None:
     draw = random.Random(shape)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native import native_executor, packed_weights as native_weights
-from slipstream.backends.native.kernels import decoder_pass, processor
+from slipstream.backends.native.kernels import passes, processor
 from slipstream.backends.native.native_backend import MOST_COLUMNS, refusal
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.table import choose, resolve
@@ -80,33 +80,12 @@ def prefilled(model: Executor, texts: list[list[int]], pending: int = 2) -> Batc
     return together(texts, pending)
 
 
-def stepwise(model: TorchExecutor, text: list[int], steps: int, draws: StepSampling) -> tuple[list[int], Tensor]:
-    """Tokens and logits [K, V] of one sequence."""
-    model.release(0)
-    tokens, logits = list(text), []
-    for j in range(steps):
-        start = 0 if j == 0 else len(tokens) - 1
-        logits.append(model.forward(chain(0, start, tokens[start:])).logits[-1].clone())
-        tokens.append(int(draws.pick(logits[-1][None], j)))
-    return tokens[len(text) :], torch.stack(logits)
-
-
 def numbers(kind: str, vocab: int | None = None) -> StepSampling:
     u = torch.rand(4, len(TEXTS), VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     heat = torch.tensor([0.7, 2.0, 0.1], dtype=torch.float64)
-    if kind == "maximum":
-        return StepSampling(vocab=vocab)
     if kind == "uniforms":
         return StepSampling(heat, u[..., 0], vocab=vocab)
     return StepSampling(heat, noise=-(-u.log()).log(), vocab=vocab)
-
-
-def alone(draws: StepSampling, b: int) -> StepSampling:
-    def column(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[:, b : b + 1]
-
-    heat = None if draws.inv_temperature is None else draws.inv_temperature[b : b + 1]
-    return StepSampling(heat, column(draws.uniforms), column(draws.noise), draws.vocab)
 
 
 # --- logits ----------------------------------------------------------------------------------------------------------
@@ -160,20 +139,6 @@ def test_logits_of_earlier_calls_stay_readable() -> None:
 
 
 # --- drafts in one call ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("shape", "form"), [("llama", "float32"), ("gpt2", "float32"), ("llama", "w8a16")])
-@pytest.mark.parametrize("kind", ["maximum", "uniforms", "noise"])
-@pytest.mark.parametrize("vocab", [None, VOCAB - 5])
-def test_a_chain_equals_one_forward_per_step(shape: str, form: str, kind: str, vocab: int | None) -> None:
-    texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
-    draws, model = numbers(kind, vocab), native(shape, form)
-    decoded = model.decode_steps(prefilled(model, texts), 4, draws)
-    for b, text in enumerate(texts):
-        want, logits = stepwise(oracle(shape, form), text, 4, alone(draws, b))
-        assert decoded.tokens[:, b].tolist() == want
-        near(decoded.logits[:, b], logits, tolerance(form))
-        assert vocab is None or max(want) < vocab
 
 
 @pytest.mark.parametrize("kind", ["uniforms", "noise"])
@@ -313,7 +278,7 @@ def test_loading_leaves_the_cache_empty_and_one_in_float16_needs_half_the_memory
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
 def test_everything_is_compiled_on_loading(form: str) -> None:
-    model, kernels = native(form=form), (decoder_pass.forward, decoder_pass.decode)
+    model, kernels = native(form=form), (passes.forward, passes.decode)
 
     def compiled() -> list[int]:
         return [len(each.signatures) for each in kernels]

@@ -40,7 +40,7 @@ ODD: list[dict[str, Any]] = [
     {"hidden_size": 33, "heads": 10, "kv_heads": 2, "head_dim": 80, "intermediate_size": 1, "vocab_size": 4097},
     {"hidden_size": 257, "heads": 3, "kv_heads": 3, "head_dim": 112, "intermediate_size": 63, "vocab_size": 4099},
     {"hidden_size": 600, "heads": 25, "kv_heads": 1, "head_dim": 32, "intermediate_size": 501, "vocab_size": 101},
-    {"hidden_size": 100, "heads": 16, "kv_heads": 2, "head_dim": 96, "intermediate_size": 255, "vocab_size": 997},
+    {"hidden_size": 100, "heads": 16, "kv_heads": 2, "head_dim": 128, "intermediate_size": 255, "vocab_size": 997},
 ]
 KINDS: list[dict[str, Any]] = [
     {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "norm": "layer", "gated": False, "activation": "gelu"},

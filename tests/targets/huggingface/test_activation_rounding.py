@@ -57,7 +57,7 @@ def test_a_model_that_rounds_its_activations_speculates_and_the_user_is_told_onc
         assert behind(module, prompt, one.token_ids) <= limit(module).largest
     runtime = llm.target.capabilities.runtime
     assert (runtime.quantize, runtime.weights_only) == ("Int8Linear", False)
-    assert rounding(llm.target, torch.float32) == QUANTISED
+    assert rounding(llm.target) == QUANTISED
 
 
 def test_quantised_weights_alone_are_held_to_the_rounding_of_their_dtype(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,7 +68,7 @@ def test_quantised_weights_alone_are_held_to_the_rounding_of_their_dtype(caplog:
     assert limit(module) == limit_of(torch.float32)
     assert not caplog.records
     assert target.capabilities.runtime.weights_only  # type: ignore[union-attr]
-    assert rounding(target, torch.float32) == ROUNDING[torch.float32]
+    assert rounding(target) == ROUNDING[torch.float32]
 
 
 def test_models_that_are_not_quantised_are_not_measured() -> None:

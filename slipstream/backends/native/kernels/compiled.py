@@ -127,14 +127,14 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: a function that is called by address, `ready(function)`; stored on disk like entries."""
 
-    def made(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., Any]) -> Any:
         options = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
         compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
         if folder() is not None:
             compiled._cache = _SharedCache(function)
         return compiled
 
-    return made
+    return decorate
 
 
 def ready(function: Any) -> int:

@@ -197,7 +197,7 @@ EAGLE = _record(
     normed_start=_I,  # whether the residual stream begins with the normed feature
     normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE head: see `head_passes`."""
+"""An EAGLE head: see `passes`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state
@@ -206,7 +206,7 @@ MEDUSA = _record(
     out=_I,  # MATRIX [outs]: one per head, or one for all
     outs=_I,
 )
-"""K Medusa heads over states of width d: see `head_passes`."""
+"""K Medusa heads over states of width d: see `passes`."""
 
 STORED_PRODUCT = _record(
     next=_I,  # the unit that is taken next

@@ -191,7 +191,7 @@ def matrix_tile(b: Builder, form: Format) -> None:
                     number = b.spread(b.load(b.gep(row, [WORD(k * count + r)]), align=4))
                     for p in range(panels):
                         b.store(_add(b, form, b.load(sums[k, r, p]), near[p], number), sums[k, r, p])
-        made_of = {}
+        totals = {}
         for r, p in each:
             total = b.load(sums[0, r, p])
             if form.integer:
@@ -201,11 +201,11 @@ def matrix_tile(b: Builder, form: Format) -> None:
                 total = b.fused(total, ir.Constant(FLOATS, [256.0] * PANEL), lower)
             if form.integer:
                 total = b.fmul(total, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
-            made_of[r, p] = total
+            totals[r, p] = total
 
         if form.integer:
-            scale_sums(b, made_of, places, scales)
-        store_sums(b, made_of, places, y, bias, stride, add)
+            scale_sums(b, totals, places, scales)
+        store_sums(b, totals, places, y, bias, stride, add)
 
     by_rows(b, form, rows, outs, group, odd=False)
 
