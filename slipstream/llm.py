@@ -162,13 +162,16 @@ class LLM:
         self._use(plan)
         # Without a drafter nothing is wrong yet: `use` may name a draft model later.
         if draft is not None and not self._factory.loaded:
-            name = self.drafter.name
-            if load.draft_quantize is not None:
-                raise unread(
-                    "draft_quantize", load.draft_quantize, name, "; for a draft head: draft_options={'quantize': ...}"
-                )
-            if load.draft_tokenizer != SAME:
-                raise unread("draft_tokenizer", load.draft_tokenizer, name)
+            for name, unset, otherwise in (
+                ("draft_quantize", None, "; for a draft head: draft_options={'quantize': ...}"),
+                ("draft_tokenizer", SAME, ""),
+            ):
+                if (value := getattr(load, name)) != unset:
+                    raise ParameterError(
+                        f"{name} is {value!r}, but the drafter {self.drafter.name!r} loads no draft model",
+                        why="it is for a draft model, and would be ignored",
+                        fix=f"leave it out{otherwise}",
+                    )
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""
@@ -396,15 +399,6 @@ class LLM:
             prompt_token_ids=seq.asked,
             lossless=seq.lossless,
         )
-
-
-def unread(setting: str, value: str, drafter: str, otherwise: str = "") -> ParameterError:
-    """A setting for draft models was given with a drafter that loads none."""
-    return ParameterError(
-        f"{setting} is {value!r}, but the drafter {drafter!r} loads no draft model",
-        why="it is for a draft model, and would be ignored",
-        fix=f"leave it out{otherwise}",
-    )
 
 
 def checked_draft_tokens(value: Any) -> int | str | DraftLengths:

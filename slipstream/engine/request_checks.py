@@ -143,7 +143,6 @@ class RequestChecks:
             raise ParameterError(f"logprobs is {params.logprobs}, the vocabulary has {self.vocab_size} ids")
 
     def beams(self, params: BeamParams) -> BeamParams:
-        """The same."""
         if not isinstance(params, BeamParams):
             raise not_params(params, "BeamParams")
         self._named(params.stop_token_ids)

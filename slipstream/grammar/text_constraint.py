@@ -190,7 +190,6 @@ class TextConstraint:
         self._states: dict[Tail, State] = {}
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
-        """See `Constraint`."""
         self._settle(output)
         states = [self._state(tuple(tail)) for tail in tails]
         fault = next((state.fault for tail, state in zip(tails, states, strict=True) if not tail), "")
@@ -203,7 +202,6 @@ class TextConstraint:
         return np.stack([state.allowed for state in states])
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        """See `Constraint`."""
         self._settle(output)
         return self._state(tuple(tail)).complete
 
@@ -270,7 +268,6 @@ class GivenTokens:
         self._tokens, self._vocab_size = tuple(tokens), vocab_size
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
-        """See `Constraint`."""
         rows = np.ones((len(tails), self._vocab_size), np.bool_)
         for row, tail in zip(rows, tails, strict=True):
             at = len(output) + len(tail)
@@ -280,7 +277,6 @@ class GivenTokens:
         return rows
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        """See `Constraint`."""
         return len(output) + len(tail) >= len(self._tokens)
 
 

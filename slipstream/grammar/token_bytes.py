@@ -74,7 +74,6 @@ class Vocabulary:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """The ids of special tokens."""
         known = min(self.size, self.tokens.vocab_size)
         return frozenset(token for token in range(known) if self.tokens.is_special_token(token))
 

@@ -88,7 +88,6 @@ class RemoteEngine:
         return message
 
     def stop(self) -> None:
-        """End the process."""
         self._stopped = True
         self.process.kill()
         self.process.join()

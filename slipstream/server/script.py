@@ -175,19 +175,18 @@ async def _events(script: Script, first: Part, rest: AsyncGenerator[Part, None])
         for name, data in events:
             yield event({"type": name} | data if name else data, name)
 
-    async with aclosing(rest):
-        try:
-            for each in written(chain(script.begun(), script.added(first))):
+    try:
+        for each in written(chain(script.begun(), script.added(first))):
+            yield each
+        async for part in rest:
+            for each in written(script.added(part)):
                 yield each
-            async for part in rest:
-                for each in written(script.added(part)):
-                    yield each
-            for each in written(script.ended()):
-                yield each
-        except Exception as fault:
-            log.warning("a stream ended with an error: %s", fault)
-            for each in written(script.failed(api_error(fault))):
-                yield each
+        for each in written(script.ended()):
+            yield each
+    except Exception as fault:
+        log.warning("a stream ended with an error: %s", fault)
+        for each in written(script.failed(api_error(fault))):
+            yield each
     if script.done:
         yield script.done
 
@@ -228,11 +227,10 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events) as events:
-            async for each in events:
-                message = {"type": "http.response.body", "body": each, "more_body": True}
-                with fail_after(self._send_seconds):
-                    await send(message)
+        async for each in self._events:
+            message = {"type": "http.response.body", "body": each, "more_body": True}
+            with fail_after(self._send_seconds):
+                await send(message)
         with fail_after(self._send_seconds):
             await send({"type": "http.response.body", "body": b""})
 

@@ -122,5 +122,4 @@ class ServerMetrics:
             self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
 
     def text(self) -> bytes:
-        """In Prometheus's text format."""
         return generate_latest(self.registry)

@@ -126,22 +126,15 @@ class Service:
         """A place in the queue for so many choices of a key. Raises ApiError 429 if it is full or the key has too many,
         503 if nothing can run."""
         self.check_up()
-        room = self.facts.max_batch + self.limits.waiting
+        room, most = self.facts.max_batch + self.limits.waiting, self.limits.per_key
+        full = code = ""
         if self.admitted + choices > room:
+            full, code = f"the queue is full: {self.admitted} of {room} places are taken", "queue_full"
+        elif most and self.admitted_of[key] + choices > most:
+            full, code = f"this API key has {self.admitted_of[key]} of {most} places", "key_limit"
+        if full:
             self.metrics.refused.inc()
-            raise ApiError(
-                429,
-                f"the queue is full: {self.admitted} of {room} places are taken, the request needs {choices}",
-                code="queue_full",
-            )
-        running, most = self.admitted_of[key], self.limits.per_key
-        if most and running + choices > most:
-            self.metrics.refused.inc()
-            raise ApiError(
-                429,
-                f"this API key has {running} of {most} places, the request needs {choices}",
-                code="key_limit",
-            )
+            raise ApiError(429, f"{full}, the request needs {choices}", code=code)
         self.admitted += choices
         self.admitted_of[key] += choices
         try:

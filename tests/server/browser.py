@@ -37,10 +37,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is inst
 IDLE = "document.getElementById('stop').disabled"
 """True while no request runs."""
 
-KEYS = {
-    "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "Space": (32, " "), "ArrowLeft": (37, ""),
-    "ArrowRight": (39, ""), "ArrowDown": (40, ""),
-}  # fmt: skip
+KEYS = {"Enter": (13, "\r"), "Escape": (27, "")}
 """Name -> (key code, text)."""
 
 
@@ -121,26 +118,17 @@ class Page:
         """The text of the first element, as it is shown."""
         return str(self.do(f"document.querySelector({json.dumps(selector)}).innerText"))
 
-    def press(self, *names: str, shift: bool = False) -> None:
+    def press(self, *names: str) -> None:
         """Press and release keys."""
         for name in names:
             code, text = KEYS[name]
-            key = {"key": text if name == "Space" else name, "code": name, "windowsVirtualKeyCode": code}
-            key["modifiers"] = 8 if shift else 0  # type: ignore[assignment]
+            key = {"key": name, "code": name, "windowsVirtualKeyCode": code}
             self.call("Input.dispatchKeyEvent", type="keyDown", **key, **({"text": text} if text else {}))
             self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
     def write(self, text: str) -> None:
         """Write into what has the focus."""
         self.call("Input.insertText", text=text)
-
-    def tab_to(self, selector: str) -> None:
-        """Move the focus with the Tab key alone."""
-        for _ in range(60):
-            if self.do(f"document.activeElement.matches({json.dumps(selector)})"):
-                return
-            self.press("Tab")
-        raise AssertionError(f"{selector} cannot be reached with the Tab key")
 
     def events(self, method: str) -> list[dict[str, Any]]:
         """The parameters of what the page has reported."""

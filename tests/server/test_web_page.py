@@ -1,4 +1,4 @@
-"""The page at `/`, in a browser: offline, by keyboard, on phones, and honest about what it measures."""
+"""The page at `/`, in a browser: offline, and honest about what it measures."""
 
 from __future__ import annotations
 
@@ -177,28 +177,6 @@ class TestInABrowser:
             page.until(IDLE)
             assert page.text("#error") == ""
             assert answer(page).strip()
-
-    def test_it_is_used_by_keyboard_alone(self, page: Page) -> None:
-        ready(page)
-        page.tab_to("#prompt")
-        page.write(REPEATED.split("\n")[0])
-        page.press("Enter", shift=True)
-        page.write("x =")
-        assert page.do("document.getElementById('prompt').value") == "x = [1, 2, 3]\nx ="
-        page.press("Enter")
-        page.until("document.querySelector('article') && document.getElementById('stop').disabled")
-        page.tab_to("#compare")
-        page.press("Enter")
-        page.until(f"document.getElementById('rates-note').textContent.includes('texts are') && {IDLE}")
-        page.tab_to("#length")
-        page.press("ArrowLeft", "ArrowLeft")
-        assert page.text("#length-shown") == "2"
-        page.tab_to("input[name=mode]")
-        page.press("ArrowRight")
-        assert page.do("document.querySelector('input[name=mode]:checked').value") == "completion"
-        page.tab_to("#examples button")
-        page.press("Enter")
-        assert page.do("document.activeElement.id") == "prompt"
 
     def test_stopping_ends_the_request_at_the_server(self, page: Page, host: Host) -> None:
         ready(page)
