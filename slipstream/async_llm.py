@@ -15,9 +15,8 @@ from types import TracebackType
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
-from slipstream.engine.messages import Ask, Load, Report, Update
+from slipstream.engine.messages import Ask, Load, Report, Streams, Update
 from slipstream.engine.request_checks import Prompt
-from slipstream.engine.streams import Streams
 from slipstream.llm import LLM, Chunk, Completion
 
 

@@ -21,8 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from slipstream.engine.messages import Load, Report
-from slipstream.engine.streams import Streams
+from slipstream.engine.messages import Load, Report, Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
 from slipstream.server.service import ModelFacts
 

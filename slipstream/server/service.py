@@ -10,8 +10,8 @@ from time import time
 from typing import Any
 
 from slipstream.core.encoder import Encoder
+from slipstream.engine.messages import Streams
 from slipstream.engine.request_checks import RequestChecks
-from slipstream.engine.streams import Streams
 from slipstream.errors import PromptError
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, stray_byte
 from slipstream.server.api_error import ApiError

@@ -72,8 +72,7 @@ import asyncio, json, sys, httpx
 from slipstream.cli.serve import serve
 from slipstream.core.stats import SpecStats
 from slipstream.core.stats import TokenLogprob
-from slipstream.engine.messages import Load, Report, Update
-from slipstream.engine.streams import Streams
+from slipstream.engine.messages import Load, Report, Streams, Update
 from slipstream.models.text import load_tokenizer
 from slipstream.server import engine_process, serving
 from slipstream.server.app import create_app
