@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as Seq
 
 from scipy.stats import chi2
 
@@ -46,3 +46,13 @@ def needed(probs: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> 
 
 def beginnings(outputs: Iterable[Seq[int]], length: int = 3) -> Counter[tuple[int, ...]]:
     return Counter(tuple(output[:length]) for output in outputs)
+
+
+def distribution(after: Callable[[list[int]], Seq[float]], length: int) -> dict[tuple[int, ...], float]:
+    """Of the first `length` tokens of an output; `after` says how probable each token is after a beginning."""
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        reached = {
+            (*text, token): mass * p for text, mass in reached.items() for token, p in enumerate(after(list(text))) if p
+        }
+    return reached

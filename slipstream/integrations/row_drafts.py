@@ -1,17 +1,15 @@
-"""`RowDrafts`: lookup drafts for an engine that is not ours, which shows its batch as rows of tokens in each step.
+"""Lookup drafts for an engine that is not ours, which shows its batch as rows of tokens in each step.
 
 The engine verifies; this only drafts. A row is recognised by the id of its request, wherever it stands in the batch.
-Its `Sequence` is made when the request is first seen and grows by the tokens that the engine reports, so a drafter
-reads each token once. Drafts hold no probabilities (point masses), as lookups always do, so the engine's output
-distribution does not depend on them.
+Its `Sequence` grows by the tokens that the engine reports, so a drafter reads each token once. Drafts hold no
+probabilities (point masses), so the engine's output distribution does not depend on them.
 
 A draft ends at the first depth whose draft token is not worth its row. A token is accepted with the probability that
-the request's own drafts show, depth by depth; at first, with that of all recent drafts. Whether they were verified or
-not, they are compared with the text, so it is seen when a request that drafts nothing is worth it again. A row costs
-what the times of recent steps say, in tokens that the batch gains in that time at its present speed. The time of a step
-is that from the end of one call to the begin of the next; it counts only if a request is in both, else the engine may
-have been idle. Several ranks that must draft alike cannot use times; there a draft ends where the acceptance rates of
-its match end it (`MatchLengthStats`).
+the request's own drafts show, depth by depth; at first, with that of all recent drafts. Drafts that were not verified
+are compared with the text, too, so a request is drafted for again as soon as it pays. A row costs what the times of
+recent steps say, in tokens that the batch gains in that time. A step's time is that from the end of one call to the
+begin of the next, if a request is in both: else the engine may have been idle. Several ranks that must draft alike
+cannot use times; there a draft ends where the acceptance rates of its match end it (`MatchLengthStats`).
 """
 
 from __future__ import annotations

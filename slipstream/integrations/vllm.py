@@ -1,25 +1,8 @@
-"""Slipstream's lookup drafters inside vLLM, by its `custom_class` method:
+"""Slipstream's lookup drafters inside vLLM, by its `custom_class` method: see docs/vllm.md for settings and requests.
 
-    vllm serve MODEL \\
-        --speculative-config '{"method": "custom_class", "model": "slipstream.integrations.vllm.Proposer",
-                               "num_speculative_tokens": 16}' \\
-        --additional-config '{"slipstream": {"drafter": "suffix", "options": {"across": true}}}'
-
-Only vLLM's environment needs Slipstream (`pip install --no-deps slipstream`); docs/vllm.md. Settings, all of them
-optional:
-
-    drafter   "suffix" (the default), "ngram", or a stack of these: a list of names or of [name, options].
-    options   options of the drafter; of `HybridConfig` for a stack.
-    lengths   "learned" (the default): a draft ends where its next token is not worth its row, by the acceptance of the
-              request's drafts and the times of steps. "full": as long as the match allows; always so with several
-              ranks, which must draft alike.
-
-A request may say what its output is expected to hold: `"vllm_xargs": {"prediction": "text"}`, or a list of token ids.
-Where Slipstream is installed as a package, vLLM's server also reads `prediction` as in OpenAI's API.
-
-vLLM hands a proposer no request ids and no prompt lengths, so `propose_draft_token_ids` of its runner is wrapped to see
-them. A fault in a drafter costs the drafts of a step, never a request: it is logged once,
-and after several of them decoding is plain.
+Only vLLM's environment needs Slipstream. vLLM hands a proposer no request ids and no prompt lengths, so
+`propose_draft_token_ids` of its runner is wrapped to see them. A fault in a drafter costs the drafts of a step, never a
+request: it is logged once, and after several of them decoding is plain.
 """
 
 from __future__ import annotations

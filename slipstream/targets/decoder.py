@@ -23,7 +23,7 @@ from slipstream.core.target import Capabilities, HeadHost, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Executor, Output, batch_of, prompt_piece
+from slipstream.models.executor import Executor, batch_of, prompt_piece
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import in_blocks
 from slipstream.models.load_settings import LoadSettings
@@ -116,19 +116,8 @@ class Decoder:
         return DescribedDecoder.of(source, LoadSettings.of(given, "Decoder.load")).load(progress, chunk)
 
     @staticmethod
-    def from_module(
-        model: nn.Module,
-        executor: str = "torch",
-        dtype: torch.dtype | str | None = None,
-        chunk: int = 512,
-        **settings: Any,
-    ) -> Decoder:
-        """The same decoder from a transformers model in memory, on its device and (if None) in its dtype."""
-        return Decoder.of_module(model, LoadSettings.of({"executor": executor, "dtype": dtype, **settings}), chunk)
-
-    @staticmethod
     def of_module(model: nn.Module, settings: LoadSettings, chunk: int = 512) -> Decoder:
-        """See `from_module`."""
+        """The decoder of a transformers model in memory, on its device and in its dtype unless another is given."""
         parameter, config = next(model.parameters()), DecoderConfig.of_module(model)
         settings = resolve(replace(settings, dtype=settings.dtype or parameter.dtype, device=parameter.device))
         chosen, refusals = choose(config, settings)
@@ -153,30 +142,19 @@ class Decoder:
 
         Without `layers`, rows that `run_first_layers` or `decode_steps` ran already continue where they stopped.
         """
-        wanted = tuple(taps) if layers is None else tuple(dict.fromkeys((*taps, layers[1])))
-        if any(seq.end - seq.kv_len > self.chunk for seq in seqs):
-            return self._run_long(seqs, draft, wanted, layers, hidden)
+        if layers is None and any(seq.end - seq.kv_len > self.chunk for seq in seqs):
+            return self._run_long(seqs, draft, tuple(taps))
         batch = batch_of(seqs, draft, [seq.kv_len for seq in seqs], self.device)
         self._check_positions(batch.positions)
-        out = self._forward(batch, seqs, draft, wanted, layers, hidden)
+        if layers is None:
+            out = self._early_exits.forward(batch, seqs, draft, tuple(taps))
+        else:
+            for seq in seqs:
+                self._early_exits.drop(seq.id)  # this pass overwrites its slots
+            out = self.executor.forward(batch, tuple(dict.fromkeys((*taps, layers[1]))), layers, hidden)
         if not out.finite:
             check_finite(out.logits, seqs, draft)
         return TargetOut(out.logits, out.taps, batch.splits)
-
-    def _forward(
-        self,
-        batch: Batch,
-        seqs: Seq[Sequence],
-        draft: Draft,
-        taps: tuple[int, ...],
-        layers: tuple[int, int] | None,
-        hidden: Tensor | None,
-    ) -> Output:
-        if layers is None:
-            return self._early_exits.forward(batch, seqs, draft, taps)
-        for seq in seqs:
-            self._early_exits.drop(seq.id)  # this pass overwrites its slots
-        return self.executor.forward(batch, taps, layers, hidden)
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """See `core.target.EarlyExit`. Pending tokens must fit in one `chunk`."""
@@ -216,38 +194,23 @@ class Decoder:
 
     # --- parts -------------------------------------------------------------------------------------------------
 
-    def _run_long(
-        self,
-        seqs: Seq[Sequence],
-        draft: Draft,
-        taps: tuple[int, ...],
-        layers: tuple[int, int] | None,
-        hidden: Tensor | None,
-    ) -> TargetOut:
+    def _run_long(self, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> TargetOut:
         """Prefill all but the last chunk of each long prompt, then run as usual."""
         starts: list[int] = []
         early: list[list[dict[int, Tensor]]] = []  # for each sequence, the taps of its chunks
-        row = 0  # first row of the sequence in `hidden` [M, d], which covers all its chunks
-        late_rows: list[int] = []
-        for b, seq in enumerate(seqs):
-            start, stop = seq.kv_len, seq.end
-            pieces: list[dict[int, Tensor]] = []
-            end = row + stop - start + draft.splits[b + 1] - draft.splits[b]
-            while stop - start > self.chunk:
+        for seq in seqs:
+            start = seq.kv_len
+            early.append([])
+            while seq.end - start > self.chunk:
                 batch = prompt_piece(seq, start, start + self.chunk, self.device)
                 self._check_positions(batch.positions)
-                given = None if hidden is None else hidden[row : row + self.chunk]  # [chunk, d]
-                out = self.executor.forward(batch, taps, layers, given)
-                pieces.append({tap: h.clone() for tap, h in out.taps.items()})  # valid until the next forward only
-                start, row = start + self.chunk, row + self.chunk
+                seen = self.executor.forward(batch, taps).taps
+                early[-1].append({tap: h.clone() for tap, h in seen.items()})  # valid until the next forward only
+                start += self.chunk
             starts.append(start)
-            early.append(pieces)
-            late_rows += range(row, end)
-            row = end
         batch = batch_of(seqs, draft, starts, self.device)
         self._check_positions(batch.positions)
-        late = None if hidden is None else hidden[late_rows]
-        out = self._forward(batch, seqs, draft, taps, layers, late)
+        out = self._early_exits.forward(batch, seqs, draft, taps)
         check_finite(out.logits, seqs, draft)
         splits, joined = [0], {}
         for b in range(len(seqs)):
@@ -330,6 +293,16 @@ def check_is_chain(draft: Draft) -> None:
         raise TargetError(
             "a draft with siblings was given to a model that runs chains only",
             fix="use a drafter through LLM or Engine, which cut trees to chains",
+        )
+
+
+def check_fork(parent_id: int, child_id: int, length: int, computed: int | None, begun: bool) -> None:
+    """Raise TargetError where the parent is unknown (None) or has computed too little, or the child has begun."""
+    if computed is None or length > computed or begun:
+        raise TargetError(
+            f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
+            why=f"that one holds {computed or 0}, and a sequence begins once",
+            fix="fork between two runs, with another id",
         )
 
 

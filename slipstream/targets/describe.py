@@ -91,56 +91,47 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
 
     Our own decoder runs what it can, llama.cpp the rest of GGUF files, transformers that of the others. Raises the
     family of LoadError, and ParameterError for a setting that cannot be honoured."""
+    from slipstream.targets.decoder import DescribedDecoder
+
     source = checkpoint_of(source, settings.role)
     gguf = is_gguf(source)
+    other = LLAMACPP if gguf else TRANSFORMERS  # runs what our own decoder does not
     if not gguf:
         settings.check_device_map()
     if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
-        return _in_file(source, settings)
-    if settings.executor == LLAMACPP:
+        settings.refuse(
+            ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
+            "given with a GGUF file",
+            "adapters are merged into checkpoints, and transformers runs those",
+            "leave it out, or give the folder of the checkpoint that the file was made of",
+        )
+    elif settings.executor == LLAMACPP:
         raise ParameterError(
             f"executor={LLAMACPP!r} was asked for {str(source)!r}, which is no GGUF file",
             fix="write one with `slipstream convert`, or leave executor out",
         )
     if settings.device_map is not None:
         _check_places(settings.device_map)
-        return _by_transformers(source, settings, "a device_map was given")
-    if settings.executor == TRANSFORMERS:
-        return _by_transformers(source, settings)
-    from slipstream.targets.decoder import DescribedDecoder
-
-    try:
-        return DescribedDecoder.of(source, settings)
-    except UnsupportedModelError as why:
-        if settings.executor != AUTO:
-            raise
-        return _by_transformers(source, settings, why.what)
-
-
-def _in_file(source: str | Path, settings: LoadSettings) -> Described:
-    from slipstream.targets.decoder import DescribedDecoder
-    from slipstream.targets.gguf.load_gguf import DescribedGguf
-
-    settings.refuse(
-        ("lora", "device_map", *(["executor"] if settings.executor == TRANSFORMERS else [])),
-        "given with a GGUF file",
-        "adapters are merged into checkpoints, and transformers runs those",
-        "leave it out, or give the folder of the checkpoint that the file was made of",
-    )
-    if settings.executor == LLAMACPP:
-        return DescribedGguf.of(source, settings)
+        return _by_other(source, settings, "a device_map was given")
+    if settings.executor == other:
+        return _by_other(source, settings)
     try:
         return DescribedDecoder.of(source, settings)
     except UnsupportedModelError as refused:
-        if settings.executor != AUTO and settings.role != "draft":
+        if settings.executor != AUTO and not (gguf and settings.role == "draft"):
             raise
-        return DescribedGguf.of(source, settings, (f"{refused.what}: {refused.why}",))
+        return _by_other(source, settings, f"{refused.what}: {refused.why}" if gguf else refused.what)
 
 
-def _by_transformers(source: str | Path, settings: LoadSettings, *refusals: str) -> Described:
-    from slipstream.targets.huggingface.load_module import DescribedModule  # imports transformers, which takes long
+def _by_other(source: str | Path, settings: LoadSettings, *refusals: str) -> Described:
+    """Run by llama.cpp or transformers, whose import takes long."""
+    if is_gguf(source):
+        from slipstream.targets.gguf.load_gguf import DescribedGguf
+
+        return DescribedGguf.of(source, settings, refusals)
+    from slipstream.targets.huggingface.load_module import DescribedModule
 
     return DescribedModule.of(source, settings, refusals)
 

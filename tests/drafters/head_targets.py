@@ -16,6 +16,7 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
@@ -60,4 +61,4 @@ def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any
         "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
         "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
-    return Decoder.from_module(random_llama(1, **shape | changes), executor, dtype)
+    return Decoder.of_module(random_llama(1, **shape | changes), LoadSettings(executor=executor, dtype=dtype))

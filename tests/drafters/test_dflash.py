@@ -25,6 +25,7 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.heads import eagle_rows
 from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.dflash_head import DFlashHead
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
@@ -117,7 +118,7 @@ class TestDraftTokens:
         for old, new in names.items():
             state = {name.replace(old, new): tensor for name, tensor in state.items()}
         head.load_state_dict(state)
-        target = Decoder.from_module(lm, "torch", "float64")
+        target = Decoder.of_module(lm, LoadSettings(executor="torch", dtype="float64"))
         recorder = Recorder(make(target, head=head), 40)
         seq = Sequence(text[:8], SamplingParams(max_tokens=24))
         step([seq], target, recorder, RULES["rejection"], 0)

@@ -17,6 +17,7 @@ from slipstream.core.warp import warp
 from slipstream.drafters.layerskip import LayerSkipConfig, LayerSkipDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.target_costs import Exit, measure_exits
 from slipstream.theory.closed_forms import speedup
@@ -45,7 +46,7 @@ def module(late: float) -> transformers.LlamaForCausalLM:
 
 def target(late: float = 0.4, executor: str = "torch", chunk: int = 512) -> Decoder:
     dtype = "float32" if executor == "native" else "float64"
-    return Decoder.from_module(module(late), executor, dtype, chunk=chunk)
+    return Decoder.of_module(module(late), LoadSettings(executor=executor, dtype=dtype), chunk)
 
 
 def drafter(of: Decoder, exit: int | str = 2, **options: object) -> LayerSkipDrafter:

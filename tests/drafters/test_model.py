@@ -20,6 +20,7 @@ from slipstream.core.step import decide
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import ConfigError
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.fakes import MultiStepToy
@@ -195,7 +196,8 @@ def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in
     the steps after accepted and rejected drafts."""
     exact = masked(tmp_path)
     model = Decoder.load(tmp_path, executor, "float64" if executor == "torch" else None)
-    drafter, world = ModelDrafter(model, 12), Decoder.from_module(random_llama(6, **SMALL), dtype="float64")
+    world = Decoder.of_module(random_llama(6, **SMALL), LoadSettings(executor="torch", dtype="float64"))
+    drafter = ModelDrafter(model, 12)
     seqs = [Sequence(text, SamplingParams(max_tokens=40)) for text in PROMPTS]
     runs, accepted = [], 0
     monkey = model.run

@@ -16,7 +16,7 @@ import slipstream
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
 from tests.checkpoints import Tiny
-from tests.significance import assert_distribution
+from tests.significance import assert_distribution, distribution
 from tests.targets.huggingface.architectures import VOCAB, random_model
 
 PADDED = torch.tensor([[0, 0, 5, 9, 33], [7, 8, 9, 10, 11], [0, 0, 0, 0, 40]])
@@ -42,11 +42,18 @@ def disturbed(name: str = "stablelm") -> Any:
     return loaded
 
 
-def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, mask: Any = MASK, **how: Any) -> tuple[Any, Any, Any]:
-    """(what transformers returns, what it returns with custom_generate, the object)."""
-    given = {"attention_mask": mask if ids is PADDED else torch.ones_like(ids), "max_new_tokens": 12} | how
+def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, **how: Any) -> tuple[Any, Any, Any]:
+    """(what transformers returns, what it returns with custom_generate, the object), greedily."""
+    mask = MASK if ids is PADDED else torch.ones_like(ids)
+    given = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False} | how
     fast = slipstream.custom_generate(draft=draft, draft_tokens=4)
     return of.generate(ids, **given), of.generate(ids, custom_generate=fast, **given), fast
+
+
+@functools.cache
+def plain() -> torch.Tensor:
+    output: torch.Tensor = model().generate(PADDED, attention_mask=MASK, do_sample=False, max_new_tokens=12)
+    return output
 
 
 DRAFTS = {"none": lambda: None, "a lookup": lambda: "lookahead", "a model": disturbed, "another": lambda: model("opt")}
@@ -55,7 +62,7 @@ DRAFTS = {"none": lambda: None, "a lookup": lambda: "lookahead", "a model": dist
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("ids", [ONE, PADDED], ids=["one", "padded"])
 def test_greedy_ids_are_those_of_generate(draft: str, ids: torch.Tensor) -> None:
-    wanted, output, fast = both(model(), DRAFTS[draft](), ids, do_sample=False)
+    wanted, output, fast = both(model(), DRAFTS[draft](), ids)
     assert torch.equal(output, wanted)
     assert output.dtype == wanted.dtype
     if draft == "a model":
@@ -64,49 +71,71 @@ def test_greedy_ids_are_those_of_generate(draft: str, ids: torch.Tensor) -> None
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "deepseek-v3", "gpt-j", "qwen3-next"])
 def test_other_architectures(name: str) -> None:
-    wanted, output, _ = both(model(name), disturbed(name), do_sample=False)
+    wanted, output, _ = both(model(name), disturbed(name))
     assert torch.equal(output, wanted)
 
 
 def test_texts_of_our_own_families_may_run_in_our_own_decoder(tiny: Tiny) -> None:
     of = transformers.AutoModelForCausalLM.from_pretrained(tiny.target, dtype=torch.float64)
     fast = slipstream.custom_generate(draft=str(tiny.draft), executor="auto")
+    how = {"max_new_tokens": 12, "do_sample": False}
     ids = torch.tensor([[65, 66, 67, 68]])
-    wanted = of.generate(ids, max_new_tokens=12, do_sample=False)
-    assert torch.equal(of.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=fast), wanted)
+    assert torch.equal(of.generate(ids, custom_generate=fast, **how), of.generate(ids, **how))
 
 
-def test_a_text_that_ends_early_is_padded() -> None:
-    plain = model().generate(PADDED, attention_mask=MASK, max_new_tokens=12, do_sample=False)
-    eos = plain[1, 5 + 4].item()
-    wanted, output, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
-    assert torch.equal(output, wanted)
-    assert (wanted == 0).sum() > (PADDED == 0).sum()
-
-
-PROCESSORS: dict[str, dict[str, Any]] = {
+ENDS = list(range(20))
+SETTINGS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.7},
     "bad words": {"bad_words_ids": [[63], [40, 44], [56, 48]]},
-    "least new tokens": {"min_new_tokens": 8, "eos_token_id": list(range(20))},
-    "least length": {"min_length": 11, "eos_token_id": list(range(20))},
+    "least new tokens": {"min_new_tokens": 8, "eos_token_id": ENDS},
+    "least length": {"min_length": 11, "eos_token_id": ENDS},
+    "an early end, padded": {"eos_token_id": ENDS},
     "bias": {"sequence_bias": [[[4], 3.0], [[9], -7.5]]},
     "suppressed": {"suppress_tokens": [1, 2, 3, 40], "renormalize_logits": True},
 }
 
 
-@pytest.mark.parametrize("kind", PROCESSORS)
-def test_processors_are_our_sampling_parameters(kind: str) -> None:
-    ids = ONE if kind == "repetition penalty" else PADDED  # transformers counts the padding as a repeated token
-    plain, _, _ = both(model(), None, ids, do_sample=False)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_generate_are_honoured(setting: str) -> None:
+    ids = ONE if setting == "repetition penalty" else PADDED  # transformers counts the padding as a repeated token
+    without = both(model(), None, ids)[0]
     for draft in ("lookahead", disturbed()):
-        wanted, output, fast = both(model(), draft, ids, do_sample=False, **PROCESSORS[kind])
+        wanted, output, fast = both(model(), draft, ids, **SETTINGS[setting])
         assert torch.equal(output, wanted)
-        assert not torch.equal(output, plain)
+        assert not torch.equal(output, without)
     assert sum(s.proposed for s in fast.stats) > 0
 
 
+class Last(StoppingCriteria):
+    """Ends a text at one of these ids."""
+
+    def __init__(self, ids: list[int]):
+        self.ids = torch.tensor(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.isin(input_ids[:, -1], self.ids)
+
+
+@pytest.mark.parametrize("eos", [None, 2, -1])
+@pytest.mark.parametrize("places", [[6], [8, 13, 9], [5, 5, 5], [16, 7, 7]])
+def test_texts_end_where_a_criterion_holds_and_without_an_end_token_where_it_has_held_for_all(
+    places: list[int], eos: int | None
+) -> None:
+    """transformers pads texts only where there is an end token; it may be one that never comes."""
+    criteria = StoppingCriteriaList([Last([int(plain()[b, at]) for b, at in enumerate(places)])])
+    for draft in (None, disturbed()):
+        wanted, output, _ = both(model(), draft, stopping_criteria=criteria, eos_token_id=eos)
+        assert torch.equal(output, wanted)
+
+
+@pytest.mark.parametrize("eos", [-1, [2, -1], VOCAB, [3, VOCAB + 7]])
+def test_an_end_token_that_the_vocabulary_lacks_never_comes(eos: Any) -> None:
+    wanted, output, _ = both(model(), disturbed(), eos_token_id=eos)
+    assert torch.equal(output, wanted)
+
+
 def test_a_dictionary_has_the_sequences() -> None:
-    wanted, output, _ = both(model(), disturbed(), do_sample=False, return_dict_in_generate=True)
+    wanted, output, _ = both(model(), disturbed(), return_dict_in_generate=True)
     assert type(output) is type(wanted)
     assert torch.equal(output.sequences, wanted.sequences)
 
@@ -125,18 +154,13 @@ def test_sampled_texts_have_the_distribution_of_generate(draft: str) -> None:
         counts.update(tuple(row[5:7]) for row in out.tolist())
     prepared = transformers.GenerationConfig(do_sample=True, **how)
     processors = model()._get_logits_processor(prepared, input_ids_seq_length=5, device="cpu")
-    probs: dict[tuple[int, ...], float] = {}
 
     def after(text: list[int]) -> list[float]:
-        ids = torch.tensor([text])
+        ids = torch.tensor([[*ONE[0].tolist(), *text]])
         with torch.no_grad():
             return processors(ids, model()(ids).logits[:, -1].float()).softmax(-1)[0].tolist()
 
-    for a, p in enumerate(after(ONE[0].tolist())):
-        for b, q in enumerate(after([*ONE[0].tolist(), a])) if p else ():
-            if q:
-                probs[a, b] = p * q
-    assert_distribution(counts, probs)
+    assert_distribution(counts, distribution(after, 2))
 
 
 def test_the_seed_of_torch_decides() -> None:
@@ -169,56 +193,10 @@ def test_a_streamer_gets_the_prompt_and_each_token() -> None:
     assert kept.ended
 
 
-def test_stopping_criteria_are_asked_after_each_token() -> None:
-    plain = model().generate(ONE, do_sample=False, max_new_tokens=12)
-    last = plain[0, 9].item()
-
-    class Seen(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            return input_ids[:, -1] == last
-
-    wanted, output, _ = both(
-        model(), disturbed(), ONE, do_sample=False, stopping_criteria=StoppingCriteriaList([Seen()])
-    )
-    assert torch.equal(output, wanted)
-    assert output.shape[1] <= 10
-
-
-class Last(StoppingCriteria):
-    """Ends a text at one of these ids."""
-
-    def __init__(self, ids: list[int]):
-        self.ids = torch.tensor(ids)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.isin(input_ids[:, -1], self.ids)
-
-
-@pytest.mark.parametrize("eos", [None, 2, -1])
-@pytest.mark.parametrize("places", [[6], [8, 13, 9], [5, 5, 5], [16, 7, 7]])
-def test_of_a_batch_with_stopping_criteria_and_without_an_end_token_every_text_goes_on_until_all_have_ended(
-    places: list[int], eos: int | None
-) -> None:
-    """transformers pads texts only where there is an end token; it may be one that never comes."""
-    plain = model().generate(PADDED, attention_mask=MASK, do_sample=False, max_new_tokens=12)
-    last = Last([plain[b, at].item() for b, at in enumerate(places)])
-    for draft in (None, disturbed()):
-        wanted, output, _ = both(
-            model(), draft, do_sample=False, stopping_criteria=StoppingCriteriaList([last]), eos_token_id=eos
-        )
-        assert torch.equal(output, wanted)
-
-
-@pytest.mark.parametrize("eos", [-1, [2, -1], VOCAB, [3, VOCAB + 7]])
-def test_an_end_token_that_the_vocabulary_lacks_never_comes(eos: Any) -> None:
-    wanted, output, _ = both(model(), disturbed(), do_sample=False, eos_token_id=eos)
-    assert torch.equal(output, wanted)
-
-
 def test_a_text_that_the_context_cuts_is_said_to_be_cut(caplog: pytest.LogCaptureFixture) -> None:
     ids = torch.arange(3, 123)[None] % VOCAB
     for tokens, warned in ((8, False), (12, True)):
-        wanted, output, _ = both(model(), disturbed(), ids, do_sample=False, max_new_tokens=tokens)
+        wanted, output, _ = both(model(), disturbed(), ids, max_new_tokens=tokens)
         assert torch.equal(output, wanted[:, :128])
         assert ("cut at the context of 128 tokens" in caplog.text) == warned
 
@@ -289,11 +267,6 @@ def test_the_cache_of_an_earlier_call_is_refused() -> None:
 def test_a_streamer_for_several_texts_is_refused() -> None:
     with pytest.raises(ParameterError, match="a streamer for 3 texts"):
         model().generate(PADDED, attention_mask=MASK, custom_generate=slipstream.custom_generate(streamer=Kept()))
-
-
-def test_stop_strings_are_refused_by_transformers_which_hands_no_tokenizer_over() -> None:
-    with pytest.raises(ValueError, match="tokenizer"):
-        model().generate(ONE, stop_strings=["a"], custom_generate=slipstream.custom_generate())
 
 
 def test_the_draft_of_a_path_is_loaded_once(tmp_path: Path) -> None:

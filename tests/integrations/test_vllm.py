@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 
 from slipstream.errors import ParameterError
 from slipstream.integrations import vllm as plugin
-from tests.integrations.batch_engine import novel, repetitive
 
 RECORDING = Path(__file__).parent / "data" / "vllm_calls.json"
 VOCAB, CONTEXT = 200_000, 512
@@ -190,13 +188,6 @@ def test_a_fault_in_a_drafter_costs_its_drafts_and_is_logged_once(
     assert step(runner, rows) == {"a": []}  # a fault that stays ends drafting
 
 
-def test_ended_requests_are_forgotten(vllm: SimpleNamespace) -> None:
-    runner = vllm.runner(config())
-    for turn in range(20):
-        step(runner, {f"{turn}": begun(repetitive(turn, 50), 49)})
-    assert len(runner.drafter._drafts) == 1
-
-
 def test_a_step_without_drafts_does_not_reach_filters_that_fail_there(vllm: SimpleNamespace) -> None:
     vllm.runner(config())
     sampler = sys.modules["vllm.v1.sample.rejection_sampler"]
@@ -267,21 +258,6 @@ def test_a_malformed_prediction_is_refused(vllm: SimpleNamespace, field: Any) ->
         vllm.chats(prediction=field).to_sampling_params(5)
 
 
-def test_drafts_do_not_depend_on_the_order_of_rows(vllm: SimpleNamespace) -> None:
-    texts = {f"{i}": repetitive(i, 90) for i in range(5)}
-
-    def decode(order: Callable[[list[str], int], list[str]]) -> list[dict[str, list[int]]]:
-        runner, out = vllm.runner(config()), []
-        for length in range(60, 90):
-            keys = order(list(texts), length)
-            out.append(step(runner, {key: {"text": texts[key][:length], "prompt": 59} for key in keys}))
-        return out
-
-    forward = decode(lambda keys, turn: keys)
-    assert forward == decode(lambda keys, turn: keys[turn % 5 :] + keys[: turn % 5])
-    assert any(any(drafts.values()) for drafts in forward)
-
-
 def test_calls_of_the_real_runner_give_the_recorded_drafts(vllm: SimpleNamespace) -> None:
     recorded = json.loads(RECORDING.read_text())
     runner = vllm.runner(config(most=recorded["most"]))
@@ -294,8 +270,3 @@ def test_calls_of_the_real_runner_give_the_recorded_drafts(vllm: SimpleNamespace
             rows[row["id"]] = {"text": text, **row}
         assert step(runner, rows) == {row["id"]: row["draft"] for row in call}
     assert not vllm.log.errors
-
-
-def test_novel_texts_get_no_drafts(vllm: SimpleNamespace) -> None:
-    runner = vllm.runner(config())
-    assert step(runner, {"a": begun(novel(1), 100)}) == {"a": []}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,17 @@ class Case:
             run = [draft.ids[draft.splits[b] + i] for i in path[b]]
             seq.kv_len = len(seq.tokens) + len(run)
             seq.tokens += run + self.ids(1)
+
+    def check_kv(self, seqs: Seq[Sequence], bitwise: bool = False) -> None:
+        """Of a decoder: the keys and values of each sequence are those of a fresh prefill."""
+        target: Any = self.target
+        for seq in seqs:
+            fresh = Sequence(seq.tokens[: seq.kv_len])
+            target.run([fresh], Draft.empty(1))
+            kv, wanted = (target.executor.kv(each.id, seq.kv_len) for each in (seq, fresh))
+            target.release(fresh.id)
+            self.same(kv, wanted)
+            assert not bitwise or torch.equal(kv, wanted), f"sequence {seq.id}"
 
     def prefilled(self, n: int) -> Sequence:
         seq = self.sequence(n)

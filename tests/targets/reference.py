@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from transformers.cache_utils import DynamicCache
 
 CLOSE = 1e-9
 """Of the largest value, with everything in float64 (see `Wide`)."""
@@ -55,3 +56,13 @@ class Wide(TorchFunctionMode):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
         return func(*args, **kwargs)
+
+
+def states(cache: DynamicCache) -> list[Tensor]:
+    """What a cache of transformers holds, as tensors."""
+    found: list[Tensor] = []
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            parts: list[Any] = list(value.values()) if isinstance(value, dict) else [value]
+            found += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
+    return found

@@ -61,16 +61,6 @@ def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) ->
         target.run_first_layers([seqs[b] for b in rows], [chains[b][:n] for b in rows], EXIT)
 
 
-def unlike_a_prefill(case: Case, seqs: Seq[Sequence]) -> None:
-    """Raise unless the KV of each sequence is that of a fresh prefill."""
-    target = case.target
-    for seq in seqs:
-        fresh = Sequence(seq.tokens[: seq.kv_len])
-        target.run([fresh], Draft.empty(1))
-        case.same(target.executor.kv(seq.id, seq.kv_len), target.executor.kv(fresh.id, seq.kv_len))
-        target.release(fresh.id)
-
-
 def test_the_exit_is_the_first_layers_with_norm_and_head(case: Case) -> None:
     target = case.target
     seq = case.prefilled(6)
@@ -101,7 +91,7 @@ def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(case, 
         assert spy.take() == [((0, EXIT), 3), ((EXIT, layers), sum(depths) + 3)]
         assert undrafted <= 1
         case.keep(seqs, draft, [list(range(n)) for n in kept])
-        unlike_a_prefill(case, seqs)
+        case.check_kv(seqs)
 
 
 def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(case, monkeypatch):
@@ -126,7 +116,7 @@ def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(case, m
         early = [((0, EXIT), fresh)] if fresh else []
         assert spy.passes == [*early, ((EXIT, layers), known + fresh)]
         case.keep([seq], draft, [[0] if len(draft) else []])
-        unlike_a_prefill(case, [seq])
+        case.check_kv([seq])
         case.run([seq], Draft.empty(1))
         monkeypatch.undo()
 
@@ -163,7 +153,7 @@ def test_drafting_again_without_a_run_reuses_the_rows(case: Case, monkeypatch: p
     draft = Draft.chains([second])
     case.run([seq], draft)
     case.keep([seq], draft, [[0, 1, 2]])
-    unlike_a_prefill(case, [seq])
+    case.check_kv([seq])
 
 
 def test_taps_work_before_and_after_the_exit(case: Case) -> None:
@@ -189,7 +179,7 @@ def test_a_long_prompt_in_the_same_batch_is_run_in_pieces(case: Case) -> None:
         draft = Draft.chains([chain, []])
         case.run([seq, prompt], draft)
         case.keep([seq, prompt], draft, [[0], []])
-        unlike_a_prefill(case, [seq, prompt])
+        case.check_kv([seq, prompt])
 
 
 def test_after_an_unrolled_exit_only_the_later_layers_run(case, executor, monkeypatch):
@@ -206,7 +196,7 @@ def test_after_an_unrolled_exit_only_the_later_layers_run(case, executor, monkey
         case.run(seqs, draft)
         assert spy.take() == [((EXIT, layers), 7)]
         case.keep(seqs, draft, [list(range(kept[0])), list(range(min(2, kept[1])))])
-        unlike_a_prefill(case, seqs)
+        case.check_kv(seqs)
         spy.take()
     target.decode_steps(seqs, 2, exit=EXIT)
     tokens = target.decode_steps(seqs, 2)[0].T.tolist()  # the whole model: the rows of the first layers are dropped

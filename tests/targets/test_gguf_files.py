@@ -13,7 +13,6 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.llamacpp_library import llama_cpp
 from slipstream.models.load_settings import LoadSettings
-from slipstream.targets import memory_plan
 from slipstream.targets.describe import as_target, describe
 from tests.checkpoints import Tiny
 from tests.models.gguf_models import family_config, gguf_model
@@ -110,15 +109,6 @@ def test_the_reason_for_llamacpp_is_said_where_it_fails(
     if name is not None:
         assert "pip install 'slipstream[gguf]'" in refused.value.fix
         llama_cpp.cache_clear()
-
-
-def test_a_file_that_does_not_fit_into_memory_is_refused_before_its_weights_are_read(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 1000)
-    monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(LoadError, match=r"^weights .* are more than the 1.0 kB of memory that are free"):
-        as_target(file)
 
 
 def test_a_file_of_another_architecture_is_left_to_llamacpp(tmp_path: Path) -> None:

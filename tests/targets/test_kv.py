@@ -1,92 +1,65 @@
 """What every executor promises about its KV cache: forks, growth, rollbacks, a fixed size. The oracle is
 transformers for logits, and a fresh prefill by the same executor for keys and values."""
 
-import itertools
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 
 import pytest
-import torch
-from torch import Tensor
 
+from slipstream.core.draft import Draft
+from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK, FIRST_BLOCKS
-from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
-from tests.checkpoints import FAMILY_VOCAB
+from slipstream.targets.decoder import Decoder
+from tests.targets.conformance import TREE, Case
 from tests.targets.conftest import EXECUTORS
-from tests.targets.reference import Reference
-
-FRESH = 10_000  # id of the sequence that a text is compared with
 
 
-class Texts:
-    """An executor, and the text of each of its sequences."""
+class CachedTexts(Case):
+    """Between two calls, the cache holds all tokens of each sequence."""
 
-    def __init__(self, executor: Executor, oracle: Reference, tolerance: float):
-        self.executor, self.oracle, self.tolerance = executor, oracle, tolerance
-        self.random = random.Random(0)
-        self.texts: dict[int, list[int]] = {}
+    target: Decoder
 
-    def ids(self, n: int) -> list[int]:
-        return [self.random.randrange(FAMILY_VOCAB) for _ in range(n)]
+    def begin(self, *lengths: int) -> list[Sequence]:
+        """New sequences, which are run in one batch."""
+        seqs = [self.sequence(n) for n in lengths]
+        self._run(seqs)
+        return seqs
 
-    def run(self, rows: dict[int, int], past: dict[int, int] | None = None) -> None:
-        """Run that many random tokens of each sequence in one batch, after its text or the first `past` tokens of it;
-        all logits are compared with the oracle's."""
-        starts = {s: (past or {}).get(s, len(self.texts.get(s, []))) for s in rows}
-        for seq_id, n in rows.items():
-            self.texts[seq_id] = self.texts.get(seq_id, [])[: starts[seq_id]] + self.ids(n)
-        splits = [0, *itertools.accumulate(rows.values())]
-        out = self.executor.forward(
-            Batch(
-                seq_ids=list(rows), tokens=torch.tensor([t for s in rows for t in self.texts[s][starts[s] :]]),
-                positions=[p for s in rows for p in range(starts[s], len(self.texts[s]))], splits=splits,
-                past=[starts[s] for s in rows], trees=[None] * len(rows), select=range(splits[-1]),
-            )
-        )  # fmt: skip
-        for b, seq_id in enumerate(rows):
-            self.near(out.logits[splits[b] : splits[b + 1]], self.oracle(self.texts[seq_id])[starts[seq_id] :])
+    def grow(self, rows: Mapping[Sequence, int], past: Mapping[Sequence, int] | None = None) -> None:
+        """Run so many random tokens of each sequence in one batch, after its text or the first `past` tokens of it."""
+        for seq, n in rows.items():
+            seq.kv_len = (past or {}).get(seq, len(seq.tokens))
+            seq.tokens = seq.tokens[: seq.kv_len] + self.ids(n)
+        self._run(list(rows))
 
-    def tree(self, seq_id: int, parents: Seq[int]) -> list[int]:
-        """Run one token after a text and a tree of nodes below it; returns the nodes' tokens."""
-        past, tokens, depths = len(self.texts[seq_id]), self.ids(1 + len(parents)), list[int]()
-        mask = torch.eye(len(tokens), dtype=torch.bool)
-        mask[:, 0] = True
-        for i, parent in enumerate(parents):
-            mask[i + 1] |= mask[parent + 1]
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        positions = [past, *(past + d for d in depths)]
-        self.executor.forward(
-            Batch([seq_id], torch.tensor(tokens), positions, [0, len(tokens)], [past], [mask], range(len(tokens)))
-        )
-        self.texts[seq_id] += tokens[:1]
-        return tokens[1:]
+    def tree(self, seq: Sequence, path: Seq[int]) -> None:
+        """Run one token and a tree of draft tokens, of which a path is kept."""
+        seq.tokens += self.ids(1)
+        self._run([seq], self.forest([TREE]), [path])
 
-    def fork(self, parent_id: int, child_id: int, length: int) -> None:
-        self.executor.fork(parent_id, child_id, length)
-        self.texts[child_id] = self.texts[parent_id][:length]
+    def fork(self, parent: Sequence, length: int) -> Sequence:
+        child = Sequence(parent.tokens[:length])
+        self.target.executor.fork(parent.id, child.id, length)
+        child.kv_len = length
+        self.born.append(child)
+        return child
 
-    def release(self, *seq_ids: int) -> None:
-        for seq_id in seq_ids:
-            self.executor.release(seq_id)
-            self.texts.pop(seq_id, None)
+    def release(self, seq: Sequence) -> None:
+        self.target.release(seq.id)
+        self.born.remove(seq)
 
     def check(self) -> None:
-        """The KV of each sequence is that of a fresh prefill."""
-        for seq_id, text in self.texts.items():
-            found = self.executor.kv(seq_id, len(text))
-            n = len(text)
-            self.executor.forward(Batch([FRESH], torch.tensor(text), range(n), [0, n], [0], [None], []))
-            wanted = self.executor.kv(FRESH, n)
-            self.executor.release(FRESH)
-            if self.executor.runtime.backend == "native":  # batch-invariant: bitwise
-                assert torch.equal(found, wanted), f"sequence {seq_id}"
-            self.near(found, wanted)
+        self.check_kv(self.born, bitwise=self.target.executor.runtime.backend == "native")
 
-    def near(self, found: Tensor, wanted: Tensor) -> None:
-        assert found.shape == wanted.shape
-        assert (found.double() - wanted.double()).abs().max() <= self.tolerance * wanted.abs().max()
+    def _run(self, seqs: Seq[Sequence], draft: Draft | None = None, paths: Seq[Seq[int]] | None = None) -> None:
+        draft, paths = draft or Draft.empty(len(seqs)), paths or [[]] * len(seqs)
+        self.run(seqs, draft)
+        self.target.commit(seqs, paths)
+        for b, seq in enumerate(seqs):
+            seq.tokens += [draft.ids[draft.splits[b] + node] for node in paths[b]]
+            seq.kv_len = len(seq.tokens)
 
 
 @pytest.fixture(params=list(EXECUTORS))
@@ -99,164 +72,146 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-Make = Callable[..., Texts]
+Make = Callable[..., CachedTexts]
 
 
 @pytest.fixture
 def make(decoder, reference, name, family):
     """A new executor, with a cache of `kv_blocks` blocks."""
 
-    def made(kv_blocks: int | None = None) -> Texts:
+    def made(kv_blocks: int | None = None) -> CachedTexts:
         _, dtype, tolerance = EXECUTORS[name]
         loaded = decoder(family, name)
-        assert loaded.weights is not None
         settings = LoadSettings(kv_tokens=None if kv_blocks is None else BLOCK * kv_blocks)
-        own = type(loaded.executor)(loaded.config, loaded.weights, settings)  # type: ignore[call-arg]
-        return Texts(own, reference(family, dtype), tolerance)
+        executor = type(loaded.executor)(loaded.config, loaded.weights, settings)
+        return CachedTexts(Decoder(executor), reference(family, dtype), tolerance)
 
     return made
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 70])
 def test_after_a_fork_each_sequence_continues_independently(make: Make, length: int) -> None:
-    own = make()
-    own.run({1: 70})
-    own.fork(1, 2, length)
-    own.check()
-    own.run({2: 9})
-    own.fork(2, 3, min(length + 4, 74))
-    own.run({1: 3, 2: 2, 3: 8})
-    own.check()
-    own.run({3: 30, 1: 1})
-    own.run({1: 5, 2: 5}, past={1: length // 2, 2: length // 2})  # both roll back into blocks that they share
-    own.check()
-
-
-def test_sequences_that_share_blocks_can_be_released_in_any_order(make: Make) -> None:
-    own = make(kv_blocks=6)
-    for order in itertools.permutations(range(3)):
-        released_in(order, own)
-
-
-def released_in(order: Seq[int], own: Texts) -> None:
-    own.run({0: 50})
-    own.fork(0, 1, 45)
-    own.fork(1, 2, 40)
-    for seq_id in order:
-        own.run(dict.fromkeys(own.texts, 1))
-        own.check()
-        own.release(seq_id)
-    own.release(9)  # unknown ids are ignored
-    own.run(dict.fromkeys(range(6), BLOCK))  # all of the cache is free again
-    own.release(*range(6))
+    case = make()
+    [first] = case.begin(70)
+    second = case.fork(first, length)
+    case.check()
+    case.grow({second: 9})
+    third = case.fork(second, min(length + 4, 74))
+    case.grow({first: 3, second: 2, third: 8})
+    case.check()
+    case.grow({third: 30, first: 1})
+    case.grow({first: 5, second: 5}, past={first: length // 2, second: length // 2})  # into blocks that they share
+    case.check()
 
 
 def test_the_cache_grows_while_others_hold_blocks(make: Make) -> None:
-    own = make()
-    for _ in range(6):
-        for seq_id in range(FIRST_BLOCKS // 2):
-            own.run({seq_id: 15})
-    own.run(dict.fromkeys(range(FIRST_BLOCKS // 2), 2))
-    own.check()
-    assert own.executor.memory()["kv"] > 0
+    case = make()
+    seqs = [case.begin(15)[0] for _ in range(FIRST_BLOCKS // 2)]
+    for _ in range(5):
+        for seq in seqs:
+            case.grow({seq: 15})
+    case.grow(dict.fromkeys(seqs, 2))
+    case.check()
+    assert case.target.executor.memory()["kv"] > 0
 
 
 def test_a_full_cache_is_reported_by_sequence_and_the_others_continue(make: Make) -> None:
-    own = make(kv_blocks=6)
-    own.run({0: 2 * BLOCK - 3})
-    own.run({1: 3 * BLOCK})
-    with pytest.raises(TargetError, match=r"out of KV blocks: sequence 2 needs 2 more .* and 1 of 6 are free"):
-        own.executor.forward(Batch([2], torch.tensor([3] * 40), range(40), [0, 40], [0], [None], [39]))
-    own.run({0: 3, 1: 1})
-    with pytest.raises(TargetError, match="sequence 0 needs 1 more to hold 65 slots, and 0 of 6 are free"):
-        own.executor.forward(Batch([0], torch.tensor([3]), [64], [0, 1], [64], [None], [0]))
-    own.fork(0, 2, 2 * BLOCK)  # shares full blocks and needs none
-    own.fork(0, 3, BLOCK + 1)
-    with pytest.raises(TargetError, match="sequence 3 needs 1 more"):  # to copy a block that it shares
-        own.executor.forward(Batch([3], torch.tensor([3]), [33], [0, 1], [33], [None], [0]))
-    own.run({1: 20})
-    own.release(1)
-    own.check()
-    own.run({2: 7, 3: 7})
-    own.release(2)
-    own.check()
+    case = make(kv_blocks=6)
+    [one], [two], new = case.begin(2 * BLOCK - 3), case.begin(3 * BLOCK), Sequence([3] * 40)
+
+    def refused(seq: Sequence, says: str) -> None:
+        with pytest.raises(TargetError, match=f"sequence {seq.id} needs {says}"):
+            case.target.run([seq], Draft.empty(1))
+
+    refused(new, "2 more .* and 1 of 6 are free")
+    case.grow({one: 3, two: 1})
+    one.tokens.append(3)
+    refused(one, "1 more to hold 65 slots, and 0 of 6 are free")
+    one.tokens.pop()
+    three, four = case.fork(one, 2 * BLOCK), case.fork(one, BLOCK + 1)  # share blocks and need none
+    four.tokens.append(3)
+    refused(four, "1 more")  # to copy a block that it shares
+    four.tokens.pop()
+    case.grow({two: 20})
+    case.release(two)
+    case.check()
+    case.grow({three: 7, four: 7})
+    case.release(three)
+    case.check()
 
 
 @pytest.mark.parametrize("past", [BLOCK - 4, BLOCK - 2, BLOCK - 1, BLOCK, 2 * BLOCK - 3])
 def test_branches_are_moved_and_rolled_back_across_a_block_boundary(make: Make, past: int) -> None:
-    own = make()
-    own.run({0: 5, 1: past, 2: 40})
+    case = make()
+    other, one, two = case.begin(5, past, 40)
     for path in ([1, 4, 5], [0, 3], [], [0, 2, 6]):
-        for seq_id in (1, 2):
-            tokens = own.tree(seq_id, [-1, -1, 0, 0, 1, 4, 2])
-            base = len(own.texts[seq_id])
-            own.executor.move(seq_id, [base + node for node in path], range(base, base + len(path)))
-            own.texts[seq_id] += [tokens[node] for node in path]
-        own.check()
-        own.run({1: 1, 0: 7, 2: 3})
-    own.run({1: 6}, past={1: past - 5})
-    own.check()
+        case.tree(one, path)
+        case.tree(two, path)
+        case.check()
+        case.grow({one: 1, other: 7, two: 3})
+    case.grow({one: 6}, past={one: past - 5})
+    case.check()
 
 
 def test_a_branch_is_moved_in_a_block_that_another_sequence_shares(make: Make) -> None:
-    own = make()
-    own.run({1: BLOCK - 3})
-    tokens = own.tree(1, [-1, -1, 0, 0, 1])
-    base = len(own.texts[1])
-    own.fork(1, 2, base)
-    own.executor.fork(1, 3, base + 5)  # a copy of the whole tree
-    own.texts[3] = [*own.texts[1], tokens[1], tokens[4]]
-    own.executor.move(1, [base, base + 3], [base, base + 1])
-    own.texts[1] += [tokens[0], tokens[3]]
-    own.executor.move(3, [base + 1, base + 4], [base, base + 1])
-    own.check()
-    own.run({1: 4, 2: 4, 3: 4})
-    own.check()
+    case = make()
+    [one] = case.begin(BLOCK - 3)
+    one.tokens += case.ids(1)
+    draft = case.forest([[-1, -1, 0, 0, 1]])
+    case.run([one], draft)
+    end = len(one.tokens)
+    two, three = case.fork(one, end), Sequence(list(one.tokens))
+    case.born.append(three)
+    case.target.executor.fork(one.id, three.id, end + 5)  # a copy of the whole tree
+    case.target.commit([one, three], [[0, 3], [1, 4]])
+    for seq, path in ((one, [0, 3]), (three, [1, 4])):
+        seq.tokens += [draft.ids[node] for node in path]
+        seq.kv_len = len(seq.tokens)
+    case.check()
+    case.grow({one: 4, two: 4, three: 4})
+    case.check()
 
 
 def test_random_sessions_of_forks_rollbacks_and_releases(make: Make) -> None:
-    own, draw = make(), random.Random(1)
+    case, draw = make(), random.Random(1)
     for _ in range(40):
-        ids = list(own.texts)
-        kind = draw.random()
-        if len(ids) < 2 or (kind < 0.2 and len(ids) < 5):
-            own.run({draw.randrange(9000): draw.randint(1, 50)})
+        seqs, kind = list(case.born), draw.random()
+        if len(seqs) < 2 or (kind < 0.2 and len(seqs) < 5):
+            case.begin(draw.randint(1, 50))
         elif kind < 0.7:
-            chosen = draw.sample(ids, draw.randint(1, len(ids)))
-            past = {s: draw.randint(1, len(own.texts[s])) for s in chosen if draw.random() < 0.3}
-            own.run({s: draw.randint(1, 6) for s in chosen}, past)
-        elif kind < 0.9 and len(ids) < 5:
-            parent = draw.choice(ids)
-            own.fork(parent, draw.randrange(9000), draw.randint(1, len(own.texts[parent])))
+            chosen = draw.sample(seqs, draw.randint(1, len(seqs)))
+            past = {seq: draw.randint(1, len(seq.tokens)) for seq in chosen if draw.random() < 0.3}
+            case.grow({seq: draw.randint(1, 6) for seq in chosen}, past)
+        elif kind < 0.9 and len(seqs) < 5:
+            parent = draw.choice(seqs)
+            case.fork(parent, draw.randint(1, len(parent.tokens)))
         else:
-            own.release(draw.choice(ids))
-        own.release(*[s for s, text in list(own.texts.items()) if len(text) > 110])  # gpt2 ends at 128
-    own.check()
+            case.release(draw.choice(seqs))
+        for seq in [seq for seq in case.born if len(seq.tokens) > 110]:  # gpt2 ends at 128
+            case.release(seq)
+    case.check()
 
 
 def test_slots_that_are_not_held_are_refused_and_the_sequences_continue(make: Make) -> None:
     """By every member; which numbers are refused is held by `tests/kv/test_blocks.py`."""
-    own = make()
-    own.run({1: 40})
-    held = 2 * BLOCK
+    case, unknown = make(), Sequence([3] * 4)
+    [seq], executor, slots, unknown.kv_len = case.begin(40), case.target.executor, 2 * BLOCK, 3
     for message, call in {
-        f"first {held + 1} KV slots": lambda: own.executor.kv(1, held + 1),
-        f"not slot {held}": lambda: own.executor.move(1, [held], [0]),
-        "sequence 7 holds no KV": lambda: own.executor.fork(7, 2, 0),
-        "sequence 8 holds 0 KV slots": lambda: own.executor.forward(
-            Batch([8], torch.tensor([3]), [3], [0, 1], [3], [None], [0])
-        ),
+        f"first {slots + 1} KV slots": lambda: executor.kv(seq.id, slots + 1),
+        f"not slot {slots}": lambda: executor.move(seq.id, [slots], [0]),
+        f"sequence {unknown.id} holds no KV": lambda: executor.fork(unknown.id, 2, 0),
+        f"sequence {unknown.id} holds 0 KV slots": lambda: case.target.run([unknown], Draft.empty(1)),
     }.items():
         with pytest.raises(TargetError, match=message):
             call()
-    own.check()
-    own.run({1: 3})
+    case.check()
+    case.grow({seq: 3})
 
 
 def test_out_of_memory_is_an_error_and_the_sequences_continue(make: Make) -> None:
-    own = make()
-    own.run({1: 40})
+    case = make()
+    [seq] = case.begin(40)
     with pytest.raises(TargetError, match="no memory for 1099511627776 KV blocks"):
-        own.executor._blocks.grow(1 << 40)  # type: ignore[attr-defined]
-    own.run({1: 40, 2: 3})
-    own.check()
+        case.target.executor._blocks.grow(1 << 40)  # type: ignore[attr-defined]
+    case.grow({seq: 40})
+    case.check()

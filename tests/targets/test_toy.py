@@ -59,16 +59,10 @@ def test_an_invalid_path_is_detected(path: list[int]) -> None:
         target.commit([seq], [path])
 
 
-def test_a_commit_without_a_run_is_detected() -> None:
+def test_a_commit_without_a_run_and_a_run_without_pending_tokens_are_detected() -> None:
     target, seq = ToyTarget(), Sequence([1, 2])
-    target.run([seq], Draft.empty(1))
-    target.commit([seq], [[]])
     with pytest.raises(TargetError, match="does not follow a run"):
         target.commit([seq], [[]])
-
-
-def test_a_run_without_pending_tokens_is_detected() -> None:
-    target, seq = ToyTarget(), Sequence([1, 2])
     seq.kv_len = 2
     with pytest.raises(TargetError, match="one must be pending"):
         target.run([seq], Draft.empty(1))

@@ -70,8 +70,8 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
         run = target.run
 
         def confused(seqs, draft, taps=()):
-            for seq in seqs if len(draft) and target.sources._held else ():
-                target.sources._held[seq.id] = next(iter(target.sources._held.values()))
+            for seq in seqs if len(draft) and target.sources._sources else ():
+                target.sources._sources[seq.id] = next(iter(target.sources._sources.values()))
             return run(seqs, draft, taps)
 
         monkeypatch.setattr(target, "run", confused)

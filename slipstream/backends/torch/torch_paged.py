@@ -19,36 +19,45 @@ SPREAD = 16
 """Blocks that a sequence can grow by next to others before reading it needs a copy."""
 
 
-class TorchBlocks:
-    """A `CacheStore`: for each layer one tensor [2, Hk, places, D] of keys and values. It starts as zeros, because
-    attention to a masked NaN gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read
-    without a copy.
+class TensorBlocks:
+    """A `CacheStore` of tensors [..., places, D], but for `read`. They start as zeros: attention to a masked NaN
+    gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read without a copy.
 
-    The tensors grow one layer after another, so that at most one layer is in memory twice.
+    The tensors grow one after another, so that at most one is in memory twice.
     """
+
+    layers: list[Tensor]
+
+    def grow(self, blocks: int) -> None:
+        for i, old in enumerate(self.layers):
+            *outer, size, dim = old.shape
+            if size >= blocks * BLOCK:
+                continue  # already grown by an interrupted call
+            new = zeros_like_blocks(old, (*outer, blocks * BLOCK, dim), blocks)
+            new[..., :size, :] = old
+            self.layers[i] = new
+
+    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+        for layer in self.layers:
+            blocks = layer.unflatten(-2, (-1, BLOCK))  # [..., blocks, BLOCK, D]
+            blocks[..., list(targets), :, :] = blocks[..., list(sources), :, :]  # the right side is a copy
+
+    def move(self, src: Seq[int], dst: Seq[int]) -> None:
+        for layer in self.layers:
+            layer[..., list(dst), :] = layer[..., list(src), :]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+
+class TorchBlocks(TensorBlocks):
+    """For each layer one tensor [2, Hk, places, D] of keys and values."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device):
         with torch.inference_mode():
             empty = torch.zeros(2, config.kv_heads, 0, config.head_dim, dtype=dtype, device=device)
         self.layers = [empty] * config.layers
-
-    def grow(self, blocks: int) -> None:
-        for i, old in enumerate(self.layers):
-            kinds, heads, size, dim = old.shape
-            if size >= blocks * BLOCK:
-                continue  # already grown by an interrupted call
-            new = zeros_like_blocks(old, (kinds, heads, blocks * BLOCK, dim), blocks)
-            new[:, :, :size] = old
-            self.layers[i] = new
-
-    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
-        for layer in self.layers:
-            blocks = layer.unflatten(2, (-1, BLOCK))  # [2, Hk, blocks, BLOCK, D]
-            blocks[:, :, list(targets)] = blocks[:, :, list(sources)]  # the right side is a copy
-
-    def move(self, src: Seq[int], dst: Seq[int]) -> None:
-        for layer in self.layers:
-            layer[:, :, list(dst)] = layer[:, :, list(src)]
 
     def read(self, places: Seq[int]) -> Tensor:
         return torch.stack([layer[:, :, list(places)] for layer in self.layers])
@@ -65,10 +74,6 @@ class TorchBlocks:
         """Return a copy of n blocks of a layer, in this order, [2, Hk, n * BLOCK, D]."""
         by_block = self.layers[layer].unflatten(2, (-1, BLOCK))  # [2, Hk, blocks, BLOCK, D]
         return by_block.index_select(2, blocks).flatten(2, 3)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
 
 
 def zeros_like_blocks(old: Tensor, shape: Seq[int], blocks: int) -> Tensor:

@@ -15,6 +15,7 @@ from slipstream.core.target import Usage
 from slipstream.core.text_ends import common_beginning
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
+from slipstream.targets.decoder import check_fork
 from slipstream.targets.gguf.llama_context import IDS, LlamaContext
 
 MOST_TEXTS = 16
@@ -60,12 +61,8 @@ class CellMemory:
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
         """See `core.target.Fork`. Both sequence ids share the cells."""
         parent = self._held.get(parent_id)
-        if parent is None or length > parent.cells or child_id in self._held:
-            raise TargetError(
-                f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
-                why=f"that one holds {0 if parent is None else parent.cells}, and a sequence begins once",
-                fix="fork between two runs, with another id",
-            )
+        check_fork(parent_id, child_id, length, None if parent is None else parent.cells, child_id in self._held)
+        assert parent is not None
         self._begin_with(child_id, parent.id, length)
 
     def release(self, seq_id: int) -> None:

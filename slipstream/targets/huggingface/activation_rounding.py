@@ -35,8 +35,15 @@ _MARGIN = 2.0
 
 
 def quantised_layers(module: nn.Module) -> list[nn.Module]:
-    """Linear layers whose weights are not plain tensors of floating-point numbers."""
-    return [layer for layer in module.modules() if _is_linear(layer) and not _has_numbers(layer)]
+    """Linear layers whose weights are not plain tensors of floating-point numbers. `in_features` is a name that all
+    libraries use; a layer with parts is a wrapper around a linear one."""
+    linears = (
+        layer
+        for layer in module.modules()
+        if isinstance(getattr(layer, "in_features", None), int) and not layer._modules
+    )
+    weights = ((layer, layer._parameters.get("weight")) for layer in linears)
+    return [layer for layer, weight in weights if weight is None or not is_plain(weight)]
 
 
 def measured_limit(module: Any, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
@@ -80,16 +87,6 @@ def runtime_of(module: Any, limit: Limit, source: Path | None) -> Runtime:
         name = type(weight).__name__ if method is None else str(getattr(method, "value", method))
     exact = name is not None and limit == limit_of(module.dtype)
     return Runtime(TRANSFORMERS, module.dtype, name, source=source, weights_only=exact)
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    """`in_features` is a name that all libraries use. A layer with parts is someone's wrapper around a linear one."""
-    return isinstance(getattr(layer, "in_features", None), int) and not layer._modules
-
-
-def _has_numbers(layer: nn.Module) -> bool:
-    weight = layer._parameters.get("weight")
-    return weight is not None and is_plain(weight)
 
 
 @contextmanager

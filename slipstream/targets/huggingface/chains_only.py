@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, HeadHost, Runtime, TargetOut
-from slipstream.errors import TargetError, UnsupportedModelError
+from slipstream.errors import UnsupportedModelError
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import check_ids
 from slipstream.models.module_shape import UNBOUNDED, ModuleShape
-from slipstream.targets.decoder import check_finite, check_is_chain
+from slipstream.targets.decoder import check_finite, check_fork, check_is_chain
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.rollback import RollbackCache
@@ -63,7 +62,7 @@ class ChainsOnly:
                 why="its state is inside the model, where rejected draft tokens could not be removed",
                 fix="use another model; transformers itself runs this one, without speculation",
             )
-        self._held: dict[int, RollbackCache] = {}
+        self._caches: dict[int, RollbackCache] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,24 +99,15 @@ class ChainsOnly:
         """Nothing to do: the next run goes back to where its sequence is."""
 
     def release(self, seq_id: int) -> None:
-        self._held.pop(seq_id, None)
+        self._caches.pop(seq_id, None)
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
         """See `core.target.Fork`. A copy of states; keys and values are shared until one of the two goes on."""
-        parent = self._held.get(parent_id)
-        if parent is None or length > len(parent.tokens) or child_id in self._held:
-            raise TargetError(
-                f"sequence {child_id} cannot begin with {length} tokens of sequence {parent_id}",
-                why=f"that one holds {0 if parent is None else len(parent.tokens)}, and a sequence begins once",
-                fix="fork between two runs, with another id",
-            )
-        self._held[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
-
-    def held(self, seq_id: int) -> DynamicCache:
-        """The cache of a sequence, of transformers (for tests and tools). Raises TargetError for unknown ids."""
-        if seq_id not in self._held:
-            raise TargetError(f"sequence {seq_id} holds no cache", why="it was never run, or is released already")
-        return self._held[seq_id].cache
+        parent = self._caches.get(parent_id)
+        read = None if parent is None else len(parent.tokens)
+        check_fork(parent_id, child_id, length, read, child_id in self._caches)
+        assert parent is not None
+        self._caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
 
     # --- parts -------------------------------------------------------------------------------------------------
 
@@ -139,27 +129,23 @@ class ChainsOnly:
             logits, last = self._forward(seq, cache, text[before:], len(chain) + 1, taps)
             if spoilt(logits, 1):  # a draft token on which the model overflows spoils the rows before it, too
                 if not cache.roll_back(before):
-                    cache = self._held[seq.id] = RollbackCache(self.parts.cache_config)
+                    cache = self._caches[seq.id] = RollbackCache(self.parts.cache_config)
                 if len(cache.tokens) < before:
                     self._forward(seq, cache, text[len(cache.tokens) : before], 1, ())
                 logits, last = self._apart(seq, cache, text[before:], len(chain) + 1, taps)
-        except BaseException:
-            self._drop(seq.id)
+        except BaseException:  # some layers may have read the tokens, and others not
+            del self._caches[seq.id]
             raise
         return logits, {tap: torch.cat([p[tap] for p in (*pieces, last)])[read:] for tap in taps}
 
-    def _drop(self, seq_id: int) -> None:
-        """Forget the cache of a sequence after a fault: some layers may have read the tokens, and others not."""
-        del self._held[seq_id]
-
     def _rolled_back(self, seq: Sequence) -> RollbackCache:
         """The cache of a sequence, with nothing but tokens of it that were accepted."""
-        cache = self._held.get(seq.id)
+        cache = self._caches.get(seq.id)
         if cache is not None:
             length = min(len(cache.tokens), seq.kv_len)
             if cache.tokens[:length] == seq.tokens[:length] and cache.roll_back(length):
                 return cache
-        cache = self._held[seq.id] = RollbackCache(self.parts.cache_config)
+        cache = self._caches[seq.id] = RollbackCache(self.parts.cache_config)
         return cache
 
     def _forward(

@@ -1,19 +1,19 @@
 """`EncodedSources`: what the encoder of a transformers model made of the sources of running texts.
 
-The encoder reads a source once, together with those of the requests that join in the same step. Its hidden states and
-the keys and values of the cross-attention stay with the request.
+The encoder reads a source once, alone: beside others it would be padded, from which some models compute something else.
+Its hidden states and the keys and values of the cross-attention stay with the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
+import threading
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -21,10 +21,7 @@ from slipstream.errors import TargetError
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import check_ids
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.output_rules import OutputRules, ruled
-
-MOST_ENCODED = 8192
-"""Most tokens, padding included, of sources that are encoded together."""
+from slipstream.targets.huggingface.output_rules import OutputRules
 
 
 @dataclass(eq=False)
@@ -40,77 +37,66 @@ class Source:
 class EncodedSources:
     """parts: the model; vocab_size: how many ids a source may have; pad: its padding id.
 
-    together  whether several sources are encoded in one pass, padded. False for models that then compute something
-              else, such as mixtures of experts with a limited capacity.
-    rules     what the model forces and forbids in its texts; None: nothing.
+    rules  what the model forces and forbids in its texts; None: nothing.
+    calls  is held while the encoder runs: in a packed pass of the decoder, the model has another attention.
     """
 
     def __init__(self, parts: ModuleParts, vocab_size: int, pad: int | None):
         self.parts, self.vocab_size, self.pad = parts, vocab_size, pad
-        self.together = True
         self.rules: OutputRules | None = None
+        self.calls = threading.RLock()
         self._encoder: Any = parts.module.get_encoder()
-        self._output_type: Any = BaseModelOutput  # of the encoder; mixtures of experts have one of their own
-        self._held: dict[int, Source] = {}
+        self._output_type: Any = None  # of the encoder; mixtures of experts have one of their own
+        self._sources: dict[int, Source] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, seq_id: int) -> bool:
-        return seq_id in self._held
+        return len(self._sources)
 
     def of(self, seq_id: int) -> Source:
         """What is kept of a sequence's source. Raises TargetError for unknown ids."""
-        if seq_id not in self._held:
+        if seq_id not in self._sources:
             raise TargetError(f"no source of sequence {seq_id} is kept", why="it was never run, or is released already")
-        return self._held[seq_id]
+        return self._sources[seq_id]
 
     @all_threads()
     @torch.inference_mode()
     def read(self, seqs: Seq[Sequence]) -> None:
         """Encode the sources of sequences that have not been read. Raises TargetError for a sequence without one."""
-        seqs = [seq for seq in seqs if seq.id not in self._held]
         for seq in seqs:
+            if seq.id in self._sources:
+                continue
             if not seq.source:
                 raise TargetError(
                     f"sequence {seq.id} has no source",
                     why="an encoder-decoder answers one",
                     fix="see core.target.begun",
                 )
-            check_ids(torch.tensor(list(seq.source)), self.vocab_size)
-        rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
-        for group in self._groups([len(seq.source) for seq in seqs]):
-            each = self.encoded([seqs[b].source for b in group])
-            if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
-                # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
-                each = [self.encoded([seqs[b].source])[0] for b in group]
-            for b, hidden in zip(group, each, strict=True):
-                self._held[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
-
-    def encoded(self, sources: Seq[Seq[int]]) -> list[Tensor]:
-        """The encoder's hidden states [1, S, d] of each source, from one pass."""
-        longest, device = max(map(len, sources)), self.parts.device
-        ids = [[*source, *[self.pad or 0] * (longest - len(source))] for source in sources]
-        seen = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
-        given = torch.tensor(ids, device=device), torch.tensor(seen, device=device)  # [B, S] each
-        out = self._encoder(input_ids=given[0], attention_mask=given[1])
-        hidden: Tensor = out.last_hidden_state
-        self._output_type = type(out)
-        return [hidden[b : b + 1, : len(source)].contiguous() for b, source in enumerate(sources)]
+            ids = torch.tensor([list(seq.source)], device=self.parts.device)  # [1, S]
+            check_ids(ids[0], self.vocab_size)
+            rules = [] if self.rules is None else self.rules.of(seq)
+            with self.calls:
+                out = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
+            self._output_type = type(out)
+            self._sources[seq.id] = Source(out.last_hidden_state, DynamicCache(), rules)
 
     def output(self, hidden: Tensor) -> Any:
         """Hidden states [1, S, d] as the model's decoder takes them from its encoder."""
         return self._output_type(last_hidden_state=hidden)
 
     def ruled(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor) -> Tensor:
-        """Logits [B + N, V] as the rules of each text leave them."""
+        """Logits [B + N, V] as the rules of each text leave them, each row with the text that leads to it."""
         if not any(self.of(seq.id).rules for seq in seqs):
             return logits
-        parts = []
+        rows = []
         for b, seq in enumerate(seqs):
-            rows, rules = logits[draft.splits[b] + b : draft.splits[b + 1] + b + 1], self.of(seq.id).rules
-            parts.append(ruled(rules, _histories(seq, draft, b), rows) if rules else rows)
-        return torch.cat(parts)
+            text, first, last = seq.tokens[: seq.end], draft.splits[b], draft.splits[b + 1]
+            for node in range(-1, last - first):
+                row, path = logits[first + b + 1 + node, None], draft.ancestors(b, node)  # [1, V]
+                ids = torch.tensor([[*text, *(draft.ids[first + i] for i in path)]], device=logits.device)
+                for rule in self.of(seq.id).rules:
+                    row = rule(ids, row)
+                rows.append(row)
+        return torch.cat(rows).to(logits.dtype)
 
     def check_beams(self) -> None:
         """See `OutputRules.check_beams`."""
@@ -119,24 +105,12 @@ class EncodedSources:
 
     def share(self, parent_id: int, child_id: int) -> None:
         """Both texts answer the same source."""
-        self._held[child_id] = self.of(parent_id)
+        self._sources[child_id] = self.of(parent_id)
+
+    def forget_cross(self, seqs: Seq[Sequence]) -> None:
+        """Drop the keys and values of the cross-attention; the next pass computes them anew."""
+        for seq in seqs:
+            self.of(seq.id).cross = DynamicCache()
 
     def release(self, seq_id: int) -> None:
-        self._held.pop(seq_id, None)
-
-    def _groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
-        """Which sources are encoded together: those of similar length, so that little is padding."""
-        group: list[int] = []
-        for b in sorted(range(len(lengths)), key=lambda b: lengths[b]):
-            if group and not (self.together and lengths[b] * (len(group) + 1) <= MOST_ENCODED):
-                yield group
-                group = []
-            group.append(b)
-        if group:
-            yield group
-
-
-def _histories(seq: Sequence, draft: Draft, b: int) -> list[list[int]]:
-    """The text that leads to each row: to the last pending token, then to each node."""
-    text, ids = seq.tokens[: seq.end], draft.ids[draft.splits[b] : draft.splits[b + 1]]
-    return [[*text, *[ids[i] for i in draft.ancestors(b, node)]] for node in range(-1, len(ids))]
+        self._sources.pop(seq_id, None)

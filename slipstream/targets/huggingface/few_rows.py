@@ -2,10 +2,9 @@
 
 Decoding reads every weight for one row, or for the few of a draft. `F.linear` calls MKL, which on AMD's processors is
 far from the speed of memory, and takes three times as long for two rows as for one. Within `fast`, layers use our own
-product on the same weights in the same place. Nothing is copied and nothing is kept, so weights may change between
-passes, and outside of a pass the model is what it was. Sums are added in another order, as between any two of torch's
-kernels, but in one that does not depend on the number of rows. In bfloat16, torch's product uses instructions for it
-and is slower over few rows only.
+product on the same weights. It adds up in an order that does not depend on the number of rows. Nothing is copied, so
+weights may change between passes. In bfloat16, torch's product uses instructions for it and is slower over few rows
+only.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class FewRows:
     def fast(self) -> Iterator[None]:
         """The layers are fast in this block, of which several may run at once."""
         for layer in self.layers:
-            vars(layer)["forward"] = functools.partial(_forward, layer)
+            vars(layer)["forward"] = functools.partial(linear, weight=layer.weight, bias=layer.bias)
         try:
             yield
         finally:
@@ -49,10 +48,6 @@ def _is_plain(layer: nn.Linear) -> bool:
     """Whether nobody has changed what this layer does: quantisation and device maps do."""
     changed = "forward" in vars(layer) or type(layer.weight) is not nn.Parameter
     return not changed and layer.weight.dtype in MOST_ROWS
-
-
-def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,30 +11,38 @@ Which of these holds is not looked up in a list of architectures: the model is t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
+from transformers.cache_utils import DynamicCache
+
+from slipstream.core.encoder import Encoder
 from slipstream.core.target import HeadHost, Runtime, Target
-from slipstream.errors import ParameterError, UnsupportedModelError
+from slipstream.errors import ParameterError, SlipstreamError, UnsupportedModelError
 from slipstream.models.module_shape import ModuleShape, shape_of
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.activation_rounding import measured_limit, runtime_of
 from slipstream.targets.huggingface.chains_only import ChainsOnly
-from slipstream.targets.huggingface.encoder_decoder import of_encoder_decoder
+from slipstream.targets.huggingface.encoded_sources import EncodedSources
+from slipstream.targets.huggingface.encoder_decoder import (
+    ChainsAnswers,
+    EncoderDecoder,
+    PackedAnswers,
+    pad_of,
+    start_of,
+)
 from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.output_rules import OutputRules
 from slipstream.targets.huggingface.packed_module import PackedModule
 from slipstream.targets.huggingface.packed_pass import KINDS
 from slipstream.targets.huggingface.rollback import attends, has_states, new_cache
 from slipstream.targets.huggingface.trials import (
-    NOT_ROLLED_BACK,
-    WITHOUT_SPECULATION,
+    Trial,
     check_chains,
     check_packed,
     fault_of,
-    ids_of,
     own_logits,
-    refused_if_it_fails,
 )
 
 log = logging.getLogger("slipstream")
@@ -45,71 +53,130 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
 
     kv_blocks  blocks of a KV cache of fixed size; None: it grows.
 
-    Raises UnsupportedModelError for models that write no text or cannot be rolled back, and ParameterError for one
-    that is being trained, or for a KV cache of fixed size where each sequence has a cache of its own.
+    Raises UnsupportedModelError for models that write no text or cannot be rolled back, and for an encoder-decoder that
+    reads something else than text, or whose generation configuration has what is not honoured; ParameterError for a
+    model that is being trained, or for a KV cache of fixed size where each sequence has a cache of its own.
     """
+    name = type(module).__name__
+    answers = bool(module.config.is_encoder_decoder)
     if module.training:
         raise ParameterError(
             "the model is in training mode", why="dropout would change its distribution", fix="model.eval()"
         )
     if not module.can_generate():
         raise UnsupportedModelError(
-            f"a {type(module).__name__} is not a causal language model or an encoder-decoder of texts",
+            f"a {name} is not a causal language model or an encoder-decoder of texts",
             fix="use a model with a language model head",
         )
-    if module.config.is_encoder_decoder:
-        _refuse_fixed_cache(module, kv_blocks)
-        return of_encoder_decoder(module, source, chunk)
+    if answers:
+        _refuse_fixed_cache(name, kv_blocks)
     parts = ModuleParts(module)
-    with refused_if_it_fails(module):
-        cache = new_cache(parts.config)
-        texts = [[(37 * i + 11 + 5 * b) % ids_of(parts) for i in range(n)] for b, n in enumerate((7, 5))]
-        truth = [own_logits(module, parts, text) for text in texts]
+    start, pad = (start_of(module), pad_of(module)) if answers else ((), None)
+    shape, trial, cache = _run_alone(module, parts, start, pad)
+    runtime = runtime_of(module, trial.limit, source)
+    if answers:
+        assert shape.source_context is not None
+        encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
+        # Experts that take a limited number of tokens would take those of whichever sequence.
+        kinds: Seq[str] = () if any(hasattr(part, "expert_capacity") for part in module.modules()) else KINDS[:1]
+
+        def packed(kind: str) -> Target:
+            runner = PackedAnswers(parts, shape, runtime, sources, kind)
+            return EncoderDecoder(Decoder(runner, chunk, source=source), encoder, sources)
+
+        def chains(one_by_one: bool) -> Target:
+            return EncoderDecoder(ChainsAnswers(parts, shape, runtime, sources, chunk, one_by_one), encoder, sources)
+    else:
+        host = None if fault_of(_check_streams, module, parts, trial) else _lends(parts, shape, runtime)
+        kinds = KINDS if len(parts.layers) == shape.layers else ()
+
+        def packed(kind: str) -> Target:
+            runner = PackedModule(parts, shape, runtime, kind, kv_blocks)
+            return Decoder(runner, chunk, source=source, head_host=host)
+
+        def chains(one_by_one: bool) -> Target:
+            return ChainsOnly(parts, shape, runtime, host, chunk, one_by_one)
+
+    target = _first_packed(name, packed, kinds if attends(cache) else (), trial)
+    if target is None:
+        _refuse_fixed_cache(name, kv_blocks)
+        target = _as_chains(name, chains, has_states(cache), trial)
+    if answers:
+        sources.rules = OutputRules(module, len(start), shape.eos_ids, parts.device)
+    return target
+
+
+def _run_alone(
+    module: Any, parts: ModuleParts, start: Seq[int], pad: int | None
+) -> tuple[ModuleShape, Trial, DynamicCache]:
+    """The model's shape, what it gives for two texts, and an empty cache. start, pad: ids of the texts of an
+    encoder-decoder. A fault of its own code, before anything of ours is tried, becomes an UnsupportedModelError."""
+    ids = [token for token in range(int(parts.config.vocab_size)) if token != pad]
+    a, b = ([ids[(37 * i + first) % len(ids)] for i in range(7)] for first in (11, 16))
+    texts = [[*start, *a], [*start, *b]]
+    sources: Seq[Seq[int]] = [b, a[:5]] if start else [(), ()]
+    try:
+        cache = new_cache(parts.cache_config)
+        truth = [own_logits(module, parts, *pair) for pair in zip(texts, sources, strict=True)]
         shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
-        limit = measured_limit(module, lambda text: own_logits(module, parts, text), texts[0])
-    runtime = runtime_of(module, limit, source)
-    host = None if fault_of(_streams, module, parts, texts[0]) else _lends(parts, shape, runtime)
-    if attends(cache) and len(parts.layers) == shape.layers:
-        faults: list[str] = []
-        for kind in KINDS:
-            packed = PackedModule(parts, shape, runtime, kind, kv_blocks)
-            why = fault_of(check_packed, packed, texts, truth, limit, Decoder(packed))
-            if why is None:
-                return Decoder(packed, chunk, source=source, head_host=host)
-            faults.append(why)
-        log.info("%s is not packed (%s): each sequence is a forward of its own", type(module).__name__, faults[0])
-    _refuse_fixed_cache(module, kv_blocks)
-    chains = ChainsOnly(parts, shape, runtime, host, chunk)
-    why = fault_of(check_chains, chains, texts[0], truth[0], limit)
-    if why is not None and has_states(cache):
-        one_by_one = ChainsOnly(parts, shape, runtime, host, chunk, one_by_one=True)
-        if fault_of(check_chains, one_by_one, texts[0], truth[0], limit) is None:
-            log.warning(
-                "%s reads one token at a time once it has a state (%s): output is exact, but verifying draft tokens "
-                "saves no time",
-                type(module).__name__,
-                why,
-            )
-            return one_by_one
-    if why is not None:
+        limit = measured_limit(module, lambda text: own_logits(module, parts, text, sources[0]), texts[0])
+    except SlipstreamError:
+        raise
+    except Exception as fault:  # a model's own code may raise anything
         raise UnsupportedModelError(
-            f"a {type(module).__name__} cannot be rolled back: {why}",
-            why=NOT_ROLLED_BACK,
-            fix=WITHOUT_SPECULATION,
+            f"a {type(module).__name__} does not run on a text alone: {type(fault).__name__}: {fault}",
+            why="it was called with token ids and nothing else, as a language model is",
+            fix="check that model(input_ids=ids, use_cache=False) gives logits",
+        ) from fault
+    return shape, Trial(texts, sources, truth, limit), cache
+
+
+def _first_packed(name: str, packed: Callable[[str], Target], kinds: Seq[str], trial: Trial) -> Target | None:
+    """The target in the first of these kinds of packed passes that is exact."""
+    faults: list[str] = []
+    for kind in kinds:
+        target = packed(kind)
+        why = fault_of(check_packed, target, trial)
+        if why is None:
+            return target
+        faults.append(why)
+    if faults:
+        log.info("%s is not packed (%s): each sequence is a forward of its own", name, faults[0])
+    return None
+
+
+def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial: Trial) -> Target:
+    """The target with a cache for each sequence, which reads one token at a time if its states need it."""
+    target = chains(False)
+    why = fault_of(check_chains, target, trial)
+    if why is None:
+        return target
+    target = chains(True)
+    if not states or fault_of(check_chains, target, trial) is not None:
+        raise UnsupportedModelError(
+            f"a {name} cannot be rolled back: {why}",
+            why="several tokens in one forward, after others that were rejected, must give what one at a time gives",
+            fix="use another model; transformers itself runs this one, without speculation",
         )
-    return chains
+    log.warning(
+        "%s reads one token at a time once it has a state (%s): output is exact, but verifying draft tokens saves no "
+        "time",
+        name,
+        why,
+    )
+    return target
 
 
-def _streams(module: Any, parts: ModuleParts, text: Seq[int]) -> None:
+def _check_streams(module: Any, parts: ModuleParts, trial: Trial) -> None:
     """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
     with parts.hidden_states(range(len(parts.layers) + 1)):
-        own_logits(module, parts, text)
+        own_logits(module, parts, trial.texts[0])
 
 
-def _refuse_fixed_cache(module: Any, kv_blocks: int | None) -> None:
+def _refuse_fixed_cache(name: str, kv_blocks: int | None) -> None:
     if kv_blocks is not None:
         raise ParameterError(
-            f"a KV cache of {kv_blocks} blocks was asked of a {type(module).__name__}",
+            f"a KV cache of {kv_blocks} blocks was asked of a {name}",
             why="its sequences have caches of their own, which grow",
             fix="leave kv_tokens out",
         )

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Kind:
     """name and note: for people. trees, heads, early_exit: as in `Capabilities`. one_forward: whether a batch is one
-    forward. pays: whether verifying several draft tokens costs less than decoding them. models: which, where
-    `ARCHITECTURES` does not say."""
+    forward. models: which, where `ARCHITECTURES` does not say."""
 
     name: str
     note: str
@@ -20,7 +19,6 @@ class Kind:
     early_exit: bool
     one_forward: bool
     heads: bool = True
-    pays: bool = True
     models: str = ""
 
 
@@ -28,7 +26,7 @@ OWN = Kind("own", "our own decoder: native kernels on a CPU, PyTorch elsewhere",
 PACKED = Kind("packed", "transformers, rows of several sequences over our own KV blocks", True, True, True)
 ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
 STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
-ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False, pays=False)
+ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False)
 ENCODER_DECODER = Kind(
     "encoder-decoder",
     "transformers, a source that is encoded once, rows of several texts over our own KV blocks",

@@ -30,7 +30,7 @@ class ModuleParts:
         self.config = module.config.get_text_config(decoder=True)
         self.decoder: nn.Module = module.get_decoder()
         self.layers = self._found_layers()
-        self._tuples = False
+        self._tuples = False  # whether layers return the residual stream in a tuple, as the last hooked pass has shown
 
     def _found_layers(self) -> list[nn.Module]:
         for part in self.decoder.modules():
@@ -43,11 +43,6 @@ class ModuleParts:
         """What transformers makes the decoder's cache from."""
         nested = self.module.config.is_encoder_decoder and isinstance(self.decoder, PreTrainedModel)
         return self.decoder.config if nested else self.config
-
-    @property
-    def returns_tuples(self) -> bool:
-        """Whether layers return the residual stream in a tuple, found out by the last pass that was hooked."""
-        return self._tuples
 
     @property
     def embedding(self) -> nn.Module | None:
@@ -107,15 +102,15 @@ class ModuleParts:
         return self.layers[tap].register_forward_pre_hook(before, with_kwargs=True)
 
     @contextmanager
-    def only(self, first: int, last: int, hidden: Tensor | None, tuples: bool) -> Iterator[None]:
+    def only(self, first: int, last: int, hidden: Tensor | None) -> Iterator[None]:
         """Layers first..last-1 alone run in this block; others return what they are given. hidden: the residual stream
-        [M, d] that layer `first` starts from, None for the embeddings. tuples: whether layers return tuples."""
+        [M, d] that layer `first` starts from, None for the embeddings."""
 
         def standing_in(given: Tensor | None) -> Callable[..., Any]:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 stream = args[0] if args else kwargs["hidden_states"]
                 stream = stream if given is None else given.unsqueeze(0)
-                return (stream,) if tuples else stream
+                return (stream,) if self._tuples else stream
 
             return forward
 

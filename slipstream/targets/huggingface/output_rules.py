@@ -8,13 +8,12 @@ are another call (`LLM.beam_search`); a warning says so.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import generation as hf
 
 from slipstream.core.sequence import Sequence
 from slipstream.errors import TargetError, UnsupportedModelError
@@ -29,14 +28,16 @@ _REFUSED: dict[str, Any] = {
 
 
 class OutputRules:
-    """generation: the model's generation configuration; start: how many ids every text begins with; eos_ids: ids that
-    end a text; device: of the logits.
+    """module: of transformers; start: how many ids every text begins with; eos_ids: ids that end a text; device: of the
+    logits.
 
     Raises UnsupportedModelError, which names the field, for what is not honoured.
     """
 
-    def __init__(self, generation: Any, start: int, eos_ids: Seq[int], device: torch.device):
-        self._config, self._start, self._eos, self._device = generation, start, list(eos_ids), device
+    def __init__(self, module: Any, start: int, eos_ids: Seq[int], device: torch.device):
+        self._module, self._start, self._device = module, start, device
+        self._eos = torch.tensor(list(eos_ids), device=device) if eos_ids else None
+        generation = module.generation_config
         for name, nothing in _REFUSED.items():
             value = getattr(generation, name, None)
             if value not in (None, nothing):
@@ -59,7 +60,7 @@ class OutputRules:
             "encoder_repetition_penalty", "repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
             "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens", "begin_suppress_tokens",
         ):  # fmt: skip
-            value = getattr(self._config, name)
+            value = getattr(self._module.generation_config, name)
             if value and value != 1.0:
                 raise TargetError(
                     f"beams were asked of a model whose generation configuration has {name}={value!r}",
@@ -72,51 +73,17 @@ class OutputRules:
 
         A text that must have a form, or may not end yet, is not ended by force at its limit. Raises TargetError if its
         first token is forced and it must have a form."""
-        asked, eos, device = self._config, self._eos, self._device
-        source: Any = torch.tensor([list(seq.source)], device=device)  # [1, S]
-        rules: list[Any] = []
-        if (asked.encoder_repetition_penalty or 1.0) != 1.0:
-            rules.append(hf.EncoderRepetitionPenaltyLogitsProcessor(asked.encoder_repetition_penalty, source))
-        if (asked.repetition_penalty or 1.0) != 1.0:
-            rules.append(hf.RepetitionPenaltyLogitsProcessor(asked.repetition_penalty))
-        if asked.no_repeat_ngram_size:
-            rules.append(hf.NoRepeatNGramLogitsProcessor(asked.no_repeat_ngram_size))
-        if asked.encoder_no_repeat_ngram_size:
-            rules.append(hf.EncoderNoRepeatNGramLogitsProcessor(asked.encoder_no_repeat_ngram_size, source))
-        if asked.bad_words_ids:
-            rules.append(hf.NoBadWordsLogitsProcessor(asked.bad_words_ids, eos or None))
-        if asked.min_length and eos:
-            rules.append(hf.MinLengthLogitsProcessor(asked.min_length, eos, device=str(device)))
-        if asked.min_new_tokens and eos:
-            least = asked.min_new_tokens
-            rules.append(hf.MinNewTokensLengthLogitsProcessor(self._start, least, eos, device=str(device)))
-        if asked.forced_bos_token_id is not None and self._start == 1:
-            if seq.constraint is not None:
-                raise TargetError(
-                    f"the model's generation configuration forces the first token ({asked.forced_bos_token_id}), the "
-                    "request asks for a structured output",
-                    why="the form does not allow that token",
-                    fix="leave `structured` out, or set forced_bos_token_id to None",
-                )
-            rules.append(hf.ForcedBOSTokenLogitsProcessor(asked.forced_bos_token_id))
-        free = seq.constraint is None and seq.prompt + seq.params.min_tokens < seq.limit
-        if asked.forced_eos_token_id is not None and free:
-            rules.append(hf.ForcedEOSTokenLogitsProcessor(seq.limit, asked.forced_eos_token_id, device=str(device)))
-        if asked.suppress_tokens:
-            rules.append(hf.SuppressTokensLogitsProcessor(asked.suppress_tokens, device=str(device)))
-        if asked.begin_suppress_tokens:
-            forced = self._start == 1 and asked.forced_bos_token_id is not None
-            ids, first = asked.begin_suppress_tokens, self._start + forced
-            rules.append(hf.SuppressTokensAtBeginLogitsProcessor(ids, first, device=str(device)))
-        return rules
-
-
-def ruled(processors: Seq[Any], histories: Seq[Seq[int]], logits: Tensor) -> Tensor:
-    """Logits [n, V], each after a text of its own (`histories`), as the processors leave them."""
-    rows = []
-    for i, text in enumerate(histories):
-        ids, scores = torch.tensor([list(text)], device=logits.device), logits[i : i + 1]
-        for one in processors:
-            scores = one(ids, scores)
-        rows.append(scores)
-    return torch.cat(rows).to(logits.dtype)
+        asked = copy.copy(self._module.generation_config)
+        if asked.forced_bos_token_id is not None and self._start == 1 and seq.constraint is not None:
+            raise TargetError(
+                f"the model's generation configuration forces the first token ({asked.forced_bos_token_id}), the "
+                "request asks for a structured output",
+                why="the form does not allow that token",
+                fix="leave `structured` out, or set forced_bos_token_id to None",
+            )
+        asked.do_sample = asked.renormalize_logits = False
+        asked.max_length, asked._eos_token_tensor = seq.limit, self._eos
+        if seq.constraint is not None or seq.prompt + seq.params.min_tokens >= seq.limit:
+            asked.forced_eos_token_id = None
+        source = torch.tensor([list(seq.source)], device=self._device)  # [1, S]
+        return list(self._module._get_logits_processor(asked, self._start, source, device=str(self._device)))

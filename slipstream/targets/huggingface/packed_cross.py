@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from slipstream.targets.huggingface.encoded_sources import Source
+from slipstream.targets.huggingface.module_blocks import PackedLayer
 from slipstream.targets.huggingface.module_parts import put_back
 from slipstream.targets.huggingface.packed_pass import PackedError, Pair, current_pass
 
@@ -65,18 +66,12 @@ class CrossAttention:
         layers: list[Any] = [source.cross.layers[layer] for source in self.sources]
         return [(one.keys[0], one.values[0]) for one in layers]
 
-    def forget(self) -> None:
-        """After a fault: some layers may have written keys and values of the new sources, and others not."""
-        for source in self.new:
-            source.cross = type(source.cross)()
 
-
-class CrossLayer(CacheLayerMixin):
+class CrossLayer(PackedLayer):
     """What the model takes for the keys and values of one layer's cross-attention."""
 
     def __init__(self, index: int):
-        super().__init__()
-        self.index = index
+        super().__init__(index)
         self.marker = self.keys = self.values = torch.zeros(1, 1, 1, 1)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -85,21 +80,10 @@ class CrossLayer(CacheLayerMixin):
         cross.write(self.index, key_states, value_states)
         return self.marker, self.marker
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: each source has keys and values of its own."""
-
     def get_seq_length(self) -> int:
         """0 makes the model compute keys and values."""
         cross = current_pass().cross
         return 0 if cross is not None and cross.new else 1
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        return 1, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name up to transformers 5.17
 
 
 class CrossCache(Cache):

@@ -94,7 +94,7 @@ class PackedModule(PackedLayers):
         self.kind = kind
         self.parts, self.config, self.runtime = parts, shape, runtime
         self.device = parts.device
-        self.slices = self.tuples = False
+        self.slices = False
         self._takes = set(inspect.signature(parts.module.forward).parameters)
         self._few_rows = FewRows(parts.module)
         self._cache = PackedCache(shape.layers)
@@ -145,9 +145,18 @@ class PackedModule(PackedLayers):
         picked: Picked | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of `span`."""
-        only = self.parts.only(*span, hidden, self.tuples) if sliced else nullcontext()
-        with self.parts.hidden_states(taps) as seen, only:
-            return self._run(batch, span[1] - span[0], apart, picked), seen
+        only = self.parts.only(*span, hidden) if sliced else nullcontext()
+        one = self._packed(batch, apart, picked, self._cross(batch))
+        select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
+        with self.parts.hidden_states(taps) as seen, only, self._attending(), running(one), self._few_rows.fast():
+            given = self._inputs(one)
+            if "logits_to_keep" in self._takes:
+                given["logits_to_keep"] = select
+            out = self.parts.module(use_cache=True, **given)
+        one.check_used(span[1] - span[0])
+        logits: Tensor = out.logits[0].to(self.device)  # [R, V], or [M, V]
+        logits = logits if "logits_to_keep" in self._takes else logits[select]
+        return logits if logits.dtype == torch.float64 else logits.float(), seen
 
     def _row_by_row(
         self, batch: Batch, hidden: Tensor | None, through: Callable[..., tuple[Tensor, dict[int, Tensor]]]
@@ -166,24 +175,9 @@ class PackedModule(PackedLayers):
         every = torch.cat(logits)  # [M, V]
         return every[list(batch.select)], {tap: torch.cat([seen[tap] for seen in states]) for tap in states[0]}
 
-    def _run(self, batch: Batch, layers: int, apart: bool = False, picked: Picked | None = None) -> Tensor:
-        """Logits [R, V] of the selected rows, through this many layers."""
-        return self._pass(batch, layers, apart, picked)
-
-    def _pass(
-        self, batch: Batch, layers: int, apart: bool, picked: Picked | None, cross: CrossAttention | None = None
-    ) -> Tensor:
-        one = self._packed(batch, apart, picked, cross)
-        select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
-        with self._attending(), running(one), self._few_rows.fast():
-            given = self._inputs(one)
-            if "logits_to_keep" in self._takes:
-                given["logits_to_keep"] = select
-            out = self.parts.module(use_cache=True, **given)
-        one.check_used(layers)
-        logits: Tensor = out.logits[0].to(self.device)  # [R, V], or [M, V]
-        logits = logits if "logits_to_keep" in self._takes else logits[select]
-        return logits if logits.dtype == torch.float64 else logits.float()
+    def _cross(self, batch: Batch) -> CrossAttention | None:
+        """Of the decoder of an encoder-decoder."""
+        return None
 
     def _inputs(self, one: PackedPass) -> dict[str, Any]:
         """What the model is called with."""

@@ -173,6 +173,8 @@ class PackedPass:
         used = self.cached if self.kind == "dense" else self.attended
         if used != layers:
             raise PackedError(f"{used} of {layers} layers used the attention and the cache that were given")
+        if self.cross is not None and self.cross.attended != layers:
+            raise PackedError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
         """Keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on; key, value: those that attention

@@ -115,16 +115,6 @@ class RollbackCache:
         return True
 
 
-def states(cache: DynamicCache) -> list[Tensor]:
-    """What a cache holds, as tensors, for comparisons."""
-    states: list[Tensor] = []
-    for layer in cache.layers:
-        for value in vars(layer).values():
-            parts: Seq[Any] = list(value.values()) if isinstance(value, dict) else [value]
-            states += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
-    return states
-
-
 def _stateful(layer: Any) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 

@@ -4,8 +4,7 @@ cache."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence as Seq
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.errors import SlipstreamError, UnsupportedModelError
+from slipstream.core.target import Target
+from slipstream.errors import SlipstreamError
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_module import PackedModule
 
@@ -26,39 +25,43 @@ float32 at least."""
 _ROUGH = 0.05
 """The same for 16 bits, for the median row: there experts may be picked differently."""
 
-NOT_ROLLED_BACK = "several tokens in one forward, after others that were rejected, must give what one at a time gives"
-WITHOUT_SPECULATION = "use another model; transformers itself runs this one, without speculation"
-"""Why and how to go on, in errors after a trial that failed."""
+
+@dataclass(frozen=True)
+class Limit:
+    """What rounding explains: logits that differ by this much of the largest one, in every row or in the median one."""
+
+    largest: float
+    every_row: bool = True
 
 
-def ids_of(parts: ModuleParts) -> int:
-    """How many token ids it knows."""
-    return int(parts.config.vocab_size)
+@dataclass(frozen=True)
+class Trial:
+    """Two texts of token ids, and what they answer if the model is an encoder-decoder.
+
+    truth  for each text the logits [n, V] after each of its tokens, of the model's own forward. limit: see `Limit`.
+    """
+
+    texts: Seq[Seq[int]]
+    sources: Seq[Seq[int]]
+    truth: Seq[Tensor]
+    limit: Limit
 
 
-def own_logits(module: Any, parts: ModuleParts, text: Seq[int]) -> Tensor:
+def limit_of(dtype: torch.dtype) -> Limit:
+    """What rounding in this dtype explains. See `activation_rounding` for what quantised activations add."""
+    return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
+
+
+def own_logits(module: Any, parts: ModuleParts, text: Seq[int], source: Seq[int] = ()) -> Tensor:
     """Logits [n, V] of the model's own forward, with the positions that `generate` passes."""
-    given = {"input_ids": torch.tensor([list(text)], device=parts.device)}
-    if "position_ids" in inspect.signature(module.forward).parameters:  # RoBERTa's own ones begin elsewhere
+    given = {"decoder_input_ids" if source else "input_ids": torch.tensor([list(text)], device=parts.device)}
+    if source:
+        given["input_ids"] = torch.tensor([list(source)], device=parts.device)
+    elif "position_ids" in inspect.signature(module.forward).parameters:  # RoBERTa's own ones begin elsewhere
         given["position_ids"] = torch.arange(len(text), device=parts.device)[None]
     with torch.inference_mode():
         out: Tensor = module(use_cache=False, **given).logits
     return out[0].to(parts.device).double()
-
-
-@contextmanager
-def refused_if_it_fails(module: Any) -> Iterator[None]:
-    """A fault of the model's own code in this block, before anything of ours is tried, becomes a refusal."""
-    try:
-        yield
-    except SlipstreamError:
-        raise
-    except Exception as fault:  # a model's own code may raise anything
-        raise UnsupportedModelError(
-            f"a {type(module).__name__} does not run on a text alone: {type(fault).__name__}: {fault}",
-            why="it was called with token ids and nothing else, as a language model is",
-            fix="check that model(input_ids=ids, use_cache=False) gives logits",
-        ) from fault
 
 
 def fault_of(trial: Callable[..., None], *given: Any) -> str | None:
@@ -74,19 +77,6 @@ class _Differs(SlipstreamError):
     """A trial gave other logits than the model's own forward."""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What rounding explains: logits that differ by this much of the largest one, in every row or in the median one."""
-
-    largest: float
-    every_row: bool = True
-
-
-def limit_of(dtype: torch.dtype) -> Limit:
-    """What rounding in this dtype explains. See `activation_rounding` for what quantised activations add."""
-    return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
-
-
 def distances(rows: Tensor, wanted: Tensor) -> Tensor:
     """[n]: the largest difference in each row of [n, d], relative to the largest value that is wanted."""
     return (rows.double() - wanted.double()).abs().amax(-1) / wanted.abs().max().double().clamp(min=1e-9)
@@ -100,31 +90,22 @@ def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
         raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}")
 
 
-def check_packed(
-    packed: PackedModule,
-    texts: Seq[Seq[int]],
-    truth: Seq[Tensor],
-    limit: Limit,
-    target: Decoder,
-    sources: Seq[Seq[int]] = ((), ()),
-) -> None:
-    """Two sequences in one pass, a tree whose later branch is kept, and layers apart.
-
-    target   around `packed`. sources: what the texts answer, of an encoder-decoder, whose layers are not run apart.
-    """
-    a, b = texts
-    seqs = [Sequence(list(a[:4]), source=sources[0]), Sequence(list(b[:2]), source=sources[1])]
+def check_packed(target: Target, trial: Trial) -> None:
+    """Two sequences in one pass, a tree whose later branch is kept, and layers apart, where the target is a `Decoder`:
+    its executor is told whether it can run them."""
+    a, b = trial.texts
+    truth, limit = trial.truth, trial.limit
+    seqs = [Sequence(list(a[:4]), source=trial.sources[0]), Sequence(list(b[:2]), source=trial.sources[1])]
     try:
         out = target.run(seqs, Draft.empty(2, target.device))
         same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
         target.commit(seqs, [[], []])
-        for seq, text in zip(seqs, texts, strict=True):
+        for seq, text in zip(seqs, trial.texts, strict=True):
             seq.kv_len = len(seq.tokens)
             seq.tokens.append(text[seq.kv_len])
-        other = (a[5] + 1) % packed.config.vocab_size
+        other = (a[5] + 1) % target.vocab_size
         draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:5], [-1, 0])], target.device)
-        taps = () if any(sources) else (0, 1, packed.config.layers, -1)
-        out = target.run(seqs, draft, taps)
+        out = target.run(seqs, draft, (0, 1, target.layers, -1) if isinstance(target, Decoder) else ())
         rows = [0, 2, 3, 4, 5, 6]
         wanted = torch.cat((truth[0][4:7], truth[1][2:5]))
         same(out.logits[rows], wanted, limit, "a packed tree")
@@ -135,32 +116,36 @@ def check_packed(
             seq.kv_len = len(seq.tokens) - 1
         whole = target.run(seqs, Draft.empty(2, target.device)).logits.clone()
         same(whole, torch.stack([truth[0][6], truth[1][4]]), limit, "a packed pass after a rollback")
-        packed.slices = not any(sources) and fault_of(_check_slices, packed, target, seqs, whole, limit) is None
+        if isinstance(target, Decoder):
+            packed = target.executor
+            assert isinstance(packed, PackedModule)
+            packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
     finally:
         for seq in seqs:
             target.release(seq.id)
 
 
 def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor, limit: Limit) -> None:
-    layers, none = packed.config.layers, Draft.empty(len(seqs), target.device)
-    packed.slices, packed.tuples = True, packed.parts.returns_tuples
+    none = Draft.empty(len(seqs), target.device)
+    packed.slices = True
     half = target.run(seqs, none, layers=(0, 1)).hidden[1].clone()
-    if layers > 1:
-        rest = target.run(seqs, none, layers=(1, layers), hidden=half).logits
+    if target.layers > 1:
+        rest = target.run(seqs, none, layers=(1, target.layers), hidden=half).logits
         same(rest, whole, limit, "layers apart")
 
 
-def check_chains(target: ChainsOnly, text: Seq[int], truth: Tensor, limit: Limit, source: Seq[int] = ()) -> None:
-    """Chains of which none, one and all tokens are accepted. truth [n, V]: logits after each token of the text."""
-    seq = Sequence(list(text[:2]), source=source)
-    try:
-        for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
-            end = len(seq.tokens)
-            right = list(text[end : end + kept])
-            chain = right + [(x + 1) % target.vocab_size for x in text[end + kept : end + run]]
-            out = target.run([seq], Draft.chains([chain], device=target.device))
-            same(out.logits[: kept + 1], truth[end - 1 : end + kept], limit, "a chain after a rollback")
-            seq.kv_len = end + kept
-            seq.tokens += [*right, text[end + kept]]
-    finally:
-        target.release(seq.id)
+def check_chains(target: Target, trial: Trial) -> None:
+    """Chains of which none, one and all tokens are accepted."""
+    for text, source, truth in zip(trial.texts, trial.sources, trial.truth, strict=True):
+        seq = Sequence(list(text[:2]), source=source)
+        try:
+            for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
+                end = len(seq.tokens)
+                right = list(text[end : end + kept])
+                chain = right + [(x + 1) % target.vocab_size for x in text[end + kept : end + run]]
+                out = target.run([seq], Draft.chains([chain], device=target.device))
+                same(out.logits[: kept + 1], truth[end - 1 : end + kept], trial.limit, "a chain after a rollback")
+                seq.kv_len = end + kept
+                seq.tokens += [*right, text[end + kept]]
+        finally:
+            target.release(seq.id)

@@ -12,6 +12,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import TargetError
+from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.checkpoints import random_llama
@@ -32,7 +33,8 @@ def overflowing(module: Any) -> Any:
 
 def decoder(**shape: Any) -> Target:
     """Our decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
-    loaded = Decoder.from_module(random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double())
+    module = random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double()
+    loaded = Decoder.of_module(module, LoadSettings(executor="torch"))
     assert isinstance(loaded.executor, TorchExecutor)
     loaded.executor._embed = loaded.executor._embed.clone()
     loaded.executor._embed[SPOILT] = math.inf

@@ -1,6 +1,6 @@
 """Tiny random models of many architectures of transformers, for the targets that run any model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 import torch
@@ -142,3 +142,13 @@ def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
     model.config._experts_implementation = "eager"  # the grouped kernels do not support float64
     model.generation_config.eos_token_id = None  # texts go on, whatever is drawn
     return model.to(dtype).eval()
+
+
+def generated(own: Any, prompts: Seq[Seq[int]], tokens: int) -> list[list[int]]:
+    """What transformers generates greedily for each prompt, alone."""
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        out = own.generate(ids, do_sample=False, max_new_tokens=tokens, attention_mask=torch.ones_like(ids))
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs

@@ -1,9 +1,13 @@
 """Linear layers that round as those of quantisation libraries do, so that tests need no such library."""
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.trials import own_logits
 
 ROUNDS = ("by row", "by tensor", "nothing")
 """What activations share a scale with: their row, or all rows of the pass. "nothing": weights alone are rounded."""
@@ -36,3 +40,13 @@ def with_int8_layers(module: Any, rounds: str) -> Any:
             if type(child) is nn.Linear and child is not module.get_output_embeddings():
                 setattr(parent, name, Int8Linear(child, rounds))
     return module
+
+
+def behind(module: Any, prompt: Seq[int], text: Seq[int]) -> float:
+    """How far a token of the text is behind the best one of the model's own forward at most, relative to the largest
+    logit. The texts of an encoder-decoder begin with id 0."""
+    encoded = module.config.is_encoder_decoder
+    given = [*([0] if encoded else prompt), *text[:-1]]
+    logits = own_logits(module, ModuleParts(module), given, prompt if encoded else ())[-len(text) :]
+    chosen = logits[range(len(text)), list(text)]
+    return float((logits.amax(-1) - chosen).max() / logits.abs().max())

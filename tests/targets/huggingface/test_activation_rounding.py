@@ -20,7 +20,7 @@ from slipstream.targets.huggingface.packed_pass import PackedRow
 from slipstream.targets.huggingface.trials import Limit, limit_of, own_logits
 from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
 from tests.targets.huggingface.architectures import VOCAB, random_model
-from tests.targets.huggingface.rounding_linear import ROUNDS, with_int8_layers
+from tests.targets.huggingface.rounding_linear import ROUNDS, behind, with_int8_layers
 
 PROMPTS = [[5, 9, 33, 5, 9, 33], [7, 8, 9, 10, 7, 8]]
 SHORT = SamplingParams(max_tokens=16, ignore_eos=True)
@@ -34,13 +34,6 @@ def rounded(name: str, rounds: str) -> Any:
 def limit(module: Any) -> Limit:
     parts = ModuleParts(module)
     return measured_limit(module, lambda text: own_logits(module, parts, text), TEXT)
-
-
-def behind(module: Any, prompt: Seq[int], text: Seq[int]) -> float:
-    """How far a token of the text is behind the model's best one at most, relative to the largest logit."""
-    logits = own_logits(module, ModuleParts(module), [*prompt, *text])[len(prompt) - 1 : -1]
-    chosen = logits[range(len(text)), list(text)]
-    return float((logits.amax(-1) - chosen).max() / logits.abs().max())
 
 
 @pytest.mark.parametrize("rounds", ["by row", "by tensor"])

@@ -15,11 +15,19 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import kinds
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.huggingface_target import of_module
-from slipstream.targets.huggingface.rollback import states
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
-from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VARIANTS, VOCAB, random_model
+from tests.targets.conformance import Case
+from tests.targets.huggingface.architectures import (
+    ARCHITECTURES,
+    ONE_EACH,
+    PACKED,
+    VARIANTS,
+    VOCAB,
+    generated,
+    random_model,
+)
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
-from tests.targets.reference import Wide, assert_close
+from tests.targets.reference import CLOSE, Wide, assert_close, states
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
 TOKENS = 12
@@ -36,14 +44,8 @@ def target(name: str) -> Target:
 
 
 @functools.cache
-def generated(name: str) -> list[list[int]]:
-    """What transformers generates greedily for each prompt, alone."""
-    outputs = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        out = model(name).generate(ids, do_sample=False, max_new_tokens=TOKENS, attention_mask=torch.ones_like(ids))
-        outputs.append(out[0, len(prompt) :].tolist())
-    return outputs
+def texts(name: str) -> list[list[int]]:
+    return generated(model(name), PROMPTS, TOKENS)
 
 
 def logits(name: str, text: Seq[int]) -> torch.Tensor:
@@ -62,69 +64,63 @@ def test_every_entry_of_the_table_has_a_model_here() -> None:
 def test_what_runs_it_is_what_the_tables_say(name: str) -> None:
     runner = target(name)
     kind = kinds.ARCHITECTURES[VARIANTS.get(name, model(name).config.model_type)]
-    assert (kind.trees, kind.early_exit is True) == (name in PACKED, runner.capabilities.early_exit is not None)
-    assert kind.pays != (isinstance(runner, ChainsOnly) and runner.one_by_one)
+    can = runner.capabilities
+    assert (kind.trees, kind.early_exit, can.trees, can.early_exit is not None) == (name in PACKED,) * 4
+    assert (kind is kinds.ONE_BY_ONE) == (isinstance(runner, ChainsOnly) and runner.one_by_one)
     assert (kind is kinds.ONE_EACH) == (name in ONE_EACH)
-    assert kind.heads == (runner.capabilities.head_host is not None)
+    assert kind.heads == (can.head_host is not None)
     assert isinstance(runner, Decoder if name in PACKED else ChainsOnly)
-    assert runner.capabilities.trees == (name in PACKED)
-    assert (runner.capabilities.early_exit is not None) == (name in PACKED)
-    runtime = runner.capabilities.runtime
-    assert runtime.backend == "transformers"
+    assert can.runtime.backend == "transformers"
 
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
     """Plainly, and with drafts of which about two thirds are right; windows are crossed within a draft."""
-    prompts, texts = PROMPTS[:batch], generated(name)[:batch]
+    prompts, wanted = PROMPTS[:batch], texts(name)[:batch]
     llm = LLM(target(name), draft_tokens=4, max_batch=batch)
-    recorded = {tuple(p): text for p, text in zip(prompts, texts, strict=True)}
+    recorded = {tuple(p): text for p, text in zip(prompts, wanted, strict=True)}
     for drafter in (None, ScriptedDrafter(recorded, VOCAB, replay(0.7))):
         llm.use(drafter)
         done = llm.generate(prompts, SamplingParams(max_tokens=TOKENS))
-        assert [c.token_ids for c in done] == texts
+        assert [c.token_ids for c in done] == wanted
     assert all(c.stats.accepted for c in done)
     assert batch == 1 or any(c.stats.proposed > c.stats.accepted for c in done)
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_a_branch_that_is_not_the_first_is_kept(name: str) -> None:
-    texts = [[*p, *text] for p, text in zip(PROMPTS, generated(name), strict=True)]
-    done = LLM(target(name), WrongSiblings(texts, VOCAB), draft_tokens=4, max_batch=5).generate(
+    whole = [[*p, *text] for p, text in zip(PROMPTS, texts(name), strict=True)]
+    done = LLM(target(name), WrongSiblings(whole, VOCAB), draft_tokens=4, max_batch=5).generate(
         PROMPTS, SamplingParams(max_tokens=TOKENS)
     )
-    assert [c.token_ids for c in done] == generated(name)
+    assert [c.token_ids for c in done] == texts(name)
     assert all(c.stats.accepted > 3 for c in done)
     assert all(c.stats.drafter_faults == 0 for c in done)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill(name: str) -> None:
-    of, seq = target(name), Sequence(PROMPTS[2])
+    of = target(name)
     with Wide(True):
+        case = Case(of, lambda ids: logits(name, ids), CLOSE)
+        seq = case.sequence(8)
         for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
-            draft = Draft.chains([[(7 * len(seq.tokens) + 13 * i) % VOCAB for i in range(4)]])
-            out = of.run([seq], draft)
-            assert_close(out.logits, logits(name, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
-            of.commit([seq], [list(range(kept))])
-            seq.kv_len = len(seq.tokens) + kept
-            seq.tokens += [*draft.ids[:kept], (len(seq.tokens) * 5 + 3) % VOCAB]
-        fresh = Sequence(seq.tokens[: seq.kv_len])
+            draft = case.forest([[-1, 0, 1, 2]])
+            case.run([seq], draft)
+            case.keep([seq], draft, [list(range(kept))])
+        of.run([seq], Draft.empty(1))
+        fresh = Sequence(list(seq.tokens))
         of.run([fresh], Draft.empty(1))
         if isinstance(of, Decoder):
-            length = seq.kv_len
+            length = len(seq.tokens)
             assert_close(of.executor.kv(seq.id, length), of.executor.kv(fresh.id, length))
         else:
             assert isinstance(of, ChainsOnly)
-            of.run([seq], Draft.empty(1))  # reads what was accepted
-            of.release(fresh.id)
-            fresh = Sequence(list(seq.tokens))
-            of.run([fresh], Draft.empty(1))
-            for state, wanted in zip(states(of.held(seq.id)), states(of.held(fresh.id)), strict=True):
-                assert_close(state, wanted)
+            for a, b in zip(*(states(of._caches[each.id].cache) for each in (seq, fresh)), strict=True):
+                assert_close(a, b)
         of.release(fresh.id)
-    of.release(seq.id)
+        case.close()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -172,7 +168,7 @@ def test_layers_run_apart_are_the_whole_model(name: str) -> None:
     done = LLM(of, "layerskip", draft_tokens=3, draft_options={"exit": 1}).generate(
         PROMPTS, SamplingParams(max_tokens=TOKENS)
     )
-    assert [c.token_ids for c in done] == generated(name)
+    assert [c.token_ids for c in done] == texts(name)
     for seq in seqs:
         of.release(seq.id)
 

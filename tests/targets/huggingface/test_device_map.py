@@ -17,12 +17,12 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.chains_only import ChainsOnly
-from slipstream.targets.huggingface.encoder_decoder import PackedEncoderDecoder
+from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
 from slipstream.targets.huggingface.huggingface_target import of_module
-from slipstream.targets.huggingface.rollback import states
 from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import SOURCES, random_encoder_decoder
+from tests.targets.reference import states
 
 PROMPTS = [[5, 9, 33, 5, 9, 33], [7, 8, 9, 10]]
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -44,32 +44,37 @@ def put_far(layer: torch.nn.Module) -> None:
     layer.forward = lambda *args, **more: moved(own(*moved(args, FAR), **moved(more, FAR)), torch.device("cpu"))
 
 
+def emptied(executor: Any) -> list[Tensor]:
+    """The keys and values of a packed model, without those of the trial."""
+    layers: list[Tensor] = executor._blocks.layers
+    layers[:] = [x.new_zeros(0, x.shape[1], 0) for x in layers]
+    return layers
+
+
 @pytest.mark.parametrize("name", ["stablelm", "gemma2", "deepseek-v3", "gpt-j", "bloom", "lfm2"])
 def test_keys_and_values_of_a_layer_are_where_its_weights_are(name: str) -> None:
     """One of two layers is elsewhere. Logits and hidden states come back to where token ids go."""
     module = random_model(name)
     target = of_module(module)
-    parts = target.executor.parts if isinstance(target, Decoder) else target.parts  # type: ignore[attr-defined, union-attr]
+    packed = isinstance(target, Decoder)
+    parts = target.executor.parts if packed else target.parts  # type: ignore[attr-defined, union-attr]
     far = 0 if name == "deepseek-v3" else 1  # its second layer chooses experts by values
     put_far(parts.layers[far])
-    if isinstance(target, Decoder):
-        target.executor._blocks.layers[:] = [None, None]  # type: ignore[attr-defined]  # those of the trial
+    layers = emptied(target.executor) if packed else []  # type: ignore[attr-defined]
     seqs = [Sequence([5, 9, 33]), Sequence([7])]
-    trees = isinstance(target, Decoder)
-    rows = [([5, 7, 9], [-1, -1, 1] if trees else [-1, 0, 1]), ([4], [-1])]
+    rows = [([5, 7, 9], [-1, -1, 1] if packed else [-1, 0, 1]), ([4], [-1])]
     out = target.run(seqs, Draft.trees(rows), (0, 1, 2, -1))
     for tensor in (out.logits, *out.hidden.values()):
         assert tensor.device == torch.device("cpu")
-    if isinstance(target, Decoder):
-        places = [[x.device for x in layer] for layer in target.executor._blocks.layers]  # type: ignore[attr-defined]
-        assert places[far] == [FAR] * 2
-        assert places[1 - far] == [torch.device("cpu")] * 2
+    if packed:
+        assert [x.device for x in layers[2 * far : 2 * far + 2]] == [FAR] * 2
+        assert [x.device for x in layers[2 - 2 * far : 4 - 2 * far]] == [torch.device("cpu")] * 2
     else:
         assert isinstance(target, ChainsOnly)
-        assert {x.device for x in states(target.held(seqs[0].id))} == {torch.device("cpu"), FAR}
-    path = [[1, 2] if trees else [0, 1], []]
+        assert {x.device for x in states(target._caches[seqs[0].id].cache)} == {torch.device("cpu"), FAR}
+    path = [[1, 2] if packed else [0, 1], []]
     target.commit(seqs, path)
-    for seq, kept, more in zip(seqs, ([7, 9] if trees else [5, 7], []), (3, 8), strict=True):
+    for seq, kept, more in zip(seqs, ([7, 9] if packed else [5, 7], []), (3, 8), strict=True):
         seq.kv_len = len(seq.tokens) + len(kept)
         seq.tokens += [*kept, more]
     assert target.run(seqs, Draft.empty(2)).logits.device == torch.device("cpu")
@@ -167,8 +172,8 @@ def test_devices_that_are_not_there_are_refused_before_anything_is_loaded(device
 def test_keys_and_values_of_the_cross_attention_are_where_their_layer_is() -> None:
     module = random_encoder_decoder("t5")
     target = of_module(module)
-    assert isinstance(target, PackedEncoderDecoder)
-    target.executor._blocks.layers[:] = [None, None]  # type: ignore[attr-defined]  # those of the trial
+    assert isinstance(target, EncoderDecoder)
+    emptied(target.runner.executor)  # type: ignore[union-attr]
     put_far(module.decoder.block[1])
     seqs = [Sequence([0], source=source) for source in SOURCES[:2]]
     for _ in range(2):  # what was written is read

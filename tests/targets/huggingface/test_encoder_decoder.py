@@ -19,14 +19,14 @@ from slipstream.core.target import begun
 from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
+from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import kinds
-from slipstream.targets.huggingface.encoder_decoder import ChainsEncoderDecoder, PackedEncoderDecoder
+from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
 from slipstream.targets.huggingface.huggingface_target import of_module
-from slipstream.targets.huggingface.rollback import states
 from tests.checkpoints import random_llama
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.end_to_end.sampling import sample
-from tests.significance import assert_distribution, beginnings, needed
+from tests.significance import assert_distribution, beginnings, distribution, needed
 from tests.targets.conformance import Case, Conformance
 from tests.targets.huggingface.encoder_decoders import (
     ENCODER_DECODERS,
@@ -38,7 +38,7 @@ from tests.targets.huggingface.encoder_decoders import (
     random_encoder_decoder,
 )
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
-from tests.targets.reference import CLOSE, Wide, assert_close
+from tests.targets.reference import CLOSE, Wide, assert_close, states
 
 
 @functools.cache
@@ -47,16 +47,18 @@ def model(name: str) -> Any:
 
 
 @functools.cache
-def target(name: str) -> PackedEncoderDecoder | ChainsEncoderDecoder:
+def target(name: str) -> EncoderDecoder:
     made = of_module(model(name))
-    assert isinstance(made, PackedEncoderDecoder if name in PACKED else ChainsEncoderDecoder)
+    assert isinstance(made, EncoderDecoder)
+    assert isinstance(made.runner, Decoder) == (name in PACKED)
     return made
 
 
-def keeps_nothing(of: PackedEncoderDecoder | ChainsEncoderDecoder) -> bool:
+def keeps_nothing(of: EncoderDecoder) -> bool:
     """Neither sources nor keys and values."""
-    held = of.executor.kv_memory.usage.used if isinstance(of, PackedEncoderDecoder) else len(of._held)
-    return not len(of.sources) and not held
+    runner = of.runner
+    kept = runner.executor.kv_memory.usage.used if isinstance(runner, Decoder) else len(runner._caches)
+    return not len(of.sources) and not kept
 
 
 @functools.cache
@@ -102,7 +104,6 @@ def test_what_it_declares_is_what_the_table_says(name: str) -> None:
         kind.heads,
     )
     assert can.memory is None
-    assert target(name).sources.together
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -118,7 +119,7 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
             done = llm.generate(sources, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == wanted
         assert [c.prompt_token_ids for c in done] == sources
-        assert counted == [batch]
+        assert counted == [1] * batch
     assert all(c.stats.accepted for c in done)
     assert batch == 1 or any(c.stats.proposed > c.stats.accepted for c in done)
     assert keeps_nothing(target(name))
@@ -159,6 +160,10 @@ def test_a_step_of_a_batch_is_one_forward_of_the_decoder() -> None:
     assert passes == [5] * 4
 
 
+def llama() -> Any:
+    return random_llama(vocab_size=VOCAB).double()
+
+
 def test_texts_of_these_models_differ_between_sources_and_do_not_stand_still() -> None:
     """Or the tests of this file would say little."""
     for name in ENCODER_DECODERS:
@@ -166,9 +171,13 @@ def test_texts_of_these_models_differ_between_sources_and_do_not_stand_still() -
         assert sum(len(set(text)) for text in texts(name)) >= 12
 
 
-def kept_of(of: PackedEncoderDecoder | ChainsEncoderDecoder, seq: Sequence) -> list[torch.Tensor]:
+def kept_of(of: EncoderDecoder, seq: Sequence) -> list[torch.Tensor]:
     """Keys and values of a text, and of its source."""
-    own = [of.executor.kv(seq.id, len(seq.tokens))] if isinstance(of, PackedEncoderDecoder) else states(of.held(seq.id))
+    runner = of.runner
+    if isinstance(runner, Decoder):
+        own = [runner.executor.kv(seq.id, len(seq.tokens))]
+    else:
+        own = states(runner._caches[seq.id].cache)
     return [*own, *states(of.sources.of(seq.id).cross)]
 
 
@@ -223,22 +232,9 @@ def case(request: pytest.FixtureRequest) -> Iterator[SourceCase]:
     of.sources.rules = rules
 
 
-@pytest.mark.parametrize("case", ["mt5", "bart"], indirect=True)
-class TestPackedConformance(Conformance):
+@pytest.mark.parametrize("case", ["mt5", "bart", "mvp"], indirect=True)
+class TestConformance(Conformance):
     """What every target promises."""
-
-
-@pytest.mark.parametrize("case", ["mvp"], indirect=True)
-class TestChainsConformance(Conformance):
-    """Trees are cut to chains before they come here."""
-
-    test_every_branch_of_a_tree_equals_its_own_chain = None
-    test_draft_directly_after_a_prompt = None
-    test_running_again_without_commit_changes_nothing = None
-    test_commit_of_a_branch_that_is_not_the_first = None
-    test_ragged_batches_equal_each_sequence_alone = None
-    test_sequences_join_and_leave_between_steps = None
-    test_a_fork_goes_on_by_itself = None
 
 
 @pytest.mark.parametrize("parents", [[-1, 0, 1, 2], [-1, 0, -1, 2]], ids=["chain", "two chains"])
@@ -263,23 +259,17 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: s
                 assert_close(passes[1][row], passes[0][row])
 
 
-def decoded(llm: LLM) -> list[Sequence]:
-    """The requests for all sources after their ends, which may be errors."""
-    engine = llm.engine()
-    seqs = [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
-    for seq in seqs:
-        engine.add(seq)
-    while engine.unfinished:
-        engine.step()
-    return seqs
-
-
 def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> None:
     module = random_encoder_decoder("pegasus")
     of, spoilt = of_module(module), SOURCES[3][0]
     with torch.no_grad():
         module.get_encoder().get_input_embeddings().weight[spoilt] = torch.inf
-    seqs = decoded(LLM(of, "ngram", draft_tokens=2, max_batch=5))
+    llm = LLM(of, "ngram", draft_tokens=2, max_batch=5)
+    engine, seqs = llm.engine(), [llm.sequence(s, SamplingParams(max_tokens=TOKENS)) for s in SOURCES]
+    for seq in seqs:
+        engine.add(seq)
+    while engine.unfinished:
+        engine.step()
     assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
     assert [seq.output for seq in seqs if seq.finish != "error"] == [
         t for i, t in enumerate(texts("pegasus")) if i != 3
@@ -313,19 +303,12 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
     params, n = SamplingParams(temperature=temperature, top_k=3, max_tokens=4), 120
     own, draft = target(name), of_module(random_encoder_decoder(name, noise=0.1))
 
-    def distribution(p: SamplingParams) -> dict[tuple[int, ...], float]:
-        reached: dict[tuple[int, ...], float] = {(): 1.0}
-        for _ in range(3):
-            longer: dict[tuple[int, ...], float] = {}
-            for text, mass in reached.items():
-                start = model(name).generation_config.decoder_start_token_id
-                row = warp(logits(name, SOURCES[2], [start, *text])[-1:], p)[0]
-                longer |= {(*text, t): mass * q for t, q in enumerate(row.tolist()) if q}
-            reached = longer
-        return reached
+    def probabilities(p: SamplingParams) -> dict[tuple[int, ...], float]:
+        start = list(own.encoder.start)
+        return distribution(lambda text: warp(logits(name, SOURCES[2], [*start, *text])[-1:], p)[0].tolist(), 3)
 
-    probs = distribution(params)
-    assert needed(probs, distribution(replace(params, temperature=2 * temperature))) < n
+    probs = probabilities(params)
+    assert needed(probs, probabilities(replace(params, temperature=2 * temperature))) < n
     llm = LLM(own, draft, draft_tokens=2, max_batch=50)
     done = sample(llm, SOURCES[2], params, n, seed=11)
     assert_distribution(beginnings((seq.output for seq in done), 3), probs)
@@ -337,43 +320,6 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.targets.huggingface.encoded_sources.MOST_ENCODED", 10)
-    with encodings(model("bart")) as counted:
-        done = LLM(target("bart")).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
-    assert counted == [2, 2, 1]  # lengths 1 and 3, 4 and 5, 8
-    assert [c.token_ids for c in done] == texts("bart")
-
-
-class Crowded(torch.nn.Module):
-    """An encoder that makes something else of sources where others are beside them. nan: with at least so much padding,
-    as T5Gemma in float64 where padding sees nothing in its window; 0: always, a little."""
-
-    def __init__(self, inner: Any, nan: int):
-        super().__init__()
-        self.inner, self.nan = inner, nan
-
-    def forward(self, **given: Any) -> Any:
-        out = self.inner(**given)
-        padded = (given["attention_mask"] == 0).sum(1)  # [B]
-        if self.nan:
-            out.last_hidden_state = out.last_hidden_state.masked_fill((padded >= self.nan)[:, None, None], torch.nan)
-        elif len(padded) > 1:
-            out.last_hidden_state = out.last_hidden_state * 1.1
-        return out
-
-
-@pytest.mark.parametrize(("nan", "together"), [(0, False), (4, True)])
-def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alone(nan: int, together: bool) -> None:
-    module = random_encoder_decoder("t5")
-    crowded = Crowded(module.encoder, nan)
-    module.get_encoder = lambda: crowded
-    runner = of_module(module)
-    assert isinstance(runner, PackedEncoderDecoder)
-    assert runner.sources.together == together
-    assert [c.token_ids for c in LLM(runner).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
-
-
 def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
     """It reads the source, too."""
     llm = LLM(target("t5"), "ngram", max_batch=2)
@@ -381,22 +327,6 @@ def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
     llm.lengths.learn = lambda step: learned.append(step)  # type: ignore[method-assign, union-attr]
     llm.generate(SOURCES[:1], SamplingParams(max_tokens=3))
     assert sum(1 for _ in learned) < 3
-
-
-def test_a_fault_of_one_source_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = target("bart")
-    own = of.sources.encoded
-
-    def broken(sources: Seq[Seq[int]]) -> list[torch.Tensor]:
-        if any(list(source) == SOURCES[3] for source in sources):
-            raise RuntimeError("out of memory")
-        return own(sources)
-
-    monkeypatch.setattr(of.sources, "encoded", broken)
-    seqs = decoded(LLM(of, max_batch=5))
-    assert [seq.finish == "error" for seq in seqs] == [False, False, False, True, False]
-    assert [seq.output for seq in seqs[:3]] == texts("bart")[:3]
-    assert keeps_nothing(of)
 
 
 def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +374,7 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
     params = BeamParams(beams=3, n=3, max_tokens=6)
     with encodings(model(name)) as counted:
         found = llm.beam_search(SOURCES[:2], params)
-    assert counted == [2]
+    assert counted == [1, 1]
     assert keeps_nothing(target(name))
     for source, beams in zip(SOURCES, found, strict=False):
         ids = torch.tensor([source])
@@ -458,8 +388,7 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
 # --- drafters -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 4, 7])
-@pytest.mark.parametrize("name", ["mt5", "bart", "m2m-100"])
+@pytest.mark.parametrize(("name", "length"), [("mt5", 1), ("bart", 4), ("m2m-100", 7)])
 def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) -> None:
     """So its caches never miss or keep a token; it encodes each source once, too."""
     module = random_encoder_decoder(name)
@@ -475,7 +404,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) 
         assert one.stats.accepted == one.stats.proposed > 0
     drafter = llm.drafter
     assert isinstance(drafter, ModelDrafter)
-    assert isinstance(drafter.model, PackedEncoderDecoder)
+    assert isinstance(drafter.model, EncoderDecoder)
     assert keeps_nothing(drafter.model)
 
 
@@ -492,20 +421,14 @@ def test_lookups_copy_from_the_source(drafter: str) -> None:
     assert llm.drafter.propose([seq], [4]).ids[:3] == source[7:10]
 
 
-def test_a_decoder_does_not_draft_for_an_encoder_decoder_nor_the_other_way_round() -> None:
-    llama = random_llama(vocab_size=VOCAB).double()
-    with pytest.raises(PairError, match="the target is an encoder-decoder, the draft model is a decoder"):
-        LLM(target("t5"), llama)
-    with pytest.raises(PairError, match="the target is a decoder, the draft model is an encoder-decoder"):
-        LLM(llama, model("t5"))
-
-
-def test_a_draft_model_whose_texts_begin_otherwise_is_refused() -> None:
-    with pytest.raises(PairError, match=r"begin with the ids \(0,\), those of the draft model with \(2,\)"):
-        LLM(target("t5"), target("mbart"))
-
-
-def test_a_draft_model_with_another_tokenizer_is_refused() -> None:
+def test_a_draft_model_of_another_kind_is_refused() -> None:
+    for of, draft, says in (
+        (target("t5"), llama(), "the target is an encoder-decoder, the draft model is a decoder"),
+        (llama(), model("t5"), "the target is a decoder, the draft model is an encoder-decoder"),
+        (target("t5"), target("mbart"), r"begin with the ids \(0,\), those of the draft model with \(2,\)"),
+    ):
+        with pytest.raises(PairError, match=says):
+            LLM(of, draft)
     with pytest.raises(PairError, match="draft_tokenizer='string' was asked of an encoder-decoder"):
         LLM(target("t5"), "path/to/other", draft_tokenizer="string")
 
@@ -537,7 +460,7 @@ def test_a_request_of_the_other_kind_is_refused_before_it_runs() -> None:
     engine = LLM(target("t5")).engine()
     with pytest.raises(TargetError, match="without a source came to an encoder-decoder"):
         engine.add(Sequence([0]))
-    other = LLM(random_llama(vocab_size=VOCAB)).engine()
+    other = LLM(llama()).engine()
     with pytest.raises(TargetError, match="with a source came to a target without an encoder"):
         other.add(Sequence([0], source=[5]))
     with pytest.raises(TargetError, match="has no source"):
@@ -548,7 +471,9 @@ def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_a
     """In one forward for all, a request could take the places of another."""
     module = random_encoder_decoder("t5")
     module.decoder.block[1].expert_capacity = 4
-    assert isinstance(of_module(module), ChainsEncoderDecoder)
+    of = of_module(module)
+    assert isinstance(of, EncoderDecoder)
+    assert not isinstance(of.runner, Decoder)
 
 
 def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:

@@ -16,6 +16,7 @@ from slipstream.plan.support_matrix import quantisations
 from tests.checkpoints import random_llama
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
+from tests.targets.huggingface.rounding_linear import behind
 
 PROMPTS = [[5, 9, 33, 7, 9, 33], [7, 8, 9, 10]]
 SHORT = SamplingParams(max_tokens=16, ignore_eos=True)
@@ -76,19 +77,6 @@ def quantised(folder: Path, quantisation: str) -> Any:
     encoded = transformers.AutoConfig.from_pretrained(folder).is_encoder_decoder
     auto: Any = transformers.AutoModelForSeq2SeqLM if encoded else transformers.AutoModelForCausalLM
     return auto.from_pretrained(folder, quantization_config=config, dtype=torch.float32, device_map="cpu")
-
-
-def behind(module: Any, prompt: list[int], text: list[int]) -> float:
-    """How far a token is behind the best one of the model's own forward at most, relative to the largest logit."""
-    if module.config.is_encoder_decoder:
-        given = [[0, *text[:-1]]]
-        with torch.inference_mode():
-            logits = module(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor(given)).logits[0]
-    else:
-        with torch.inference_mode():
-            logits = module(torch.tensor([[*prompt, *text[:-1]]]), use_cache=False).logits[0, len(prompt) - 1 :]
-    chosen = logits[range(len(text)), text]
-    return float((logits.amax(-1) - chosen).max() / logits.abs().max())
 
 
 def test_every_quantisation_of_the_matrix_that_is_called_tested_is_tested_here() -> None:
