@@ -1,7 +1,5 @@
 """`SpeculativeDecoder` and `load_model_pair`: the small interface that tutorials teach."""
 
-import time
-
 import pytest
 import torch
 
@@ -107,53 +105,17 @@ def test_load_model_pair_returns_what_llm_accepts(tiny, pair):
     assert text == LLM(tiny.target, **EXACT, draft_tokens=4).generate("for", SamplingParams(max_tokens=8))[0].text
 
 
-def test_the_lines_of_a_tutorial_for_transformers_run_unchanged(tiny, pair, expected):
-    """Both of its functions, with the pair that `load_model_pair` returns in place of its own."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def generate_with_speculative_decoding(
-        target_model,
-        draft_model,
-        tokenizer,
-        prompt: str,
-        max_new_tokens: int = 200,
-        num_assistant_tokens: int = 5,  # K draft tokens per verification step
-    ) -> dict:
-        inputs = tokenizer(prompt, return_tensors="pt").to(device)
-        input_len = inputs.input_ids.shape[1]
-        start = time.time()
-        outputs = target_model.generate(
-            **inputs, assistant_model=draft_model, max_new_tokens=max_new_tokens,
-            num_assistant_tokens=num_assistant_tokens, do_sample=False,
-        )  # fmt: skip
-        elapsed = time.time() - start
-        new_tokens = outputs.shape[1] - input_len
-        return {
-            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True), "tokens": new_tokens,
-            "time": elapsed, "tokens_per_sec": new_tokens / elapsed,
-        }  # fmt: skip
-
-    def generate_standard(target_model, tokenizer, prompt: str, max_new_tokens: int = 200) -> dict:
-        inputs = tokenizer(prompt, return_tensors="pt").to(device)
-        input_len = inputs.input_ids.shape[1]
-        start = time.time()
-        outputs = target_model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        elapsed = time.time() - start
-        new_tokens = outputs.shape[1] - input_len
-        return {
-            "text": tokenizer.decode(outputs[0][input_len:], skip_special_tokens=True), "tokens": new_tokens,
-            "time": elapsed, "tokens_per_sec": new_tokens / elapsed,
-        }  # fmt: skip
-
+def test_generate_takes_the_arguments_that_transformers_takes(pair, expected):
+    """As tutorials of assisted generation write them, with the pair that `load_model_pair` returns."""
     target, draft, tokenizer = pair
-    prompt = "def add(first, second):"
-    std = generate_standard(target, tokenizer, prompt, max_new_tokens=24)
-    spec = generate_with_speculative_decoding(target, draft, tokenizer, prompt, max_new_tokens=24)
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    wanted = expected(ids, 24)[0, ids.shape[1] :].tolist()
+    inputs = tokenizer("def add(first, second):", return_tensors="pt").to("cpu")
+    length = inputs.input_ids.shape[1]
+    wanted = expected(inputs.input_ids, 24)[0, length:].tolist()
     wanted = wanted[: wanted.index(0) + 1] if 0 in wanted else wanted  # the end of text
-    assert std["text"] == spec["text"] == tokenizer.decode(wanted, skip_special_tokens=True)
-    assert std["tokens"] == spec["tokens"] == len(wanted)
+    more = {"max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(**inputs, **more)
+    fast = target.generate(**inputs, assistant_model=draft, num_assistant_tokens=5, **more)
+    assert plain[0][length:].tolist() == fast[0][length:].tolist() == wanted
     drafted = next(made for given, made in target._decoders if given is draft)
     assert (drafted.llm.draft_tokens, drafted.stats.accepted > 0) == (5, True)
 

@@ -8,7 +8,7 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -203,10 +203,9 @@ def trace(
     prompt: str | Seq[int],
     params: SamplingParams,
     out: str | Path | None = None,
-    advance: Callable[[int], None] = lambda tokens: None,
     name: str = "prompt",
 ) -> Result:
-    """Generates once and records everything. advance: called after each step with the number of tokens so far."""
+    """Generates once and records everything."""
     settings = {
         "contender": contender.label,
         "draft_tokens": contender.draft_tokens,
@@ -238,7 +237,7 @@ def trace(
 
     with recording(result, out, collect):
         for _ in llm.decode([seq]):
-            advance(len(recorder.tokens))
+            pass
     if seq.stats.drafter_faults:
         result.warnings.append(f"the drafter failed {seq.stats.drafter_faults} times; plain decoding continued instead")
     return result

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from slipstream.cli import render
+from slipstream.bench.tables import Alarm, Column, Table, words
+from slipstream.cli import generate, render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import UsualModels
 from slipstream.core.params import SamplingParams
-from slipstream.host.interrupt import Interrupt
-from slipstream.zoo import EMBEDDED, SMOLLM2
+from slipstream.zoo import EMBEDDED, SMOLLM2, prompts as embedded_prompts
 
 if TYPE_CHECKING:
     from slipstream.bench.measure import Arm, Run
@@ -34,11 +35,9 @@ SCENES = {
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts of one kind, and the methods that decode them, plain decoding first. title, text: of the first prompt."""
+    """Prompts of one kind, and the methods that decode them, plain decoding first."""
 
     kind: str
-    title: str
-    text: str
     prompts: list[list[int]]
     arms: list[Arm]
 
@@ -59,14 +58,16 @@ def demo(
     render.line(banner(llm, models))
     if render.coloured(render.out()):
         render.err().print(render.legend())
-    with Interrupt() as interrupt:
-        warm_up(jobs)
-        for job in jobs:
-            if not show(llm, job, interrupt):
-                raise typer.Exit(130)
-    from slipstream.bench.measure import line_up, passes, race
+    from slipstream.bench.measure import decode, line_up, passes, race
     from slipstream.bench.provenance import OtherProcesses
 
+    with render.status("warming up"):  # first calls are slower
+        for job in jobs:
+            for arm in job.arms:
+                short = replace(arm, params=replace(arm.params, max_tokens=8))
+                decode(short, short.prepare(), job.prompts[:1], [0])
+    for job in jobs:
+        show(llm, job)
     neighbours = OtherProcesses()
     runs_of = {job.kind: line_up(job.arms, job.prompts) for job in jobs}
     with render.progress("timing (interleaved)", sum(passes(runs, rounds) for runs in runs_of.values())) as advance:
@@ -79,7 +80,6 @@ def demo(
 def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
     """Each kind of prompt with the drafters that decode it after plain decoding: for SmolLM2 those in use; for the
     embedded models the draft model on code to continue, lookup too on code to edit."""
-    from slipstream import zoo
     from slipstream.bench.measure import Arm
     from slipstream.bench.prompts import built_in
     from slipstream.engine.draft_lengths import DraftLengths
@@ -91,58 +91,36 @@ def plan(llm: LLM, models: UsualModels, count: int, tokens: int) -> list[Job]:
         lengths = DraftLengths(length) if chosen else None
         return Arm(name, llm, drafter, length, params=params, lengths=lengths, against=plain)
 
-    in_use = arm(llm.drafter.name, llm.drafter, llm.most_draft_tokens, not isinstance(llm.draft_tokens, int))
-    if models.target == SMOLLM2:
-        kinds = {kind: [plain, in_use] for kind in ("proofread", "summary", "chat")}
-    elif models.target == EMBEDDED and not models.drafter:
+    if models.target == EMBEDDED and not models.drafter:
         model = arm("draft model", llm.drafter, models.fixed_length)
         lookup = arm("suffix", "suffix", replace(models, drafter="suffix").fixed_length)
         kinds = {"code": [plain, model], "edit": [plain, model, lookup]}
     else:
-        kinds = {kind: [plain, in_use] for kind in ("code", "edit")}
-    firsts = {kind: zoo.prompts(kind)[0] for kind in kinds}
-    return [
-        Job(kind, first.get("name") or first["file"], first["prompt"], built_in(llm, kind, count), kinds[kind])
-        for kind, first in firsts.items()
-    ]
+        in_use = arm(llm.drafter.name, llm.drafter, llm.most_draft_tokens, not isinstance(llm.draft_tokens, int))
+        names = ("proofread", "summary", "chat") if models.target == SMOLLM2 else ("code", "edit")
+        kinds = {kind: [plain, in_use] for kind in names}
+    return [Job(kind, built_in(llm, kind, count), arms) for kind, arms in kinds.items()]
 
 
-def warm_up(jobs: list[Job]) -> None:
-    """Decode a few tokens with each arm: first calls are slower."""
-    from slipstream.bench.measure import decode
-
-    with render.status("warming up"):
-        for job in jobs:
-            for arm in job.arms:
-                short = replace(arm, params=replace(arm.params, max_tokens=8))
-                decode(short, short.prepare(), job.prompts[:1], [0])
-
-
-def show(llm: LLM, job: Job, interrupt: Interrupt) -> bool:
-    """Stream the first prompt plainly and with the last arm of its job, and compare the texts. False on Ctrl-C."""
+def show(llm: LLM, job: Job) -> None:
+    """Stream the first prompt plainly and with the last arm of its job, and compare the texts."""
     console = render.out()
-    console.print(f"\n{SCENES[job.kind]}: {job.title}", style="bold")
-    tail = job.text.rstrip("\n").splitlines()[-PROMPT_LINES:]
+    first = embedded_prompts(job.kind)[0]
+    console.print(f"\n{SCENES[job.kind]}: {first.get('name') or first['file']}", style="bold")
+    tail = first["prompt"].rstrip("\n").splitlines()[-PROMPT_LINES:]
     console.print(Text(render.printable("\n".join(["...", *tail])), style="dim"), no_wrap=True, overflow="ellipsis")
     texts: list[list[int]] = []
     for arm in (job.arms[0], job.arms[-1]):
         llm.use(arm.drafter)
         llm.draft_tokens = arm.lengths or arm.draft_tokens
-        writer = render.TextWriter(colours=arm.against is not None)
-        seq = llm.sequence(job.prompts[0], arm.params)
-        for chunk in llm.follow(seq):
-            for piece in chunk.pieces:
-                writer.write(piece.text, piece.drafted)
-            if interrupt.asked:
-                writer.end()
-                return False
-        writer.end()
-        texts.append(seq.output)
-        took = f"{render.counted(seq.stats.tokens, 'token')} in {seq.stats.total_seconds:.2f} s, {arm.name}"
+        done, finish = generate.run(llm, job.prompts[0], arm.params, shown=True, legend=False)
+        if finish == "interrupted":
+            raise typer.Exit(130)
+        texts.append(done.token_ids)
+        took = f"{render.counted(done.stats.tokens, 'token')} in {done.stats.total_seconds:.2f} s, {arm.name}"
         if arm.against is not None:
             took += "; token-identical" if texts[0] == texts[1] else "; NOT token-identical, see below"
         console.print(f"[{took}]", style="dim")
-    return True
 
 
 def report(runs_of: dict[str, list[Run]], neighbours: float | None) -> None:
@@ -151,7 +129,7 @@ def report(runs_of: dict[str, list[Run]], neighbours: float | None) -> None:
 
     console = render.out()
     console.print()
-    console.print(render.runs_table(runs_of))
+    console.print(table(runs_of))
     differing = [
         f"{run.arm.name}, {kind} prompt {i + 1}, {d}."
         for kind, runs in runs_of.items()
@@ -167,3 +145,20 @@ def report(runs_of: dict[str, list[Run]], neighbours: float | None) -> None:
         console.print(note)
     for said in dict.fromkeys(said for runs in runs_of.values() for said in warnings(runs, neighbours)):
         render.message("warning", said)
+
+
+def table(runs_of: dict[str, list[Run]]) -> RichTable:
+    """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
+    most 80 characters wide."""
+    columns = [words("task"), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
+               Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
+    rows = []
+    for kind, runs in runs_of.items():
+        for i, run in enumerate(runs):
+            stats, length = run.stats(), f", K={run.arm.draft_tokens}" if run.plain and run.arm.lengths is None else ""
+            rows.append(
+                ["" if i else kind, run.arm.name + length, run.tokens_per_second().value,
+                 vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
+                 "yes" + "*" * bool(run.divergences) if run.exact else Alarm("NO")]
+            )  # fmt: skip
+    return render.rendered(Table("", columns, rows))

@@ -130,16 +130,6 @@ def run(llm: LLM, prompt: Prompt, params: SamplingParams, shown: bool, legend: b
 
 
 def as_dict(completion: Completion, finish: str, rule: str) -> dict[str, Any]:
-    logprobs = completion.logprobs
-    return {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": finish,
-        "stop_cause": completion.stop_cause,
-        "drafted": completion.drafted,
-        "logprobs": None if logprobs is None else [asdict(token) for token in logprobs],
-        "rule": rule,
-        "lossless": completion.lossless,
-        "stats": completion.stats.as_dict(),
-        "prompt_token_ids": completion.prompt_token_ids,
-    }
+    logprobs = None if completion.logprobs is None else [asdict(token) for token in completion.logprobs]
+    more = {"finish_reason": finish, "logprobs": logprobs, "rule": rule, "stats": completion.stats.as_dict()}
+    return vars(completion) | more

@@ -17,6 +17,7 @@ from slipstream.bench.prompts import Entry, select
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
+from slipstream.cli.report import section
 from slipstream.drafters.draft_plan import WITHOUT_DRAFT, usual
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError, ServedError
@@ -90,8 +91,6 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
 
 def show_section(result: Result) -> None:
     """Print the tables and the finding."""
-    from slipstream.cli.report import section
-
     render.section(section(result))
 
 

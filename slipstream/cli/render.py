@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ from slipstream.bench.tables import (
 from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
-    from slipstream.bench.measure import Run
     from slipstream.core.stats import SpecStats
     from slipstream.llm import Completion
 
@@ -175,17 +174,6 @@ def status(what: str) -> Status:
     return err().status(what)
 
 
-def context(tokens: int, unit: str = "") -> str:
-    """A context with the unit behind it, or that it has no end."""
-    from slipstream.models.module_shape import UNBOUNDED
-
-    return "no bound" if tokens == UNBOUNDED else f"{tokens} {unit}".rstrip()
-
-
-def yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
 def rule_text(name: str, lossless: bool) -> str:
     """A verification rule and whether it is lossless, e.g. "rejection rule (lossless)"."""
     return f"{name} rule ({'lossless' if lossless else 'NOT lossless'})"
@@ -293,21 +281,3 @@ def logprobs(completion: Completion, show: Any) -> None:
     ]  # fmt: skip
     columns = [words("token"), words("from"), Column("logprob", digits=3), words("alternatives")]
     err().print(rendered(Table("", columns, rows)))
-
-
-def runs_table(groups: Mapping[str, Seq[Run]], what: str = "task") -> RichTable:
-    """One row per method: speed, speed-up over plain decoding with its 95 % interval, acceptance, and losslessness. At
-    most 80 characters wide. what: the groups are."""
-    columns = [words(what), words("method"), Column("tokens/s"), Column("speed-up (95% interval)", "x"),
-               Column("accept rate", "%"), Column("mean length", digits=2), Column("lossless")]  # fmt: skip
-    rows = []
-    for name, runs in groups.items():
-        for i, run in enumerate(runs):
-            stats, fixed = run.stats(), run.arm.draft_tokens if run.arm.lengths is None else 0
-            exact = (yes(True) + "*" * bool(run.divergences)) if run.exact else Alarm("NO")
-            rows.append(
-                ["" if i else name, run.arm.name + (f", K={fixed}" if fixed else ""), run.tokens_per_second().value,
-                 vars(run.speedup()) if run.plain else "1", stats.acceptance_rate, stats.mean_acceptance_length or 0.0,
-                 exact]
-            )  # fmt: skip
-    return rendered(Table("", columns, rows))

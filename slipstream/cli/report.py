@@ -1,22 +1,20 @@
 """`slipstream report`: renders result files as one self-contained HTML page.
 
 The page loads nothing and runs nothing: style and plots are inline. `section` decides the contents, also of the text
-that commands print.
+that commands print; `templates/page.html` is the form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.provenance import public
 from slipstream.bench.results import INTERRUPTED, Result, check_writable, read_all, write_text
-from slipstream.bench.tables import Alarm, Column, Section, Table, remark
+from slipstream.bench.tables import Alarm, Section, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ResultError, did_you_mean
@@ -61,9 +59,6 @@ def section(result: Result) -> Section:
     return shown
 
 
-TEMPLATES = Path(__file__).parent / "templates"
-
-
 def write_page(results: Seq[Result], path: str | Path) -> None:
     """Raises ResultError."""
     check_writable(path, "--out")
@@ -71,129 +66,46 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
 
 
 def page(results: Seq[Result]) -> str:
-    sections = [section(result) for result in results]
-    title = sections[0].title if len(sections) == 1 else "Slipstream: laboratory report"
-    contents = ""
-    if len(sections) > 1:
-        links = (f'<li><a href="#s{i}">{escape(s.title)}</a></li>' for i, s in enumerate(sections))
-        contents = f'<nav aria-label="Contents"><ol>{"".join(links)}</ol></nav>'
-    body = "\n".join(block(i, s, r) for i, (s, r) in enumerate(zip(sections, results, strict=True)))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>
-{(TEMPLATES / "page.css").read_text(encoding="utf-8")}</style>
-</head>
-<body>
-<header><p class="brand">Slipstream laboratory</p>{contents}</header>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    template = templates.get_template("page.html")
+    return template.render(parts=list(map(part, results)), draw=plots.inline, is_alarm=is_alarm).lstrip()
 
 
-def block(number: int, section: Section, result: Result) -> str:
-    level = f'<h1 id="h{number}">{escape(section.title)}</h1>'
-    warned = list(result.warnings)
-    if not result.complete:
-        warned.insert(0, INTERRUPTED)
-    warnings = "".join(f"<li>{escape(remark(w))}</li>" for w in warned)
-    parts = [
-        f'<section id="s{number}" aria-labelledby="h{number}">',
-        level,
-        f'<p class="lead{bad(section.lead)}">{escape(section.lead)}</p>',
-        f'<p class="origin">{origin(result)}</p>',
-        f'<aside class="warnings" aria-label="Warnings"><ul>{warnings}</ul></aside>' if warnings else "",
-        section.html,
-    ]
-    tables = [table(each) for each in section.tables]
-    figures = [figure(plot, f"s{number}p{i}", result) for i, plot in enumerate(section.plots)]
-    # The first table answers the question; the others are details and follow the plots.
-    parts += [*tables[:1], *figures, *tables[1:]]
-    if section.notes:
-        parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in section.notes)}</ul>')
-    parts += [details(result), "</section>"]
-    return "\n".join(part for part in parts if part)
+def is_alarm(cell: Any) -> bool:
+    return isinstance(cell, Alarm)
 
 
-def figure(plot: Plot, key: str, result: Result) -> str:
-    measured = f"{str(result.provenance.get('date', ''))[:10]}; {cpu(result.provenance)}"  # the command is at the top
-    return (
-        f'<figure><h2>{escape(plot.title)}</h2><div class="wide">{plots.inline(plot, key)}</div>'
-        f'<div class="narrow">{plots.inline(plot, key + "n", narrow=True)}</div>'
-        f'<figcaption>{escape(plot.caption)} <span class="origin">{escape(measured)}.</span>'
-        f'<span class="unseen">{escape(plot.alt)}</span></figcaption></figure>'
-    )
-
-
-def table(shown: Table) -> str:
-    heads = "".join(f'<th scope="col" class="{css(c)}">{escape(c.heading)}</th>' for c in shown.columns)
-    rows = "".join(f"<tr>{row(shown.columns, cells)}</tr>" for cells in shown.rows)
-    note = f'<p class="note">{escape(shown.note)}</p>' if shown.note else ""
-    return (
-        f'<h2>{escape(shown.title)}</h2><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(shown.title)}"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
-        f"</table></div>{note}"
-    )
-
-
-def row(columns: Seq[Column], cells: Seq[Any]) -> str:
-    """The cells of a row; the first one is the row heading."""
-    out = []
-    for i, (column, cell) in enumerate(zip(columns, cells, strict=True)):
-        tag, scope = ("td", "") if i else ("th", ' scope="row"')
-        out.append(f'<{tag}{scope} class="{css(column)}{bad(cell)}">{escape(column.text(cell))}</{tag}>')
-    return "".join(out)
-
-
-def bad(text: Any) -> str:
-    return " bad" if isinstance(text, Alarm) else ""
-
-
-def css(column: Column) -> str:
-    return "words" if column.words else "number"
-
-
-def origin(result: Result) -> str:
-    """Where the numbers come from, in one line of HTML."""
-    p = result.provenance
-    versions, date = p.get("versions") or {}, str(p.get("date", ""))
-    parts = [
-        f"<code>{escape(public(str(p.get('command') or '')))}</code>",
-        f'<time datetime="{escape(date)}">{escape(date[:16].replace("T", " "))} UTC</time>',
-        escape(cpu(p)),
-        escape(", ".join(str(p[k]) for k in ("executor", "dtype", "quantize") if p.get(k))),
-        escape(f"Slipstream {versions.get('slipstream', '')}"),
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def cpu(provenance: dict[str, Any]) -> str:
-    machine, device = provenance.get("machine") or {}, str(provenance.get("device", ""))
-    if device.startswith("cuda"):
-        return device
-    return f"{machine.get('cpu') or 'unknown processor'}, {machine.get('cores')} cores"
-
-
-def details(result: Result) -> str:
-    """All settings and conditions, collapsed."""
-    rows = [*flat(result.provenance), *flat(result.settings, "settings")]
-    cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(public(value))}</dd>" for name, value in rows)
-    return f"<details><summary>All settings and conditions</summary><dl>{cells}</dl></details>"
+def part(result: Result) -> dict[str, Any]:
+    """What the template shows of one result: its section, and where the numbers come from."""
+    source = result.provenance
+    device, machine = str(source.get("device", "")), source.get("machine") or {}
+    processor = f"{machine.get('cpu') or 'unknown processor'}, {machine.get('cores')} cores"
+    processor = device if device.startswith("cuda") else processor
+    settings = ", ".join(str(source[name]) for name in ("executor", "dtype", "quantize") if source.get(name))
+    version = f"Slipstream {(source.get('versions') or {}).get('slipstream', '')}"
+    return {
+        "section": section(result),
+        "command": public(str(source.get("command") or "")),
+        "date": str(source.get("date", "")),
+        "processor": processor,
+        "origin": [text for text in (processor, settings, version) if text],
+        "warnings": list(map(remark, [*([] if result.complete else [INTERRUPTED]), *result.warnings])),
+        "conditions": [*flat(source), *flat(result.settings, "settings")],
+    }
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """All values of nested mappings as text, named by their path."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix} {key}".strip().replace("_", " ")
         if isinstance(value, dict):
             out += flat(value, name)
         elif value is not None and value != [] and value != "":
-            out.append((name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+            out.append((name, public(", ".join(map(str, value)) if isinstance(value, list) else str(value))))
     return out

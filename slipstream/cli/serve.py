@@ -13,7 +13,7 @@ from slipstream.cli.engines import EngineOptions, serve_vllm
 from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, UsualModels
-from slipstream.core.params import check_integer, check_number
+from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
@@ -28,7 +28,7 @@ class ServerOptions:
 
     PANEL: ClassVar[str] = "Server"
     host: str = option("127.0.0.1", "Address to listen at.")
-    port: int = option(8000, "Port; 0: any that is free.")
+    port: int = option(8000, "Port; 0: any that is free.", min=0, max=65535)
     api_key: list[str] | None = option(None, f"Key that requests must name; repeatable. Also: {KEY}.")
     served_model_name: str | None = option(None, "Name of the model in requests.", shown="--target")
     tool_format: str = option("auto", "How the model writes calls: hermes, mistral, llama, none.")
@@ -36,11 +36,11 @@ class ServerOptions:
     metrics_prefix: str = option(
         METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."
     )
-    max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS)
-    max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS)
-    max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS)
-    max_per_key: int = option(0, "Most requests of one API key that run or wait; 0: no limit.", panel=_LIMITS)
-    engine_restart: int = option(3, "How often the engine's process is started again if it dies.", panel=_LIMITS)
+    max_batch: int = option(16, "Most requests in one step.", panel=_LIMITS, min=1)
+    max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS, min=0)
+    max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS, min=1)
+    max_per_key: int = option(0, "Most requests of one API key that run or wait; 0: no limit.", panel=_LIMITS, min=0)
+    engine_restart: int = option(3, "How often the engine's process is started again if it dies.", panel=_LIMITS, min=0)
     engine_timeout: float = option(
         300.0, "Longest time without a step while requests run; then it is ended.", panel=_LIMITS
     )
@@ -49,12 +49,6 @@ class ServerOptions:
     grace_seconds: float = option(30.0, "After SIGTERM, time for requests that run.", panel=_LIMITS)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ParameterError(f"port is {self.port}, must be from 0 to 65535", fix="choose --port 8000")
-        for name in ("max_batch", "max_body"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("max_waiting", "max_per_key", "engine_restart"):
-            check_integer(name, getattr(self, name), 0)
         for name in ("engine_timeout", "first_token_seconds", "total_seconds"):
             check_number(name, getattr(self, name), 0.0, 1e9, open_low=True)
         check_number("grace_seconds", self.grace_seconds, 0.0, 1e9)

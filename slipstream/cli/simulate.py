@@ -13,7 +13,7 @@ from slipstream.cli.loading import load, quieten
 from slipstream.cli.measuring import values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
-from slipstream.cli.simulate_tables import HARDWARE, lengths, plan, show_advice, show_known_pairs
+from slipstream.cli.simulate_tables import HARDWARE, known_pairs, lengths, plan, show_advice
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.zoo import checkpoint_of
 
@@ -64,24 +64,18 @@ class HardwareOptions:
     users: int | None = option(None, "Find the number of devices for this many concurrent users.")
 
 
-@dataclass(frozen=True)
-class ListOptions:
-    PANEL: ClassVar[str] = "Lists"
-    pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.")
-    advice: bool = option(False, "What to do in which situation, with commands.")
-
-
 @grouped
 def simulate(
     draft: DraftOptions,
     costs: CostOptions,
     place: HardwareOptions,
-    lists: ListOptions,
     target: str | None = option(
         None, "Target model: name (see --pairs), folder, hub id, or a size such as 70B.", "--target", "-m"
     ),
     draft_model: str | None = option(None, "Draft model, given in the same way.", "--draft", "-md"),
     batch: str | None = option(None, "Batch size, one or several.", shown=f"1; with --hardware {BATCHES}"),
+    pairs: bool = option(False, "Recommended pairs of target and draft model, with published figures.", panel="Lists"),
+    advice: bool = option(False, "What to do in which situation, with commands.", panel="Lists"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
     """Predict the speed-up of speculation, and state the assumptions.
@@ -91,14 +85,16 @@ def simulate(
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
-    if lists.pairs and lists.advice:
-        raise ParameterError("--pairs and --advice are given", fix="ask for one list")
-    if lists.advice:
-        return show_advice(as_json)
-    if lists.pairs:
+    forms = {"--pairs": pairs, "--advice": advice, "--json": as_json}
+    asked = [name for name, wanted in forms.items() if wanted]
+    if (pairs or advice) and len(asked) > 1:
+        raise ParameterError(f"{' and '.join(asked)} are given", fix="ask for one list, as text")
+    if advice:
+        return show_advice()
+    if pairs:
         from slipstream.plan.roofline import PRESETS
 
-        return show_known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha, as_json)
+        return render.section(known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha))
     if given:
         result = _plan(draft, place, target, draft_model, values_of("--batch", batch or BATCHES, int))
     else:

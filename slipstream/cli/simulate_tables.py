@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.padding import Padding
@@ -12,7 +10,6 @@ from slipstream.bench.tables import Column, Section, Table, count, percent, size
 from slipstream.cli import render
 
 if TYPE_CHECKING:
-    from slipstream.plan.known_pairs import KnownPair
     from slipstream.plan.roofline import Hardware
     from slipstream.theory.forecast import Forecast
 
@@ -110,30 +107,26 @@ HARDWARE = "h100"
 """Default hardware of predictions for models of the registry."""
 
 
-def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> None:
-    """Print the recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all;
-    None: the published ones."""
+def known_pairs(place: Hardware, alpha: float | None) -> Section:
+    """The recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all; None:
+    the published ones."""
     from slipstream.core.params import check_number
     from slipstream.plan.known_pairs import MODELS, PAIRS, outlook
 
     if alpha is not None:
         check_number("alpha", alpha, 0.0, 1.0)
-    rows = [(pair, *outlook(pair, place, alpha)) for pair in PAIRS]
-    if as_json:
-        print(json.dumps({"pairs": [record(*row) for row in rows]}))
-        return
     sources = [source for pair in PAIRS for source in (pair.acceptance_source, pair.speedup_source) if source]
     numbers = {source: i for i, source in enumerate(dict.fromkeys(sources), start=1)}
     columns = [words("target + draft"), Column("size"), Column("accept"), Column("speed-up"), Column("GPUs"),
                Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
-    cells = []
-    for pair, hardware, forecast in rows:
-        sizes = [count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)]
+    rows = []
+    for pair in PAIRS:
+        hardware, forecast = outlook(pair, place, alpha)
         gain = f"{times(forecast.speedup)}, K={forecast.draft_tokens}" if forecast.draft_tokens else "no speed-up"
-        cells.append(
+        rows.append(
             [
                 f"{pair.target}\n+ {pair.draft}",
-                "\n".join(sizes),
+                "\n".join(count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)),
                 published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
                 published(pair.speedup, "x", numbers.get(pair.speedup_source)),
                 hardware.devices,
@@ -145,27 +138,12 @@ def show_known_pairs(place: Hardware, alpha: float | None, as_json: bool) -> Non
     note = (
         "accept, speed-up: as published; -: no published figure. break-even: acceptance rate. c, verify: cost of one "
         "draft token and of verifying K draft tokens, in decode steps of the target. predicted: expected tokens per "
-        f"step divided by the cost of a step, at the best draft length K. {assumed(place)}"
+        "step divided by the cost of a step, at the best draft length K."
     )
-    render.titled(Table("Recommended pairs", columns, cells, note))
-    console = render.out()
-    console.print()
-    for source, number in numbers.items():
-        console.print(f"[{number}] {source}.")
-    for pair in PAIRS:
-        if pair.note:
-            console.print(f"- {pair.target} + {pair.draft}: {pair.note}.")
-
-
-def record(pair: KnownPair, hardware: Hardware, predicted: Forecast) -> dict[str, Any]:
-    from slipstream.plan.known_pairs import MODELS
-
-    row = asdict(pair)
-    for role, name in (("target_model", pair.target), ("draft_model", pair.draft)):
-        model = MODELS[name]
-        row[role] = {"hub": model.hub, "parameters": model.facts.parameters, "tokenizer": model.tokenizer}
-    assumed = predicted.rates.source != "published"
-    return row | {"predicted": predicted.as_dict() | {"assumed": assumed, "hardware": asdict(hardware)}}
+    section = Section("Recommended pairs", assumed(place), [Table("Recommended pairs", columns, rows, note)])
+    section.notes = [f"[{number}] {source}." for source, number in numbers.items()]
+    section.notes += [f"{pair.target} + {pair.draft}: {pair.note}." for pair in PAIRS if pair.note]
+    return section
 
 
 def assumed(place: Hardware) -> str:
@@ -189,12 +167,9 @@ def published(values: tuple[float, float] | None, unit: str, number: int | None 
     return "-" if values is None else span(values, unit) + (f"\n[{number}]" if number else "")
 
 
-def show_advice(as_json: bool) -> None:
+def show_advice() -> None:
     from slipstream.plan.advice import ADVICE
 
-    if as_json:
-        print(json.dumps({"advice": [asdict(one) for one in ADVICE]}))
-        return
     console = render.out()
     for one in ADVICE:
         console.print(one.situation[0].upper() + one.situation[1:], style="bold")

@@ -48,16 +48,8 @@ def trace(
     else:
         ids, name = texts.encode(llm, texts.Entry(prompt, "", ""), "chat" if chat else "raw"), "prompt"
     render.line(f"trace: {traced.label}, K={traced.draft_tokens}, target={models.target}, {on(llm.target)}")
-    with render.progress("generating", params.max_tokens) as advance:
-        done = 0
-
-        def moved(tokens: int) -> None:
-            nonlocal done
-            for _ in range(tokens - done):
-                advance()
-            done = tokens
-
-        result, code = unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, moved, name))
+    with render.status("generating"):
+        result, code = unfinished(lambda: tracing.trace(llm, traced, ids, params, files.out, name))
     finish(result, files, show)
     raise typer.Exit(code)
 

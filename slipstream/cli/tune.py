@@ -21,7 +21,8 @@ from slipstream.cli.servers import LoadOptions, arms_of, of_servers
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
-from slipstream.settings import FORMAT_BY_ROLE, SAME
+from slipstream.models.load_settings import DEFAULTS
+from slipstream.settings import FORMAT_BY_ROLE
 
 if TYPE_CHECKING:
     from slipstream.bench.benchmark import Contender
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
-ENGINE = (
-    "lora", "executor", "dtype", "device", "quantize", "draft_quantize", "draft_tokenizer", "kv_dtype", "threads",
-    "rule",
-)  # fmt: skip
-AUTOMATIC = {"executor": "auto", "rule": "rejection", "draft_tokenizer": SAME}
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,8 @@ def tune(
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
     render.line(f"tune: {names}; {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
-    settings = {name: getattr(models, name) for name in ENGINE if getattr(models, name) != AUTOMATIC.get(name)}
+    settings = {name: value for name, value in models.keywords.items() if value != DEFAULTS.keywords[name]}
+    settings |= {} if models.rule == TuneModels.rule else {"rule": models.rule}
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=settings)
     with render.progress("measuring (interleaved)", tuning.steps(llm, contenders, chosen, config)) as advance:
         result, code = unfinished(lambda: tuning.tune(llm, contenders, chosen, config, files.out, advance, origin))

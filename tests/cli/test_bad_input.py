@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.bench.results import Result, write
-from tests.checkpoints import CONTEXT
+from tests.checkpoints import CONTEXT, clone
 
 BUDGET = "--data x.txt --budget-tokens 9"
 PLAN = "simulate --hardware h100 -m 70B -md 8B"
@@ -101,6 +101,7 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --pairs --hardware b200", "did you mean 'h200'"),
     ("simulate --pairs --alpha 2", "alpha is 2"),
     ("simulate --pairs --advice", "--pairs and --advice are given"),
+    ("simulate --pairs --json", "--pairs and --json are given"),
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
     ("bench empty.jsonl {pair}", "holds no prompt"),
@@ -197,3 +198,24 @@ def test_bad_input_is_refused_in_one_message_with_code_2(cli, pair, folder, line
     assert says in result.said
     assert "Fix: " in result.said or not line.startswith("generate x -m /nonexistent --")
     assert {path.name for path in {*folder.iterdir()} - before} <= {"runs"}, "`train` tries its output folder first"
+
+
+def test_a_broken_checkpoint_is_named(cli, tiny, tmp_path):
+    """`tests/models/test_checkpoint.py` has all that is refused."""
+    broken = clone(tiny.target, tmp_path / "broken")
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+
+    def refused(*models: object) -> str:
+        result = cli("generate", "for", "-n", "4", "--executor", "torch", *models)
+        assert (result.code, result.out) == (2, ""), result.err
+        assert result.said.startswith("error: ")
+        assert "Fix:" in result.said
+        return result.said
+
+    for models in (["-m", broken], ["-m", tiny.target, "-md", broken]):
+        assert f"{broken}/model.safetensors is not a readable safetensors file" in refused(*models)
+    (broken / "model.safetensors").write_bytes(weights)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (broken / name).unlink()
+    assert "tokenizer" in refused("-m", broken)

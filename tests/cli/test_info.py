@@ -12,6 +12,7 @@ from slipstream.plan.support_matrix import page
 from slipstream.settings import WEIGHT_FORMATS
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 from tests.targets.huggingface.architectures import random_model
+from tests.targets.huggingface.encoder_decoders import make_encoder_decoder
 
 
 def test_info_for_people_and_programs(cli, tiny):
@@ -108,7 +109,7 @@ def test_a_pair_of_compatible_models(cli, tiny, tmp_path):
     assert "at 80% acceptance: 1." in said
     assert max(map(len, result.out.splitlines())) <= 80
     output = json.loads(cli("info", tmp_path, tiny.draft, "--json").out)
-    assert (output["fits"], output["differing_ids"], output["measured"]) == (True, 0, [])
+    assert (output["fits"], output["differing_ids"]) == (True, 0)
 
 
 def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):
@@ -125,25 +126,20 @@ def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):
     assert len(output["differences"]) == 5
 
 
-def test_another_target_of_the_same_draft_is_measured_beside(cli, tiny, tmp_path, monkeypatch):
-    """For example the target, quantised: both acceptance rates are in one table."""
-    monkeypatch.setattr("slipstream.cli.info.PASSES", 1)
-    monkeypatch.setattr("slipstream.cli.info.TOKENS", 8)
-    other = tmp_path / "disturbed"
-    make_model(other, noise=0.05)
-    make_tokenizer(other)
-    command = ["info", tiny.target, tiny.draft, "--measure", "--also", other]
-    output = json.loads(cli(*command, "--json").out)["measured"]
-    assert [run["target"] for run in output] == [str(tiny.target)] * 2 + [str(other)] * 2
-    assert [run["method"] for run in output] == ["plain", "draft model"] * 2
-    assert (output[0]["speedup"]["value"], output[1]["draft_tokens"], output[1]["lossless"]) == (1.0, 4, True)
-    rates = [run["stats"]["acceptance_rate"] for run in output[1::2]]
-    assert 0 < rates[0] < rates[1] == 1.0, "the other target has the weights of the draft"
-    shown = cli(*command).out
-    assert "disturb" in shown
-    assert "100%" in shown
-    formats = [*command[:-1], "quantize=int8", "--also", "draft_quantize=int8", "--json"]
-    output = json.loads(cli(*formats).out)["measured"]
-    assert [run["target"] for run in output[1::2]] == [str(tiny.target), "quantize=int8", "draft_quantize=int8"]
-    refused = cli("info", tiny.target, tiny.draft, "--also", other)
-    assert refused.code == 2
+def test_an_encoder_decoder_is_described_and_is_no_pair_with_a_decoder(cli, tmp_path):
+    whole, decoder = tmp_path / "whole", tmp_path / "decoder"
+    whole.mkdir()
+    make_encoder_decoder(whole)
+    make_model(decoder)
+    make_tokenizer(decoder)
+    assert "no bound, read once" in cli("info", whole).out
+    output = json.loads(cli("info", whole, "--json").out)
+    assert (output["source_context"] > 10**6, output["executor"]) == (True, "transformers")
+    assert json.loads(cli("info", decoder, "--json").out)["source_context"] is None
+    shown = cli("info", decoder, whole)
+    assert "the target is a decoder, the draft model is an encoder-decoder" in " ".join(shown.out.split())
+    assert "--draft-tokenizer" not in shown.out
+    (decoder / "model.safetensors").write_bytes(b"")  # weights are not read
+    result = cli("generate", "x", "-m", whole, "-md", decoder)
+    assert (result.code, result.out) == (2, "")
+    assert "the target is an encoder-decoder, the draft model is a decoder" in result.said

@@ -12,7 +12,8 @@ import typer
 from slipstream.cli.main import app, canonical
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.plan.advice import ADVICE
-from slipstream.plan.known_pairs import PAIRS
+from slipstream.plan.known_pairs import PAIRS, outlook
+from slipstream.plan.roofline import find_hardware
 from slipstream.theory.cost_curve import CostCurve
 from tests.checkpoints import make_model, make_tokenizer
 
@@ -110,15 +111,6 @@ def test_costs_are_really_measured(cli, tiny):
 COMMANDS = [command for advice in ADVICE for command in advice.commands]
 
 
-def test_pairs_for_programs(cli):
-    seen = json.loads(cli("simulate", "--pairs", "--json").out)["pairs"]
-    assert len(seen) == len(PAIRS)
-    one = next(pair for pair in seen if pair["draft"] == "Llama-3.2-3B")
-    assert one["acceptance"] == [0.75, 0.8]
-    assert one["target_model"]["parameters"] == 70_553_706_496
-    assert one["predicted"]["hardware"]["name"] == "H100"
-
-
 def test_pairs_for_people(cli):
     result = cli("simulate", "--pairs")
     assert result.code == 0
@@ -134,8 +126,6 @@ def test_advice_names_every_situation_and_its_commands(cli):
     for advice in ADVICE:
         assert advice.situation[1:] in result.out
         assert all(command in result.out for command in advice.commands)
-    seen = json.loads(cli("simulate", "--advice", "--json").out)["advice"]
-    assert [one["situation"] for one in seen] == [advice.situation for advice in ADVICE]
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("slipstream ")])
@@ -156,28 +146,15 @@ FIGURES = (
 )  # fmt: skip
 
 
-def of_pairs(cli, *more):
-    pairs = json.loads(cli("simulate", "--pairs", *more, "--json").out)["pairs"]
-    return next(one["predicted"] for one in pairs if (one["target"], one["draft"]) == (TARGET, DRAFT))
-
-
-def of_simulate(cli, *more):
-    given = ("--hardware", "h100", "-m", TARGET, "-md", DRAFT, "--batch", "1", "--json")
-    return json.loads(cli("simulate", *given, *more).out)["loads"][0]
-
-
-def figures(pairs):
-    return {name: pairs[name] for name in FIGURES}
-
-
-@pytest.mark.parametrize("hardware", [None, "h100", "rtx4090"])
-@pytest.mark.parametrize("alpha", [None, "0.6", "0.9"])
+@pytest.mark.parametrize("hardware", ["h100", "rtx4090"])
+@pytest.mark.parametrize("alpha", [None, 0.6, 0.9])
 def test_lists_and_predictions_agree_for_the_same_pair_and_assumptions(cli, hardware, alpha):
+    pair = next(pair for pair in PAIRS if (pair.target, pair.draft) == (TARGET, DRAFT))
+    listed = json.loads(json.dumps(outlook(pair, find_hardware(hardware), alpha)[1].as_dict()))
     rate = [] if alpha is None else ["--alpha", alpha]
-    place = [] if hardware is None else ["--hardware", hardware]
-    seen = figures(of_pairs(cli, *place, *rate))
-    assert figures(of_simulate(cli, *place, *rate)) == seen
-    assert seen["acceptance"] == (0.775 if alpha is None else float(alpha))
+    (load,) = predicted(cli, "--hardware", hardware, "-m", TARGET, "-md", DRAFT, "--batch", "1", *rate)["loads"]
+    assert {name: load[name] for name in FIGURES} == {name: listed[name] for name in FIGURES}
+    assert listed["acceptance"] == (alpha or 0.775)
 
 
 def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
@@ -187,7 +164,7 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
     target, draft = tmp_path / "target", tmp_path / "draft"
     checked = json.loads(cli("info", target, draft, "--json").out)["expected"]["0.8"]
     given = ("--alpha", "0.8", "--c", checked["c"])
-    simulated = json.loads(cli("simulate", *given, "--json").out)
+    simulated = predicted(cli, *given)
     row = next(row for row in simulated["lengths"] if row["draft_tokens"] == simulated["best"])
     for name in ("draft_tokens", "tau", "step_cost", "speedup"):
         assert checked[name] == row[name]

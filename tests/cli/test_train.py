@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipstream.cli.main import main
+from slipstream.targets.decoder import Decoder
 from slipstream.training import acceptance, resume_state, run as run_module
 from slipstream.training.loop import Loop
 from slipstream.training.medusa_objective import MedusaObjective
 from tests.training.tiny_runs import train_target, write_data
+
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data") / "texts.bin")
 
 
-def run(*words: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(["train", *map(str, words)])
-    return int(left.value.code or 0)
-
-
 @pytest.fixture
 def common(target: Path, data: Path, tmp_path: Path) -> list[object]:
     return [
@@ -43,66 +37,33 @@ def common(target: Path, data: Path, tmp_path: Path) -> list[object]:
     ]  # fmt: skip
 
 
-def test_a_head_is_trained_resumed_and_exported(
-    common: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["slipstream", "train", "medusa", "--resume"])
-    assert run("medusa", *common, "--heads", 2, "--max-steps", 2) == 0
-    assert run("medusa", *common, "--heads", 2, "--resume") == 0
+@pytest.fixture
+def train(cli: Any, common: list[object], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr("sys.argv", ["slipstream", "train", "medusa", "--out", "here"])
+    return lambda *more: cli("train", "medusa", *common, "--eval-steps", 1, "--heads", 2, *more)
+
+
+def test_a_head_is_trained_resumed_and_exported(train: Any, tmp_path: Path) -> None:
+    assert train("--max-steps", 2).code == 0
+    assert train("--resume").code == 0
     head_config = json.loads((tmp_path / "out" / "final" / "config.json").read_text())
     assert head_config["medusa_num_heads"] == 2
     assert len(head_config["medusa_head_accuracies"]) == 2
     card = (tmp_path / "out" / "final" / "README.md").read_text()
-    assert card.count("    slipstream train medusa --resume") == 2, "one line a part"
+    assert card.count("    slipstream train medusa --out here") == 2, "one line a part"
 
 
-def test_a_dry_run_prints_the_estimate_only(
-    common: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("eagle3", *common, "--steps", 2, "--dry-run") == 0
-    shown = capsys.readouterr().out
+def test_a_dry_run_prints_the_estimate_only(cli: Any, common: list[object], tmp_path: Path) -> None:
+    shown = cli("train", "eagle3", *common, "--steps", 2, "--dry-run").out
     for word in ("data", "training", "memory", "time", "tokens/s", "disk"):
         assert word in shown
     assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
-    assert run("eagle3", *common, "--steps", 2, "--cache-hidden", "--dry-run") == 0
-    assert "of disk" in capsys.readouterr().out
+    assert "of disk" in cli("train", "eagle3", *common, "--steps", 2, "--cache-hidden", "--dry-run").out
 
 
-@pytest.mark.usefixtures("unloaded")
-def test_empty_data_is_refused_before_the_target_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    words = ["--data", tmp_path / "empty.txt", "--out", tmp_path / "out", "--budget-tokens", 9]
-    assert run("medusa", *words) == 2
-    assert "is empty" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_refused_run_leaves_no_folder(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert cli("train", "medusa", "--data", "nowhere", "--budget-tokens", "9").code == 2
-    assert not list(tmp_path.iterdir())
-
-
-def test_python_m_slipstream_is_the_command():
-    completed = subprocess.run(
-        [sys.executable, "-m", "slipstream", "--version"], capture_output=True, text=True, check=True
-    )
-    assert completed.stdout.startswith("slipstream ")
-
-
-@pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is refused here is refused before the target's weights are read."""
-    from slipstream.targets.decoder import Decoder
-
-    def refuse(*args: object, **more: object) -> None:
-        raise AssertionError("the target was loaded")
-
-    monkeypatch.setattr(Decoder, "load", refuse)
-
-
-@pytest.mark.usefixtures("unloaded")
-def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, target, tiny, tmp_path):
-    (tmp_path / "empty").mkdir()
+def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, target, tiny, tmp_path, monkeypatch):
+    """Before weights are read; no output folder is left."""
+    monkeypatch.setattr(Decoder, "load", None)
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(60))
     (tmp_path / "gptj").mkdir()
@@ -115,7 +76,7 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
         assert not (tmp_path / "out").exists()
         return completed.said
 
-    assert "holds no text files" in refused(target, "empty")
+    assert "does not exist" in refused(target, "nowhere")
     assert "the training data is too short" in refused(tiny.target, "short.txt")
     assert "is text, but the target has no tokenizer" in refused(target, "short.txt")
     assert "has version 0 of GGUF" in refused(tmp_path / "model.gguf", "short.txt")
@@ -124,27 +85,11 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
     assert "there is no checkpoint" in refused(tiny.target, "short.txt", "--resume")
 
 
-def test_a_run_is_resumed_only_with_its_own_settings_and_target(cli, common, target, data, tmp_path, monkeypatch):
-    from slipstream.targets.decoder import Decoder
-
-    assert cli("train", "medusa", *common, "--heads", 2, "--max-steps", 1).code == 0
+def test_a_run_is_not_resumed_for_another_target(cli, train, tmp_path):
+    assert train("--max-steps", 1).code == 0
     other = train_target(tmp_path / "other", steps=1)
-    completed = cli("train", "medusa", *common, "--heads", 2, "--resume", "-m", other)
-    assert completed.code == 2
-    assert "is of another run: target was" in completed.said
-    monkeypatch.setattr(Decoder, "load", None)
-    completed = cli("train", "medusa", *common, "--heads", 3, "--resume")
-    assert completed.code == 2
-    assert "options was {'heads': 2}, now it is {'heads': 3}" in completed.said
-
-
-SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
-
-@pytest.fixture
-def train(cli: Any, common: list[object], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.setattr("sys.argv", ["slipstream", "train", "medusa", "--out", "here"])
-    return lambda *more: cli("train", "medusa", *common, "--eval-steps", 1, "--heads", 2, *more)
+    completed = train("--resume", "-m", other)
+    assert (completed.code, "is of another run: target was" in completed.said) == (2, True)
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, calls: tuple[int, ...] = (1,)) -> None:
@@ -169,16 +114,15 @@ def logged(out: Path) -> list[Any]:
     return [json.loads(line, parse_constant=refuse) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(
-    ("owner", "name"),
+    ("owner", "name", "number"),
     [
-        (run_module, "prepare_data"),
-        (run_module, "held_out_text"),
-        (acceptance, "write_masked"),
-        (run_module, "held_out"),
-        (run_module, "estimate"),
-        (Loop, "evaluate"),
+        (run_module, "prepare_data", signal.SIGINT),
+        (run_module, "held_out_text", signal.SIGTERM),
+        (acceptance, "write_masked", signal.SIGINT),
+        (run_module, "held_out", signal.SIGTERM),
+        (run_module, "estimate", signal.SIGTERM),
+        (Loop, "evaluate", signal.SIGINT),
     ],
 )
 def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_again(owner, name, number, train, tmp_path):
@@ -195,8 +139,15 @@ def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_agai
     assert logged(tmp_path / "out")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize(("name", "call", "step"), [("step", 1, 1), ("step", 3, 3), ("evaluate", 3, 2), ("save", 1, 4)])
+@pytest.mark.parametrize(
+    ("name", "call", "step", "number"),
+    [
+        ("step", 1, 1, signal.SIGINT),
+        ("step", 3, 3, signal.SIGTERM),
+        ("evaluate", 3, 2, signal.SIGINT),
+        ("save", 1, 4, signal.SIGTERM),
+    ],
+)
 def test_a_step_that_was_begun_is_saved_and_exported_and_the_resuming_command_is_shown(
     name: str, call: int, step: int, number: int, train: Any, tmp_path: Path
 ) -> None:

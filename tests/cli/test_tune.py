@@ -33,28 +33,6 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     assert json.loads(again.out)["text"] == json.loads(plain.out)["text"]
 
 
-def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.bench import measure
-
-    timed, calls = measure._timed, []
-
-    def interrupted(*given):
-        calls.append(1)
-        if len(calls) > 12 + 4:  # two passes of three arms over two prompts, then a pass of two and no more
-            raise KeyboardInterrupt
-        timed(*given)
-
-    monkeypatch.setattr(measure, "_timed", interrupted)
-    given = ["-n", "8", "--rounds", "3", "--confirm", "1", "--drafter", "model", "-k", "3"]
-    given += ["--out", tmp_path / "r.json"]
-    result = cli("tune", texts, *pair, *given)
-    assert result.code == 130
-    assert "the run was interrupted" in result.said
-    assert "Measured against plain decoding" in result.out
-    kept = json.loads((tmp_path / "r.json").read_text())
-    assert (kept["complete"], kept["data"]["raced"][0]["rounds"], kept["data"]["choice"]) == (False, 1, None)
-
-
 def test_what_is_tried_by_default():
     assert [(c.label, c.draft_tokens) for c in TuneModels().longest()] == [
         ("model", 8), ("ngram", 10), ("suffix", 10), ("model quantize=int8", 8), ("model quantize=int4", 8)

@@ -1,14 +1,13 @@
 """Record Slipstream's behaviour again: `python -m tests.pinned.record [greedy] [sampled] [commands] [names]`.
 
 Only for intended changes. Results that depend on rounding are refused: greedy texts whose two best logits are close,
-and anything that changes with the executor, the precision, the number of threads, or a little noise on the logits.
+and anything that changes with the executor, the precision, the number of threads, or the other texts of a batch.
 """
 
 import json
-import random
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from slipstream import LLM, Completion, SamplingParams
 from tests.pinned import cases
 from tests.pinned.cases import EDITED, GREEDY, HERE, SAMPLED, Speculation, ask, course_of, set_up, text_of
 
-MARGIN = 1e-3  # minimum gap between the two best logits; the noise has the same size
+MARGIN = 1e-3  # minimum gap between the two best logits
 ENGINES: dict[str, dict[str, Any]] = {
     "native": {"executor": "native", "dtype": "float32", "threads": 1},
     "native, two threads": {"executor": "native", "dtype": "float32", "threads": 2},
@@ -27,7 +26,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "torch, two threads": {"executor": "torch", "dtype": "float32", "threads": 2},
     "torch, float64": {"executor": "torch", "dtype": "float64", "threads": 1},
 }
-LIKELY = 32  # number of tokens per step that get noise
 SEEDS = 60  # tried for each sampled text before giving up
 Wanted = Mapping[str, SamplingParams]
 
@@ -37,44 +35,26 @@ def engine(name: str) -> LLM:
     return LLM("embedded", **ENGINES[name])
 
 
-def noisy(wanted: Wanted, seed: int) -> Wanted:
-    """The same requests, with a little noise on the logits of all tokens that are likely anywhere in their texts."""
-    rng, out = random.Random(seed), {}
-    looked = ask(engine("native"), {name: replace(params, logprobs=LIKELY) for name, params in wanted.items()})
-    for name, done in looked.items():
-        likely = sorted({token for each in done.logprobs or () for token, _ in each.top})
-        noise = {token: rng.uniform(-MARGIN, MARGIN) for token in likely}
-        out[name] = replace(wanted[name], logit_bias={**noise, **(wanted[name].logit_bias or {})})
-    return out
-
-
 def outcome(done: Completion) -> dict[str, Any]:
     """What must be equal on all engines."""
     return text_of(done) | course_of(done)
 
 
 def fragile(wanted: Wanted, completions: Mapping[str, Completion]) -> dict[str, str]:
-    """Prompts whose result differs on another engine, and on which."""
-    out: dict[str, str] = {}
-    native = engine("native")
-    others: dict[str, Callable[[], dict[str, Completion]]] = {
-        "alone": lambda: ask(native, wanted, alone=True),
-        "noise 1": lambda: ask(native, noisy(wanted, 1)),
-        "noise 2": lambda: ask(native, noisy(wanted, 2)),
-        **{name: lambda name=name: ask(engine(name), wanted) for name in ENGINES if name != "native"},  # type: ignore
+    """Prompts whose result differs alone or on another engine, and where."""
+    runs = {"alone": ask(engine("native"), wanted, alone=True)}
+    runs |= {name: ask(engine(name), wanted) for name in ENGINES if name != "native"}
+    return {
+        name: where
+        for where, run in runs.items()
+        for name, done in run.items()
+        if outcome(done) != outcome(completions[name])
     }
-    for where, other in others.items():
-        for name, done in other().items():
-            if outcome(done) != outcome(completions[name]):
-                out.setdefault(name, where)
-        if len(out) == len(wanted):
-            break
-    return out
 
 
-def settle(speculation: Speculation) -> None:
+def settle(speculation: Speculation, rule: str = "rejection") -> None:
     for name in ENGINES:
-        set_up(engine(name), speculation)
+        set_up(engine(name), speculation, rule)
 
 
 def plain_texts() -> dict[str, Any]:
@@ -100,8 +80,9 @@ def greedy(scratch: Path) -> dict[str, Any]:
             texts = {name: text_of(each) for name, each in done.items()}
             if not results[title]["texts"]:  # of the first one, which is plain decoding
                 results[title]["texts"] = texts
-                logprobs = {name: [each.logprob for each in d.logprobs] for name, d in done.items() if d.logprobs}
-                results[title]["logprobs"] = {name: [round(x, 4) for x in values] for name, values in logprobs.items()}
+                results[title]["logprobs"] = {
+                    name: [round(each.logprob, 4) for each in d.logprobs] for name, d in done.items() if d.logprobs
+                }
             if texts != results[title]["texts"]:
                 sys.exit(f"{label}, {title}: the text is not that of plain decoding")
             for name, where in fragile(wanted, done).items():
@@ -111,21 +92,14 @@ def greedy(scratch: Path) -> dict[str, Any]:
 
 
 def sampled(scratch: Path) -> dict[str, Any]:
-    """Seeded texts of each drafter under each rule, with the first seeds that are not fragile."""
-    results: dict[str, Any] = {}
-    for label, speculation in cases.speculations(scratch).items():
-        results[label] = {}
-        settle(speculation)
-        for rule in cases.rules(label):
-            results[label][rule] = sturdy(speculation, rule)
-            print(label, rule, {name: row["seed"] for name, row in results[label][rule].items()}, file=sys.stderr)
-    return results
+    """Seeded texts of each drafter under each rule."""
+    every = cases.speculations(scratch).items()
+    return {label: {rule: sturdy(each, rule) for rule in cases.rules(label)} for label, each in every}
 
 
 def sturdy(speculation: Speculation, rule: str) -> dict[str, Any]:
-    """One row per prompt."""
-    for name in ENGINES:
-        engine(name).rule = rule
+    """One row per prompt, with the first seed that is not fragile."""
+    settle(speculation, rule)
     seeds = dict.fromkeys(SAMPLED, 1)
     while True:
         wanted = {name: replace(params, seed=seeds[name]) for name, params in SAMPLED.items()}
@@ -150,13 +124,7 @@ def values(done: Completion) -> list[Any]:
 
 def commands(scratch: Path) -> dict[str, Any]:
     """The result of each command line."""
-    results = {}
-    for line in cases.COMMANDS:
-        code, out, err = cases.run_command(line, scratch)
-        if "Traceback" in out + err:
-            sys.exit(f"slipstream {line}: a traceback")
-        results[line] = cases.kind_of(code, out, err)
-    return results
+    return {line: cases.kind_of(*cases.run_command(line, scratch)) for line in cases.COMMANDS}
 
 
 def names(scratch: Path) -> dict[str, Any]:
@@ -182,9 +150,6 @@ def rows(value: Any, indent: int = 0) -> str:
 
 def main(chosen: list[str]) -> None:
     parts = {"greedy": greedy, "sampled": sampled, "commands": commands, "names": names}
-    for name in chosen:
-        if name not in parts:
-            sys.exit(f"{name!r} is not one of {', '.join(parts)}")
     texts = plain_texts() if "greedy" in chosen or not chosen else cases.pinned("greedy")["greedy"]["texts"]
     with tempfile.TemporaryDirectory() as folder:
         scratch = cases.make_scratch(Path(folder), cases.recording_of(texts))
