@@ -21,7 +21,7 @@ from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
     from slipstream.heads.eagle_head import EagleHead
-    from slipstream.heads.eagle_runtime import EagleRuntime
+    from slipstream.heads.eagle_rows import EagleRuntime
     from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
     from slipstream.models.executor import Executor
     from slipstream.models.weights import Weights

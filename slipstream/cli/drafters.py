@@ -94,8 +94,6 @@ def meanings(config: Any) -> dict[str, str]:
 
 def defaults(config: Any) -> dict[str, Any]:
     """Option -> default."""
-    if config is None:
-        return {}
     values = {}
     for field in fields(config):
         value = field.default_factory() if field.default_factory is not MISSING else field.default

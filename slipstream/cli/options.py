@@ -15,7 +15,7 @@ from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
 from slipstream.drafters import draft_plan
-from slipstream.drafters.draft_plan import WITH_DRAFT, WITH_MTP, WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.load_settings import LoadSettings
@@ -131,11 +131,11 @@ class ModelOptions(LoadSettings):
 
     @property
     def draft_model(self) -> str | None:
-        return draft_plan.draft_of(self.draft, self.target)
+        return self.draft or (EMBEDDED if self.target == EMBEDDED else None)
 
     @property
     def method(self) -> str:
-        return draft_plan.method_of(self.names)
+        return self.names[0] if len(self.names) == 1 else STACK
 
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:

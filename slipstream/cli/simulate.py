@@ -145,8 +145,7 @@ def _costs(options: CostOptions, target: str | None, model: str | None, batch: i
 
 
 def _measured(target: str, model: str | None, batch: int, host: float) -> StepCosts:
-    from slipstream.drafters.draft_costs import measure_draft_costs
-    from slipstream.targets.target_costs import measure_costs
+    from slipstream.targets.target_costs import measure_costs, measure_draft_costs
     from slipstream.theory.forecast import StepCosts
 
     llm = load(ModelOptions(target=target, draft=model))

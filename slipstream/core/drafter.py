@@ -73,11 +73,11 @@ class Drafter(Protocol):
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Learn from a step. The sequences have already advanced by `verdict`."""
-        ...
+        return
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence. Unknown ids are ignored."""
-        ...
+        return
 
 
 class Lookup(Drafter, Protocol):
@@ -104,19 +104,20 @@ class PromptReader(Drafter, Protocol):
 
 class PrefixKeeper(Drafter, Protocol):
     """A drafter with a KV cache of its own, which may keep what it computed for the beginning of a text. With it, a
-    request whose target begins in the middle of a prompt drafts as well as one that read it all."""
+    request whose target begins in the middle of a prompt drafts as well as one that read it all. What it does
+    not define needs nothing of the text before."""
 
     def cached_prefix(self, seq: Sequence) -> int:
         """After how many leading tokens of the sequence, read by the target for an earlier one, it could begin."""
-        ...
+        return len(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
         """The target begins the sequence after its first `length` tokens, at most `cached_prefix`."""
-        ...
+        return
 
     def keep(self, seq: Sequence) -> None:
         """Keep what was computed for the sequence, for later ones."""
-        ...
+        return
 
 
 class CompositeDrafter(Drafter, Protocol):
@@ -138,7 +139,7 @@ def parts(drafter: Drafter) -> list[Drafter]:
     return [drafter]
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Drafts nothing: plain decoding, the baseline of every speed-up, through the same code as everything else."""
 
     name = "none"
@@ -146,9 +147,3 @@ class NoDrafter:
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         return Draft.empty(len(seqs))
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq_id: int) -> None:
-        pass

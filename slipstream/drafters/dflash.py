@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,14 @@ from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import DrafterTraits
-from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
 from slipstream.drafters.chains import Chains
-from slipstream.drafters.eagle import HeadDrafter
 from slipstream.drafters.guard import MAX_NODES
+from slipstream.drafters.none import NoOptionsConfig
 from slipstream.heads.dflash_format import fit, load_dflash
 from slipstream.heads.dflash_head import DFlashHead
-from slipstream.heads.eagle_rows import EagleRows
-
-
-@dataclass(frozen=True)
-class DFlashDraftConfig(Strict):
-    """It has no options: any that is given is refused."""
+from slipstream.heads.eagle_rows import HeadDrafter
 
 
 class DFlashDrafter(HeadDrafter):
@@ -44,8 +37,8 @@ class DFlashDrafter(HeadDrafter):
     name = "dflash"
 
     def __init__(self, runtime: TorchDFlash, vocab_size: int):
-        self.runtime, self.rows = runtime, EagleRows(runtime)
-        self.device, self.width, self.multi_step = runtime.device, len(runtime.head.output_head), True
+        super().__init__(runtime)
+        self.runtime, self.width, self.multi_step = runtime, len(runtime.head.output_head), True
         depth, n = min(runtime.config.depth, MAX_NODES), runtime.config.block
         self.traits = DrafterTraits(
             runtime.config.taps, chains_only=True, reads_prompts=True, keeps_prefixes=True, longest=depth
@@ -55,7 +48,7 @@ class DFlashDrafter(HeadDrafter):
         self._sees = None if runtime.config.causal else torch.ones(n, n, dtype=torch.bool)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = [self.rows.depth(seq, min(most, self._depth)) for seq, most in zip(seqs, budget, strict=True)]
+        depth = [self.depth(seq, min(most, self._depth)) for seq, most in zip(seqs, budget, strict=True)]
         return self._chains.draft(seqs, depth)
 
     # --- see `chains.Source` ---------------------------------------------------------------------------------------
@@ -81,21 +74,21 @@ class DFlashDrafter(HeadDrafter):
 
     def _blocks(self, seqs: Seq[Sequence], steps: int) -> Tensor:
         """Bring the context of these sequences up to date and run their blocks -> logits [R, steps, V]."""
-        behind = [seq for seq in seqs if self.rows[seq].pending]
+        behind = [seq for seq in seqs if self.rows[seq.id].pending]
         if behind:
-            self.runtime.extend(*self.rows.pending(behind))
-            self.rows.ran(behind)
+            self.runtime.extend(*self.pending(behind))
+            self.ran(behind)
         n = self.runtime.config.block
         tokens = self.runtime.head.block_tokens(torch.tensor([seq.tokens[-1] for seq in seqs])).tolist()
         depths, sees = [range(1, n + 1)] * len(seqs), [self._sees] * len(seqs)
-        return self.runtime.run_blocks(self.rows.own_rows(seqs, tokens, depths, range(len(seqs) * n), sees), steps)
+        return self.runtime.run_blocks(self.own_rows(seqs, tokens, depths, range(len(seqs) * n), sees), steps)
 
 
 def make(target: Target, *, head: str | Path | DFlashHead | None = None, **options: Any) -> DFlashDrafter:
     """See `registry`. head: folder or hub id of a DFlash or DSpark head, or a head in memory; None: the one that ships
     for this target. It has no options. PyTorch runs the head, beside targets of any backend.
     Raises ParameterError and the families of LoadError and PairError."""
-    DFlashDraftConfig(**options)
+    NoOptionsConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")
     if head is None:
         from slipstream.zoo import head_dir

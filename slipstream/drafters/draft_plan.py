@@ -46,11 +46,6 @@ def names_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def draft_of(draft: str | None, target: str) -> str | None:
-    """The draft model or head that was named, or the draft model that ships if the target is the embedded one."""
-    return draft or (EMBEDDED if target == EMBEDDED else None)
-
-
 @lru_cache
 def usual(target: str, draft_model: str | None) -> str:
     """The drafter in use on the command line where none is named. Of a target on the hub, the small files are
@@ -60,11 +55,6 @@ def usual(target: str, draft_model: str | None) -> str:
     from slipstream.heads.mtp_names import has_mtp_layers
 
     return WITH_MTP if has_mtp_layers(target) else WITHOUT_DRAFT
-
-
-def method_of(names: Seq[str]) -> str:
-    """Registry name of the drafter in use: several names are one stack."""
-    return names[0] if len(names) == 1 else STACK
 
 
 def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
@@ -135,13 +125,16 @@ class DraftPlan:
         if draft is None or draft == "none":
             _refuse_options(options, "without a drafter", "name a drafter, or leave the options out")
             return DraftPlan("none")
+        if draft == STACK and "members" in options:
+            members, others = options["members"], {name: value for name, value in options.items() if name != "members"}
+            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, others)
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
         if isinstance(draft, (str, Path)):
             return DraftPlan(WITH_DRAFT, {**options, "model": draft}, bare=draft != EMBEDDED)
         if isinstance(draft, tuple) and len(draft) == 2 and isinstance(draft[1], Mapping):
             return DraftPlan.of(draft[0], {**draft[1], **options})
-        if isinstance(draft, (list, tuple)):
+        if isinstance(draft, (list, tuple)) and draft:
             return DraftPlan(STACK, options, tuple(map(DraftPlan.of, draft)))
         from slipstream.core.drafter import Drafter
 
@@ -202,21 +195,13 @@ class DraftPlan:
         for member in plan.members:
             member.check(target, draft_tokenizer)
         model = plan.options.get("model")
-        if not self.bare or plan.name != WITH_DRAFT or _is_here(model):  # without weights not every head is recognised
-            plan._check_options()
-        if model is not None and draft_tokenizer == SAME:
+        known = not self.bare or plan.name != WITH_DRAFT or _is_here(model)  # without weights not every head is
+        if plan.options and known:
+            spec, config = DRAFTERS[plan.name], options_of(plan.name)
+            arguments = inspect.signature(getattr(import_module(spec.path), spec.maker)).parameters
+            config(**{name: value for name, value in plan.options.items() if name not in arguments})
+        if draft_tokenizer == SAME and isinstance(model, (str, Path)) and not target == model == EMBEDDED:
             check_vocabulary(target, model)
-
-    def _check_options(self) -> None:
-        """Raise ParameterError unless the drafter of the registry has these options, and they are in range."""
-        if not self.options:
-            return
-        spec = DRAFTERS[self.name]
-        module, config = import_module(spec.path), options_of(self.name)
-        arguments = inspect.signature(getattr(module, spec.maker)).parameters  # not options: head, model, members, ...
-        given = {key: value for key, value in self.options.items() if key not in arguments}
-        if config is not None and given:
-            config(**given)
 
     def described(self, settings: LoadSettings) -> tuple[list[Described], list[str | Path]]:
         """The draft models that are loaded from files, with settings of a draft model, and the heads. Raises LoadError
@@ -240,20 +225,14 @@ def _in_format(settings: LoadSettings, quantize: str | None) -> LoadSettings:
 
 
 def options_of(name: str) -> Any:
-    """The configuration of a drafter: the dataclass named ...Config in its module, or None."""
+    """The configuration of a drafter: the dataclass named ...Config that its module defines, or else imports."""
     module = import_module(DRAFTERS[name].path)
-    configs = [
-        each
-        for each in vars(module).values()
-        if is_dataclass(each) and isinstance(each, type) and each.__name__.endswith("Config")
-    ]
-    return next((each for each in configs if each.__module__ == module.__name__), next(iter(configs), None))
+    configs = [each for title, each in vars(module).items() if title.endswith("Config") and is_dataclass(each)]
+    return min(configs, key=lambda each: each.__module__ != module.__name__)
 
 
-def check_vocabulary(target: str, draft: Any) -> None:
+def check_vocabulary(target: str, draft: str | Path) -> None:
     """Raise PairError if the tokens of two checkpoints differ. Weights are not read."""
-    if target == draft == EMBEDDED or not isinstance(draft, (str, Path)):
-        return
     from slipstream.models.pair_check import require_pair
 
     target_files, draft_files = _small_files(target, "target"), _small_files(draft, "draft")
@@ -343,12 +322,14 @@ class DrafterFactory:
         ids is compared."""
         from slipstream.core.target import Target
         from slipstream.drafters.string_match import Writer
-        from slipstream.models.pair_check import require_pair, require_widths
+        from slipstream.models.pair_check import check_pair, require_pair, require_widths
         from slipstream.targets.describe import loaded
 
         path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
-        if self.settings.draft_tokenizer != SAME and not self._same_tokens(path):
-            return self._with_own_tokenizer(path, settings)
+        if self.settings.draft_tokenizer != SAME:
+            report = None if path is None or self.checkpoint is None else check_pair(self.checkpoint, path)
+            if report is None or not (report.compared and report.fits):
+                return self._with_own_tokenizer(path, settings)
         if isinstance(draft, Writer):
             return draft
         target_files, draft_files = self.checkpoint or _source(self.target), path or _source(draft)
@@ -362,15 +343,6 @@ class DrafterFactory:
         if target_files is None or draft_files is None:
             require_widths(self.target.vocab_size, model.vocab_size)
         return model
-
-    def _same_tokens(self, path: str | Path | None) -> bool:
-        """Whether the tokenizer of a draft model is known to be the target's."""
-        from slipstream.models.pair_check import check_pair
-
-        if path is None or self.checkpoint is None:
-            return False
-        report = check_pair(self.checkpoint, path)
-        return report.compared and report.fits
 
     def _with_own_tokenizer(self, path: str | Path | None, settings: LoadSettings) -> Writer:
         from slipstream.drafters.string_match import vocabularies, with_own_tokenizer

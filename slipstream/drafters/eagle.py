@@ -28,19 +28,18 @@ from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
+from slipstream.core.target import HEAD_HOST, Target, needed
 from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible, uncut
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_format import fit, load_eagle
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_rows import EagleRows
-from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.eagle_rows import EagleRuntime, HeadDrafter
 
 log = logging.getLogger("slipstream")
 
@@ -67,45 +66,15 @@ class EagleDraftConfig(Strict):
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
 
 
-class HeadDrafter:
-    """What the drafters of heads with a KV cache have in common. rows: the state of every sequence in it."""
-
-    traits: DrafterTraits
-    rows: EagleRows
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.rows.observe(seqs, draft, out, verdict, self.traits.taps)
-
-    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft."""
-        self.rows.read(seqs, out, self.traits.taps)
-
-    def cached_prefix(self, seq: Sequence) -> int:
-        return self.rows.runtime.kv_memory.match(seq.tokens)
-
-    def begin(self, seq: Sequence, length: int) -> None:
-        self.rows.begin(seq, length)
-
-    def keep(self, seq: Sequence) -> None:
-        self.rows.keep(seq)
-
-    def release(self, seq_id: int) -> None:
-        self.rows.release(seq_id)
-
-    def room(self, seq: Sequence) -> int:
-        return self.rows.context - len(seq.tokens)
-
-
 class EagleDrafter(HeadDrafter):
     """runtime: the head. vocab_size: width of the target's logits."""
 
     def __init__(self, runtime: EagleRuntime, vocab_size: int, config: EagleDraftConfig | None = None):
+        super().__init__(runtime)
         self.runtime, self.vocab_size = runtime, vocab_size
         self.config = config or EagleDraftConfig()
         self.name = "eagle" if runtime.config.version == 1 else "eagle3"
-        self.rows = EagleRows(runtime)
-        self.device, self.width = runtime.device, vocab_size
-        self.multi_step = True
+        self.width, self.multi_step = vocab_size, True
         parallel = runtime.mask is not None
         self.traits = DrafterTraits(
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True,
@@ -127,7 +96,7 @@ class EagleDrafter(HeadDrafter):
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         bound = MAX_NODES if self.config.shape == "chain" else self.config.nodes
         bound = min(bound, self.traits.longest or bound)
-        depth = [self.rows.depth(seq, min(most, bound)) for seq, most in zip(seqs, budget, strict=True)]
+        depth = [self.depth(seq, min(most, bound)) for seq, most in zip(seqs, budget, strict=True)]
         if self._pass is not None:
             self._pass.plan(seqs, depth)
         if self.config.shape == "chain":
@@ -146,14 +115,14 @@ class EagleDrafter(HeadDrafter):
         """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""
         drafted = len(chains[0])
         if drafted == 0:
-            batch, features = self.rows.pending(seqs)
+            batch, features = self.pending(seqs)
             hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
-            self.rows.ran(seqs)
+            self.ran(seqs)
         else:
             assert self._state is not None
             place = {id: r for r, id in enumerate(self._state[0])}
             before = self._state[1][[place[seq.id] for seq in seqs]]  # [R, d], a copy
-            batch = self.rows.own_rows(
+            batch = self.own_rows(
                 seqs,
                 [[chain[-1]] for chain in chains],
                 [[drafted]] * len(seqs),
@@ -168,11 +137,11 @@ class EagleDrafter(HeadDrafter):
         """Tokens [K, R] and logits [K, R, V]. Sampling with uniform numbers cumulates probabilities in the order of the
         draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
         and the distribution is still exact."""
-        batch, features = self.rows.pending(seqs)
+        batch, features = self.pending(seqs)
         if sampling.noise is not None and self._ids is not None:
             sampling = replace(sampling, noise=sampling.noise[..., self._ids])  # [K, R, draft_vocab]
         drawn = self.runtime.decode_steps(batch, features, steps, sampling)
-        self.rows.ran(seqs)
+        self.ran(seqs)
         probs = None if drawn.probs is None else self._scattered(drawn.probs, 0.0)
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
         # Logits of maxima are not read.
@@ -180,9 +149,9 @@ class EagleDrafter(HeadDrafter):
         return DecodedSteps(tokens, logits, probs)
 
     def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
-        batch, features = self.rows.pending(seqs, masks=[d - 1 for d in depth])
+        batch, features = self.pending(seqs, masks=[d - 1 for d in depth])
         _, logits = self.runtime.extend(batch, features)  # [sum of depths, draft_vocab]
-        self.rows.ran(seqs)
+        self.ran(seqs)
         return list(self._scattered(logits).split(list(depth)))
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
@@ -199,9 +168,9 @@ class EagleDrafter(HeadDrafter):
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""
         seqs = [tree.seq for tree in trees]
-        batch, features = self.rows.pending(seqs)
+        batch, features = self.pending(seqs)
         hidden, logits = self.runtime.extend(batch, features)  # [R, d], [R, draft_vocab]
-        self.rows.ran(seqs)
+        self.ran(seqs)
         live, frontiers = list(trees), [[ROOT]] * len(trees)
         states = {(id(tree), ROOT): row for tree, row in zip(trees, hidden.clone(), strict=True)}  # outputs of nodes
         while live:
@@ -212,7 +181,7 @@ class EagleDrafter(HeadDrafter):
                 break
             rows = [[*tree.ran, *front] for tree, front in grown]
             splits = np.cumsum([0, *map(len, rows)]).tolist()
-            batch = self.rows.own_rows(
+            batch = self.own_rows(
                 [tree.seq for tree in live],
                 [[tree.tokens[node] for node in row] for tree, row in zip(live, rows, strict=True)],
                 [[tree.depths[node] for node in row] for tree, row in zip(live, rows, strict=True)],

@@ -20,7 +20,7 @@ emitted tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -217,28 +217,22 @@ def with_predictions(drafter: Drafter, target: Target) -> Drafter:
     return PredictionDrafter(suffix, drafter, target) if drafter.traits.drafts else suffix
 
 
-class PredictionDrafter:
+class PredictionDrafter(HybridDrafter):
     """`suffix` before `drafter` for requests with a prediction, `drafter` alone for all others."""
 
     def __init__(self, suffix: Drafter, drafter: Drafter, target: Target):
-        self.members = (suffix, drafter)
-        self.name, self.traits = drafter.name, replace(DrafterTraits.of_members(self.members), lookup=False)
-        self._drafter, self._target = drafter, target
-        self._stack = HybridDrafter(self.members, target.vocab_size, device=target.device)
+        super().__init__((suffix, drafter), target.vocab_size, device=target.device)
+        self.name, self._drafter = drafter.name, drafter
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         predicted = [bool(seq.prediction) for seq in seqs]
         if not any(predicted):
             return self._drafter.propose(seqs, budget)
-        stacked = self._stack.propose(seqs, [n if p else 0 for n, p in zip(budget, predicted, strict=True)])
+        stacked = super().propose(seqs, [n if p else 0 for n, p in zip(budget, predicted, strict=True)])
         if all(predicted):
             return stacked
         alone = self._drafter.propose(seqs, [0 if p else n for n, p in zip(budget, predicted, strict=True)])
-        parts = [Part(stacked if p else alone) for p in predicted]
-        return join_drafts(parts, self._target.vocab_size, self._target.device)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self._stack.observe(seqs, draft, out, verdict)
+        return join_drafts([Part(stacked if p else alone) for p in predicted], self.vocab_size, self.device)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         if not any(seq.prediction for seq in seqs):
@@ -246,55 +240,38 @@ class PredictionDrafter:
             return
         undrafted = Draft.empty(len(seqs))
         for b, seq in enumerate(seqs):
-            read_prompts(self._stack if seq.prediction else self._drafter, [seq], out.part(b, b + 1, undrafted))
-
-    def release(self, seq_id: int) -> None:
-        self._stack.release(seq_id)
-
-
-Member = Drafter | str | tuple[str, dict[str, Any]]
+            chunk = out.part(b, b + 1, undrafted)
+            if seq.prediction:
+                super().read_prompts([seq], chunk)
+            else:
+                read_prompts(self._drafter, [seq], chunk)
 
 
-def members_of(target: Target, members: Seq[Member] | str | None, model: Target | None) -> list[Drafter]:
-    """Drafters from drafters, names, (name, options) or "name,name". None: suffix lookup before the draft `model`, or
-    before the EAGLE-3 head that ships for the target, if there is one."""
+def make(
+    target: Target, *, members: Seq[Drafter] | None = None, model: Target | None = None, **options: Any
+) -> HybridDrafter:
+    """See `registry`; options as in `HybridConfig`. members: None: suffix lookup before the draft `model`, or before
+    the EAGLE-3 head that ships for the target, if there is one. `DraftPlan` makes members of names."""
+    config = HybridConfig(**options)
     if members is None:
-        return _usual(target, model)
-    if model is not None:
-        raise ParameterError("members and model are both given", fix='leave model out, or name it in members: ("model",'
-                             ' {"model": model})')  # fmt: skip
-    drafters: list[Drafter] = []
-    for member in members.split(",") if isinstance(members, str) else members:
-        if isinstance(member, str):
-            drafters.append(make_drafter(member, target))
-        elif isinstance(member, tuple) and len(member) == 2:
-            drafters.append(make_drafter(member[0], target, **member[1]))
-        elif isinstance(member, Drafter):
-            drafters.append(member)
-        else:
-            raise ParameterError(
-                f"{member!r} is not a drafter", fix="give a name, a pair (name, options), or a Drafter object"
-            )
-    return drafters
+        members = _usual(target, model)
+    elif model is not None:
+        raise ParameterError("members and model are both given", fix="leave model out, or make it one of the members")
+    for member in members:
+        if not isinstance(member, Drafter):
+            raise ParameterError(f"{member!r} is not a drafter", fix="name members in LLM(draft=['suffix', ...])")
+    return HybridDrafter(members, target.vocab_size, config, target.device)
 
 
 def _usual(target: Target, model: Target | None) -> list[Drafter]:
-    members: list[Drafter] = [make_drafter("suffix", target)]
+    suffix = make_drafter("suffix", target)
     if model is not None:
-        return [*members, make_drafter("model", target, model=model)]
+        return [suffix, make_drafter("model", target, model=model)]
     from slipstream import zoo
 
     try:
         runtime = target.capabilities.runtime
         head = zoo.head_dir("eagle3", None if runtime is None else runtime.source)
     except ParameterError:  # none ships for this target
-        return members
-    return [*members, make_drafter("eagle3", target, head=head)]
-
-
-def make(
-    target: Target, *, members: Seq[Member] | str | None = None, model: Target | None = None, **options: Any
-) -> HybridDrafter:
-    """See `registry`; members and model as in `members_of`, options as in `HybridConfig`."""
-    config = HybridConfig(**options)
-    return HybridDrafter(members_of(target, members, model), target.vocab_size, config, target.device)
+        return [suffix]
+    return [suffix, make_drafter("eagle3", target, head=head)]

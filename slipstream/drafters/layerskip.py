@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
-from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import EARLY_EXIT, Target, TargetOut, needed
+from slipstream.core.target import EARLY_EXIT, Target, needed
 from slipstream.drafters.chains import Chains
 from slipstream.errors import ParameterError
 
@@ -29,21 +29,18 @@ log = logging.getLogger("slipstream")
 @dataclass(frozen=True)
 class LayerSkipConfig(Strict):
     """exit     number of layers that draft, less than the target has; "auto": measure every exit on a short greedy text
-             when the drafter is created, and take the one with the highest expected speed-up.
-    longest  most draft tokens; None: with "auto" the length with the highest expected speed-up, otherwise the budget.
+    when the drafter is created, and take the one with the highest expected speed-up, drafting at most so many
+    tokens as have it.
     """
 
     exit: int | str = "auto"
-    longest: int | None = None
 
     def __post_init__(self) -> None:
         if self.exit != "auto":
             check_integer("exit", self.exit, 1)
-        if self.longest is not None:
-            check_integer("longest", self.longest, 1)
 
 
-class LayerSkipDrafter:
+class LayerSkipDrafter(Drafter):
     """target: the target that verifies; it must declare `early_exit`. `found`: the exits that "auto" measured, or [].
 
     Raises PairError for a target without early exit."""
@@ -57,7 +54,7 @@ class LayerSkipDrafter:
         self._multi_step, layers = target.capabilities.multi_step, self.target.layers
         self.device, self.width = target.device, target.vocab_size
         self.multi_step = self._multi_step is not None
-        self.longest = self.config.longest
+        self.longest: int | None = None
         self.found: list[Any] = []
         if isinstance(self.config.exit, int):
             self.exit = self.config.exit
@@ -74,7 +71,7 @@ class LayerSkipDrafter:
 
         self.found = measure_exits(self.target)
         best = max(self.found, key=lambda e: e.speedup)
-        self.exit, self.longest = best.layers, self.longest or best.gamma
+        self.exit, self.longest = best.layers, best.gamma
         log.info(
             "layerskip exits after %d of %d layers: agreement %.0f %%, cost %.0f %% of a decode step, %d draft tokens, "
             "expected speed-up %.2f (all: %s)",
@@ -117,12 +114,6 @@ class LayerSkipDrafter:
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         assert self._multi_step is not None
         return self._multi_step.decode_steps(seqs, steps, sampling, self.exit)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """There is no cache to update."""
-
-    def release(self, seq_id: int) -> None:
-        """There is no cache of its own."""
 
 
 def make(target: Target, **options: Any) -> LayerSkipDrafter:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -20,15 +20,25 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.acceptance_stats import MatchLengthStats
 
 
-@dataclass(kw_only=True)
-class LookupState:
+class Index(Protocol):
+    """Finds matches in one text."""
+
+    def index(self, tokens: Seq[int]) -> None:
+        """Add what is new in the text; `tokens` is all of it."""
+        ...
+
+
+S = TypeVar("S", bound=Index)
+
+
+@dataclass
+class LookupState(Generic[S]):
     """State of one sequence. match: length of the match that the last draft is based on."""
 
+    seq: Sequence
+    store: S
     match_stats: MatchLengthStats
     match: int = 0
-
-
-S = TypeVar("S", bound=LookupState)
 
 
 class LookupDrafter(ABC, Generic[S]):
@@ -38,27 +48,28 @@ class LookupDrafter(ABC, Generic[S]):
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = device
-        self._states: dict[int, S] = {}
+        self._states: dict[int, LookupState[S]] = {}
+
+    @abstractmethod
+    def _new(self) -> tuple[S, MatchLengthStats]:
+        """An empty store for a new sequence, and the record of its matches."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         """A state is created when it is first needed: a sequence for which speculation is off costs nothing."""
-        chains: list[Seq[int]] = []
-        for seq, depth in zip(seqs, budget, strict=True):
-            chains.append(self._chain(self._state(seq), seq, depth) if depth > 0 else ())
+        chains: list[list[int]] = [[] for _ in seqs]
+        for b, (seq, depth) in enumerate(zip(seqs, budget, strict=True)):
+            if depth > 0:
+                state = self._states.get(seq.id)
+                if state is None:
+                    state = self._states[seq.id] = LookupState(seq, *self._new())
+                state.store.index(seq.readable)
+                chains[b], state.match = self.continue_from(seq, (), depth)
         draft = Draft.chains(chains, device=self.device)
         for b, seq in enumerate(seqs):
-            if draft.nodes(b):
+            if chains[b]:
                 state = self._states[seq.id]
                 state.match_stats.remember(state.match, draft, b)
         return draft
-
-    @abstractmethod
-    def _state(self, seq: Sequence) -> S:
-        """The state of a sequence, up to date with its tokens."""
-
-    @abstractmethod
-    def _chain(self, state: S, seq: Sequence, depth: int) -> Seq[int]:
-        """At most `depth` draft tokens; notes the length of the match in the state."""
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         for b, seq in enumerate(seqs):

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import DrafterTraits, PrefixKeeper
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
-from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, MedusaRuntime, check_accuracies
+from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, MedusaRuntime
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import Tree, best_tree, optimal_tree
 
@@ -36,30 +36,24 @@ _MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
 
 @dataclass(frozen=True)
 class MedusaDraftConfig(Strict):
-    """tree        None: the optimal tree for `accuracies`. Or a fixed one: "4,2,1" or (4, 2, 1), the number of children
-                at each depth ("1,1,1" is a chain), or a list of paths of ranks, [[0], [1], [0, 0]].
-    nodes       most draft tokens of an optimal tree; 0: the number with the most tokens per second, at most 64.
-    accuracies  how often each head's candidate of each rank is right, [head][rank]; None: those in the checkpoint, or
-                else assumed ones.
-    row_cost    for nodes=0: the cost of verifying each further row, as a share of a decode step.
+    """tree      None: the optimal tree for the accuracies of the heads: those in the checkpoint, or else assumed ones.
+              Or a fixed one: "4,2,1" or (4, 2, 1), the number of children at each depth ("1,1,1" is a chain), or a
+              list of paths of ranks, [[0], [1], [0, 0]].
+    nodes     most draft tokens of an optimal tree; 0: the number with the most tokens per second, at most 64.
+    row_cost  for nodes=0: the cost of verifying each further row, as a share of a decode step.
     """
 
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
     nodes: int = 0
-    accuracies: Accuracies | None = None
     row_cost: float = 0.05
 
     def __post_init__(self) -> None:
         check_integer("nodes", self.nodes, 0)
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} can be verified in one step")
-        if self.tree is not None and (self.nodes or self.accuracies):
-            raise ParameterError(
-                "a fixed tree was given together with nodes or accuracies", fix="give one or the other"
-            )
+        if self.tree is not None and self.nodes:
+            raise ParameterError("a fixed tree was given together with nodes", fix="give one or the other")
         check_number("row_cost", self.row_cost, 0.0, float("inf"))
-        for h, row in enumerate(self.accuracies or ()):
-            check_accuracies(f"accuracies[{h}]", row)
 
     def fixed_tree(self) -> Tree | None:
         """The tree given by the option `tree`. Raises ParameterError."""
@@ -86,7 +80,7 @@ def assumed(heads: int) -> Accuracies:
     return tuple(tuple(0.6 * 0.75**h * share for share in (1, 0.2, 0.1, 0.06, 0.04, 0.03)) for h in range(heads))
 
 
-class MedusaDrafter:
+class MedusaDrafter(PrefixKeeper):
     """heads: see `MedusaRuntime`, reading hidden states on `device`. vocab_size: width of the target's logits."""
 
     name = "medusa"
@@ -102,7 +96,9 @@ class MedusaDrafter:
         self.heads, self.vocab_size, self.device = heads, vocab_size, torch.device(device)
         self.config = config or MedusaDraftConfig()
         self._fixed = self._checked(self.config.fixed_tree())
-        self._accuracies = self._measured()
+        c = heads.config
+        # As many ranks as they have ids at most.
+        self._accuracies = tuple(row[: c.width] for row in (c.accuracies or assumed(c.heads))[: c.heads])
         self._top = 1 + max(self._fixed.ranks) if self._fixed else max(map(len, self._accuracies))
         self._shapes: dict[int, tuple[Tree, Tensor]] = {}  # see `_shape`; by depth
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
@@ -142,16 +138,6 @@ class MedusaDrafter:
         for b, seq in enumerate(seqs):
             self._states[seq.id] = len(seq.tokens), kept[b]
 
-    def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixKeeper`: only the last hidden state counts."""
-        return len(seq.tokens)
-
-    def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixKeeper`; there is nothing to begin with."""
-
-    def keep(self, seq: Sequence) -> None:
-        """See `PrefixKeeper`; there is nothing to keep."""
-
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
@@ -174,16 +160,6 @@ class MedusaDrafter:
             places = [(d - 1) * self._top + rank for d, rank in zip(tree.depths, tree.ranks, strict=True)]
             self._shapes[depth] = tree, torch.tensor(places, dtype=torch.int64, device=self.device)
         return self._shapes[depth]
-
-    def _measured(self) -> Accuracies:
-        """Accuracies of the heads, with at most as many ranks as they have ids."""
-        c = self.heads.config
-        rows = self.config.accuracies or c.accuracies or assumed(c.heads)
-        if len(rows) < c.heads:
-            raise ParameterError(
-                f"accuracies of {len(rows)} heads were given for {c.heads}", fix="give one row per head"
-            )
-        return tuple(tuple(row[: c.width]) for row in rows[: c.heads])
 
     def _checked(self, tree: Tree | None) -> Tree | None:
         """`tree`; raises ParameterError if these heads cannot fill it."""

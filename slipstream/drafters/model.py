@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import DrafterTraits, PrefixKeeper
 from slipstream.core.encoder import Encoder
-from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
 from slipstream.drafters.chains import Chains, MaskedPass
+from slipstream.drafters.none import NoOptionsConfig
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError
 from slipstream.models.pair_check import require_kind
@@ -33,12 +32,7 @@ from slipstream.models.pair_check import require_kind
 log = logging.getLogger("slipstream")
 
 
-@dataclass(frozen=True)
-class ModelDraftConfig(Strict):
-    """It has no options: any that is given is refused."""
-
-
-class ModelDrafter:
+class ModelDrafter(PrefixKeeper):
     """model: any `Target` of the same vocabulary (padding aside). vocab_size: width of the target's logits."""
 
     name = "model"
@@ -159,13 +153,6 @@ class ModelDrafter:
             for shadow in reading:
                 shadow.read_chunk()
 
-    def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixKeeper`: its prefix does not depend on the target's."""
-        return len(seq.tokens)
-
-    def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixKeeper`: what is kept is looked up with the first draft."""
-
     def keep(self, seq: Sequence) -> None:
         shadow = self._shadows.get(seq.id)
         if shadow is not None and self._memory is not None:
@@ -198,7 +185,7 @@ def make(
                 fix="leave them out",
             )
         return StringDrafter(model, target.device)
-    ModelDraftConfig(**options)
+    NoOptionsConfig(**options)
     _check_kinds(target.capabilities.encoder, model.capabilities.encoder)
     return ModelDrafter(model, target.vocab_size)
 

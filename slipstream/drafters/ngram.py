@@ -28,8 +28,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.drafters.acceptance_stats import MatchLengthStats
-from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.lookups import LookupDrafter, LookupState
+from slipstream.drafters.lookups import LookupDrafter
 from slipstream.errors import ParameterError
 
 Context = tuple[int, ...]
@@ -44,7 +43,6 @@ FOLLOWERS = 16  # most followers kept for one context; beyond that, the one with
 class NgramConfig(Strict):
     """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
                  Short contexts match more often, and their draft tokens are accepted less often.
-    max_draft    most draft tokens in a path; the engine's own limit applies as well.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
                  are left out. 0: no limit; above 0.7 nothing would ever be tried.
     max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
@@ -54,12 +52,11 @@ class NgramConfig(Strict):
 
     max_ngram: int = 5
     min_ngram: int = 1
-    max_draft: int = 16
     row_cost: float = 0.05
     max_entries: int = 1 << 18
 
     def __post_init__(self) -> None:
-        for name, low in (("max_ngram", 1), ("min_ngram", 1), ("max_draft", 1), ("max_entries", 2)):
+        for name, low in (("max_ngram", 1), ("min_ngram", 1), ("max_entries", 2)):
             check_integer(name, getattr(self, name), low)
         check_number("row_cost", self.row_cost, 0.0, 0.7)
         if self.min_ngram > self.max_ngram:
@@ -68,8 +65,6 @@ class NgramConfig(Strict):
                 why="no context can satisfy both",
                 fix="choose min_ngram <= max_ngram",
             )
-        if self.max_draft > MAX_NODES:
-            raise ParameterError(f"max_draft is {self.max_draft}, at most {MAX_NODES} draft tokens are verified")
 
 
 class NgramStore:
@@ -145,12 +140,7 @@ def extend(tokens: Seq[int], path: list[int], position: int, depth: int) -> None
         overrun += 1
 
 
-@dataclass
-class _State(LookupState):
-    store: NgramStore
-
-
-class NgramDrafter(LookupDrafter[_State]):
+class NgramDrafter(LookupDrafter[NgramStore]):
     """device: where the target wants its draft tokens."""
 
     name = "ngram"
@@ -159,31 +149,21 @@ class NgramDrafter(LookupDrafter[_State]):
         super().__init__(device)
         self.config = config or NgramConfig()
 
+    def _new(self) -> tuple[NgramStore, MatchLengthStats]:
+        return NgramStore(self.config), MatchLengthStats(self.config.row_cost, self.config.max_ngram)
+
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
         state, text = self._states[seq.id], seq.readable
         follower = state.store.follower(text, drafted)
         if follower is None:
             return [], 0
         token, position, match = follower
-        depth = min(depth, self.config.max_draft, state.match_stats.depth(match))
+        depth = min(depth, state.match_stats.depth(match))
         if not depth:
             return [], match
         path = [*drafted, token]
         extend(text, path, position, len(drafted) + depth)
         return path[len(drafted) :], match
-
-    def _state(self, seq: Sequence) -> _State:
-        state = self._states.get(seq.id)
-        if state is None:
-            stats = MatchLengthStats(self.config.row_cost, self.config.max_ngram)
-            state = self._states[seq.id] = _State(NgramStore(self.config), match_stats=stats)
-        state.store.index(seq.readable)
-        return state
-
-    def _chain(self, state: _State, seq: Sequence, depth: int) -> list[int]:
-        chain, match = self.continue_from(seq, (), depth)
-        state.match = match or state.match
-        return chain
 
 
 def make(target: Target, **options: Any) -> NgramDrafter:

@@ -1,14 +1,21 @@
-"""Plain decoding: drafts nothing.
-
-`NoDrafter` itself is defined in `core.drafter`.
-"""
+"""Plain decoding: drafts nothing."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from slipstream.core.drafter import NoDrafter
+from slipstream.core.strict import Strict
 from slipstream.core.target import Target
 
 
-def make(target: Target) -> NoDrafter:
-    """See `registry`."""
+@dataclass(frozen=True)
+class NoOptionsConfig(Strict):
+    """It has no options: any that is given is refused."""
+
+
+def make(target: Target, **options: Any) -> NoDrafter:
+    """See `registry`; it has no options."""
+    NoOptionsConfig(**options)
     return NoDrafter()

@@ -26,20 +26,22 @@ from typing import Any
 import torch
 
 from slipstream.core.decode_steps import StepSampling
-from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits, PrefixKeeper
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.warp import first_maxima
-from slipstream.drafters.rereader import Rereader
 from slipstream.errors import PairError
-from slipstream.models.rereading import Vocabularies, cut_at_end
+from slipstream.models.rereading import Reading, Vocabularies, cut_at_end
 from slipstream.models.token_texts import TokenTexts
 
 log = logging.getLogger("slipstream")
 
 MOST_STEPS = 4
 """Most draft model's tokens for each of the target's."""
+RESERVE = 64
+"""Room for draft tokens in the draft model's context. The same for every text and batch, so that a text is read in the
+same way in every batch."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularie
     return vocabularies
 
 
-class StringDrafter:
+class StringDrafter(PrefixKeeper):
     """device: where the target wants its draft tokens."""
 
     name = "model"
@@ -168,26 +170,96 @@ class StringDrafter:
             at += len(written)
         return tokens
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        """The next draft reads the text again from where it differs."""
-
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         reading = [seq for seq in seqs if seq.params.draft_tokens != 0]
         if reading:
             self._run([self._reader.follow(seq, seq.kv_len) for seq in reading])
-
-    def cached_prefix(self, seq: Sequence) -> int:
-        """See `PrefixKeeper`: its prefix does not depend on the target's."""
-        return len(seq.tokens)
-
-    def begin(self, seq: Sequence, length: int) -> None:
-        """See `PrefixKeeper`: what is kept is looked up with the first draft."""
 
     def keep(self, seq: Sequence) -> None:
         self._reader.keep(seq.id)
 
     def release(self, seq_id: int) -> None:
         self._reader.release(seq_id)
+
+
+@dataclass
+class _Text:
+    """known: how many of the target's tokens have been read. begin: place in `reading.ids` of the first token of
+    `sequence`, less those that begin every text."""
+
+    reading: Reading
+    sequence: Sequence
+    known: int = 0
+    begin: int = 0
+
+
+class Rereader:
+    """The draft model's sequences for texts in the target's tokens. Where a text goes on, or its last words are split
+    in another way, the KV cache is kept up to the first id that differs.
+
+    reserve  how many of the draft model's tokens fit into its context after every text.
+    """
+
+    def __init__(self, model: Target, vocabularies: Vocabularies):
+        self.model, self.vocabularies = model, vocabularies
+        self.memory = model.capabilities.memory
+        self.reserve = min(RESERVE, model.context // 2)
+        self._texts: dict[int, _Text] = {}
+        roles = vocabularies.draft.roles
+        self._filler = next((id_ for role in ("bos", "eos") if (id_ := roles[role]) is not None), 0)
+
+    def follow(self, seq: Sequence, length: int) -> Sequence:
+        """The draft model's sequence for the first `length` tokens of a text, brought up to date; at least its last
+        token is pending. A new text may begin with what was computed for an earlier one. A text that fills the draft
+        model's context is read from a later point on."""
+        text = self._texts.get(seq.id)
+        cached = text is None and seq.prefix_cache and self.memory is not None
+        if text is None:
+            text = self._texts[seq.id] = _Text(Reading(self.vocabularies), Sequence([], context=self.model.context))
+        kept = text.reading.update(seq.tokens[:length], text.known)
+        text.known = length
+        ids = text.reading.ids
+        begin = self._begin(len(ids))
+        if begin != text.begin:
+            self.model.release(text.sequence.id)
+            text.sequence, text.begin, kept = Sequence([], context=self.model.context), begin, 0
+        sequence = text.sequence
+        if begin:
+            ids = [*self.vocabularies.draft.begin, *ids[begin + len(self.vocabularies.draft.begin) :]]
+            kept = max(0, kept - begin)
+        ids = ids or [self._filler]
+        if cached:
+            assert self.memory is not None
+            sequence.kv_len = self.memory.begin(sequence.id, ids, len(ids) - 1)
+            sequence.tokens[:] = ids
+            return sequence
+        k, most = min(kept, sequence.kv_len), min(sequence.kv_len, len(ids), len(sequence.tokens))
+        while k < most and ids[k] == sequence.tokens[k]:
+            k += 1
+        sequence.tokens[k:] = ids[k:]
+        sequence.kv_len = min(k, len(ids) - 1)
+        return sequence
+
+    def open_word(self, seq_id: int) -> int:
+        """See `Reading.open_word`."""
+        return self._texts[seq_id].reading.open_word
+
+    def keep(self, seq_id: int) -> None:
+        """Keep the KV of a text for later ones."""
+        text = self._texts.get(seq_id)
+        if text is not None and self.memory is not None and not text.begin:
+            self.memory.keep(text.sequence.id, text.sequence.tokens[: text.sequence.kv_len])
+
+    def release(self, seq_id: int) -> None:
+        """Forget a text. Unknown ids are ignored."""
+        text = self._texts.pop(seq_id, None)
+        if text is not None:
+            self.model.release(text.sequence.id)
+
+    def _begin(self, length: int) -> int:
+        """Where to begin to read a text of so many tokens: each time the context is full, half of it is left out."""
+        half = max(1, self.model.context // 2)
+        return -(-max(0, length + self.reserve - self.model.context) // half) * half
 
 
 def complete(data: bytes) -> bytes:

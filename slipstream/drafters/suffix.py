@@ -30,8 +30,7 @@ from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.drafters.acceptance_stats import MatchLengthStats
-from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.lookups import LookupDrafter, LookupState
+from slipstream.drafters.lookups import LookupDrafter
 from slipstream.drafters.suffix_tree import END, Node, Store, SuffixTree
 from slipstream.errors import ParameterError
 
@@ -43,7 +42,6 @@ class SuffixConfig(Strict):
     """max_depth    longest string in the tree, in tokens; matches are shorter than that. Deeper draft tokens are copied
                  from one occurrence.
     min_match    shortest match to draft from.
-    max_draft    longest draft; the engine's own limit applies as well.
     spec_factor  a match of length m allows spec_factor * m draft tokens, at least one (alpha of 2411.04975, section
                  4.2).
     min_prob     drafts end where the product of the frequencies falls below this.
@@ -59,7 +57,6 @@ class SuffixConfig(Strict):
 
     max_depth: int = 24
     min_match: int = 1
-    max_draft: int = 16
     spec_factor: float = 4.0
     min_prob: float = 0.1
     row_cost: float = 0.05
@@ -69,14 +66,12 @@ class SuffixConfig(Strict):
 
     def __post_init__(self) -> None:
         for name, low in (
-            ("max_depth", 2), ("min_match", 1), ("max_draft", 1), ("max_tokens", 2), ("past_tokens", 2),
+            ("max_depth", 2), ("min_match", 1), ("max_tokens", 2), ("past_tokens", 2),
         ):  # fmt: skip
             check_integer(name, getattr(self, name), low)
         check_number("spec_factor", self.spec_factor, 0.0, 1000.0)
         check_number("min_prob", self.min_prob, 0.0, 1.0)
         check_number("row_cost", self.row_cost, 0.0, 0.7)
-        if self.max_draft > MAX_NODES:
-            raise ParameterError(f"max_draft is {self.max_draft}, at most {MAX_NODES} draft tokens are verified")
         if self.min_match >= self.max_depth:
             raise ParameterError(
                 f"min_match is {self.min_match}, max_depth is {self.max_depth}",
@@ -85,21 +80,11 @@ class SuffixConfig(Strict):
             )
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """Draft tokens for one sequence, after a match of `match` tokens; `score` is the expected number that are
-    accepted."""
-
-    match: int = 0
-    score: float = 0.0
-    tokens: Seq[int] = ()
-
-
 def follow(
     tree: SuffixTree, match: int, place: Node | int, depth: int, min_prob: float, of_request: bool
-) -> Continuation:
-    """Up to `depth` draft tokens that follow the string of `match` tokens at `found`: each time the most frequent one,
-    as long as the product of the frequencies is at least `min_prob`.
+) -> tuple[list[int], float]:
+    """Up to `depth` draft tokens that follow the string of `match` tokens at `place`: each time the most frequent one,
+    as long as the product of the frequencies is at least `min_prob`. With the expected number that are accepted.
 
     of_request: the string is the text's own end. Its last occurrence has no follower yet, and does not count.
     """
@@ -119,7 +104,7 @@ def follow(
         at += 1
         score += probability
         tokens.append(token)
-    return Continuation(match, score, tokens)
+    return tokens, score
 
 
 def _likeliest(node: Node, total: int) -> tuple[float, int, Node | int]:
@@ -130,16 +115,7 @@ def _likeliest(node: Node, total: int) -> tuple[float, int, Node | int]:
     return min(1.0, count / total), token, child
 
 
-@dataclass
-class _State(LookupState):
-    """store: of the sequence's text; indexed: how many of its tokens are in there."""
-
-    seq: Sequence
-    store: Store
-    indexed: int = 0
-
-
-class SuffixDrafter(LookupDrafter[_State]):
+class SuffixDrafter(LookupDrafter[Store]):
     """See the module."""
 
     name = "suffix"
@@ -150,9 +126,27 @@ class SuffixDrafter(LookupDrafter[_State]):
         self.traits = replace(self.traits, remembers=self.config.across)
         self.past = Store(self.config.max_depth, self.config.past_tokens)
 
+    def _new(self) -> tuple[Store, MatchLengthStats]:
+        store = Store(self.config.max_depth, self.config.max_tokens)
+        return store, MatchLengthStats(self.config.row_cost, RECORDS)
+
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        best = self._best(self._states[seq.id], depth, drafted)
-        return list(best.tokens), best.match
+        """What follows the longest match: in the request's own store, or in that of finished requests if its score is
+        higher."""
+        config, state = self.config, self._states[seq.id]
+        tokens, matched, best = list[int](), 0, 0.0
+        tail = [*seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
+        for store in (state.store, self.past) if config.across else (state.store,):
+            of_request = store is state.store and not drafted
+            tree, match, where = store.longest(tail, of_request)
+            if match >= config.min_match:
+                most = max(1, min(depth, int(config.spec_factor * match)))
+                deepest = min(most, state.match_stats.depth(match))
+                whole = of_request and tree is store.young
+                more, score = follow(tree, match, where, deepest, config.min_prob, whole)
+                if score > best:
+                    tokens, matched, best = more, match, score
+        return tokens, matched
 
     def release(self, seq_id: int) -> None:
         state = self._states.get(seq_id)
@@ -160,37 +154,6 @@ class SuffixDrafter(LookupDrafter[_State]):
         if state is not None and self.config.across and state.seq.finish:
             self.past.extend(state.seq.output)
             self.past.young.close()
-
-    def _state(self, seq: Sequence) -> _State:
-        state, text = self._states.get(seq.id), seq.readable
-        if state is None:
-            store = Store(self.config.max_depth, self.config.max_tokens)
-            state = _State(seq, store, match_stats=MatchLengthStats(self.config.row_cost, RECORDS))
-            self._states[seq.id] = state
-        state.store.extend(text[state.indexed :])
-        state.indexed = len(text)
-        return state
-
-    def _chain(self, state: _State, seq: Sequence, depth: int) -> Seq[int]:
-        best = self._best(state, depth)
-        state.match = best.match
-        return best.tokens
-
-    def _best(self, state: _State, depth: int, ahead: Seq[int] = ()) -> Continuation:
-        """What follows the longest match, up to `depth` deep: in the request's own store, or in that of finished ones
-        if its score is higher. ahead: tokens taken to follow the text."""
-        config, best = self.config, Continuation()
-        tail = [*state.seq.readable[-config.max_depth :], *ahead][-config.max_depth :]
-        for store in (state.store, self.past) if config.across else (state.store,):
-            of_request = store is state.store and not ahead
-            tree, match, where = store.longest(tail, of_request)
-            if match >= config.min_match:
-                most = min(depth, config.max_draft)
-                deepest = min(max(1, min(most, int(config.spec_factor * match))), state.match_stats.depth(match))
-                continuation = follow(tree, match, where, deepest, config.min_prob, of_request and tree is store.young)
-                if continuation.score > best.score:
-                    best = continuation
-        return best
 
 
 def make(target: Target, **options: Any) -> SuffixDrafter:

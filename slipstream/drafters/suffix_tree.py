@@ -156,9 +156,15 @@ class Store:
         self.depth, self.half = depth, max_tokens // 2
         self.young = SuffixTree(depth)
         self.old: SuffixTree | None = None
+        self.indexed = 0
 
     def __len__(self) -> int:
         return len(self.young.text) + (len(self.old.text) if self.old else 0)
+
+    def index(self, text: Seq[int]) -> None:
+        """Add what is new in a text that is stored as it grows."""
+        self.extend(text[self.indexed :])
+        self.indexed = len(text)
 
     def extend(self, tokens: Seq[int]) -> None:
         begin = 0

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError, PairError, UnsupportedModelError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_format import fill
 from slipstream.heads.eagle_save import layer_config
-from slipstream.heads.recognition import check_host, recognise, stored, write
-from slipstream.models.checkpoint import read_json, resolve
+from slipstream.heads.recognition import check_host, opened, write
 from slipstream.models.config import DecoderConfig
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*")
@@ -39,10 +38,7 @@ def load_dflash(source: str | Path) -> DFlashHead:
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; settings that are missing or that change the computation.
     """
-    folder = resolve(source)
-    kind, config = recognise(folder), read_json(folder / "config.json")
-    raw = {name.removeprefix("model."): t for name, t in stored(folder).items()}
-    tensors = {name: t for name, t in raw.items() if not _IGNORED.fullmatch(name)}
+    folder, kind, config, tensors = opened(source, _IGNORED)
     if kind != "dflash" or tensors.get("fc.weight", torch.empty(0)).ndim != 2:
         raise CheckpointError(
             f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
@@ -142,22 +138,16 @@ def fit(head: DFlashHead, host: HeadHost) -> DFlashHead:
     """Check that `head` was made for the target, and hand it the target's weights. Returns the head in the target's
     dtype and on its device. Raises PairError with both values."""
     c, d, vocab = head.config, head.config.decoder.hidden_size, head.config.decoder.vocab_size
-    check_host(host, "DFlash", c.target_hidden, vocab)
     strange = [tap - 1 for tap in c.taps if tap > host.layers]
     borrows, rows = not (c.own_embedding and c.own_lm_head), vocab if c.own_embedding else host.vocab_size
-    for wrong, expected, actual in (
+    further = (
         (c.target_layers not in (None, host.layers), f"a target of {c.target_layers} layers", f"{host.layers} layers"),
         (strange, f"the target layers {strange}", f"layers 0..{host.layers - 1}"),
         (borrows and d != host.hidden_size, f"width {d} and the target's tables", f"width {host.hidden_size}"),
         (c.mask_token >= rows, f"mask_token_id {c.mask_token}", f"{rows} embeddings"),
         (c.markov_rank and vocab < host.vocab_size, f"a Markov head of {vocab} ids", f"{host.vocab_size} ids"),
-    ):
-        if wrong:
-            raise PairError(
-                f"the DFlash head was made for {expected}, the target has {actual}",
-                why="it was trained for another target",
-                fix="take a head that was trained for this target, or train one: slipstream train dflash",
-            )
+    )
+    check_host(host, "DFlash", c.target_hidden, vocab, further)
     embedding = None if c.own_embedding else host.embedding()
     lm_head = None if c.own_lm_head else embedding if host.tied and embedding is not None else host.lm_head()
     return head.to(host.device, host.dtype).borrow(embedding, lm_head)

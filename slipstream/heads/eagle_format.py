@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.target import HeadHost
-from slipstream.errors import CheckpointError, ConfigError, PairError, UnsupportedModelError
+from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import MASK_TOKENS, TAPS, check_host, recognise, stored
-from slipstream.models.checkpoint import few, read_json, resolve
+from slipstream.heads.recognition import MASK_TOKENS, TAPS, check_host, opened
+from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
@@ -39,11 +39,7 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; an unsupported variant.
     """
-    folder = resolve(source)
-    kind = recognise(folder)
-    config = read_json(folder / "config.json")
-    raw = {name.removeprefix("model."): t for name, t in stored(folder).items()}
-    tensors = {n: t for n, t in raw.items() if not _IGNORED.fullmatch(n)}
+    folder, kind, config, tensors = opened(source, _IGNORED)
     if kind not in ("eagle", "eagle3"):
         raise CheckpointError(
             f"{folder} holds {f'a {kind} head' if kind else 'no EAGLE head'}",
@@ -70,9 +66,8 @@ def _config(
     """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
     nested = _mapping(config, "eagle_config") or {}
     flat = dict(_mapping(config, "transformer_layer_config") or config)
-    flat["model_type"] = (
-        "llama"  # layers of every family are Llama's but for biases and norms, detected by their tensors
-    )
+    # Layers of every family are Llama's but for biases and norms, detected by their tensors.
+    flat["model_type"] = "llama"
     _refuse_variants(nested, flat, folder)
     decoder = DecoderConfig.from_dict(flat)
     layer = "midlayer." if kind == "eagle3" else "layers.0."
@@ -92,30 +87,26 @@ def _config(
             why="weights and configuration belong to different heads",
             fix="take both from the same checkpoint",
         )
+    own_embedding = "embed_tokens.weight" in tensors
     if kind == "eagle":
         return EagleConfig(
-            version=1,
-            decoder=decoder,
-            taps=(-1,),
-            target_hidden=fc[1] - d,
-            draft_vocab=decoder.vocab_size,
-            fc_bias="fc.bias" in tensors,
-            own_embedding="embed_tokens.weight" in tensors,
-        )
+            version=1, decoder=decoder, taps=(-1,), target_hidden=fc[1] - d, draft_vocab=decoder.vocab_size,
+            fc_bias="fc.bias" in tensors, own_embedding=own_embedding,
+        )  # fmt: skip
     taps, width = _taps(config, nested, fc[1], d, layers, folder)
     mask_token, depths = _parallel(config, tensors, folder)
+    said = {**nested, **config}
     return EagleConfig(
         version=3,
         decoder=decoder,
         taps=taps,
         target_hidden=width,
         draft_vocab=_integer(config, "draft_vocab_size", flat.get("draft_vocab_size") or decoder.vocab_size),
-        own_embedding="embed_tokens.weight" in tensors,
-        norm_before_residual=bool(config.get("norm_before_residual", nested.get("norm_before_residual", False))),
+        own_embedding=own_embedding,
+        norm_before_residual=bool(said.get("norm_before_residual")),
         fc_norm="fc_norm.0.weight" in tensors or bool(config.get("fc_norm")),
-        norm_output=bool(config.get("norm_output", nested.get("norm_output", False))),
-        norm_before_fc="input_norm.weight" in tensors
-        or bool(nested.get("norm_before_fc", config.get("norm_before_fc", False))),
+        norm_output=bool(said.get("norm_output")),
+        norm_before_fc="input_norm.weight" in tensors or bool({**config, **nested}.get("norm_before_fc")),
         mask_token=mask_token,
         depths=depths,
     )
@@ -202,33 +193,23 @@ def _vocabulary(head: EagleHead, tensors: dict[str, Tensor], folder: Path) -> No
         return  # `fill` reports tensors that are missing or have another shape
     tensors["d2t"] = tensors["d2t"].to(torch.int64)
     ids = torch.arange(count) + tensors["d2t"]
+    inside = ids[(ids >= 0) & (ids < vocab)]
     t2d = torch.zeros(vocab, dtype=torch.bool)
-    outside = int(((ids < 0) | (ids >= vocab)).sum())
-    if not outside:
-        t2d[ids] = True
+    t2d[inside] = True
     stored_t2d = tensors.setdefault("t2d", t2d).bool()
     if stored_t2d.shape != t2d.shape:
         return
     tensors["t2d"] = stored_t2d
-    if outside or int(t2d.sum()) != count or not torch.equal(stored_t2d, t2d):
-        absolute = _names(tensors["d2t"], stored_t2d)
+    if int(t2d.sum()) != count or not torch.equal(stored_t2d, t2d):
+        absolute = set(tensors["d2t"].tolist()) == set(stored_t2d.nonzero()[:, 0].tolist())
         raise CheckpointError(
-            f"d2t and t2d in {folder} disagree: {int(t2d.sum())} ids are reached by offsets ({outside} lie outside "
-            f"0..{vocab - 1}), t2d marks {int(stored_t2d.sum())}, {count} are expected",
+            f"d2t and t2d in {folder} disagree: {int(t2d.sum())} ids are reached by offsets ({count - len(inside)} lie "
+            f"outside 0..{vocab - 1}), t2d marks {int(stored_t2d.sum())}, {count} are expected",
             why="d2t holds absolute ids here; the format requires offsets, target id = draft id + d2t"
             if absolute
             else "draft ids would be mapped to wrong target ids",
             fix="subtract 0, 1, 2, ... from d2t" if absolute else "export the head again",
         )
-
-
-def _names(ids: Tensor, marks: Tensor) -> bool:
-    """Whether `ids`, read as target ids, are exactly the marked ones."""
-    if int(ids.min()) < 0 or int(ids.max()) >= len(marks):
-        return False
-    other = torch.zeros_like(marks)
-    other[ids] = True
-    return torch.equal(other, marks)
 
 
 def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> None:
@@ -271,28 +252,15 @@ def _integer(config: Mapping[str, Any], key: str, default: int) -> int:
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:
     """Check that `head` was made for the target, hand it the target's weights and drop draft ids that the target does
     not have. Returns a head in the target's dtype and on its device. Raises PairError with both values."""
-    c = head.config
-    kind = "EAGLE" if c.version == 1 else "EAGLE-3"
-    check_host(host, kind, c.target_hidden, c.decoder.vocab_size)
-    strange = [t for t in c.taps if t != -1 and not 0 <= t <= host.layers]
-    if strange:
-        raise PairError(
-            f"the {kind} head taps layers {list(c.taps)}, the target has layers 0..{host.layers}",
-            why=f"taps {strange} do not exist",
-            fix="take a head that was trained for this target, or correct eagle_aux_hidden_state_layer_ids",
-        )
-    if not c.own_embedding and c.hidden_size != host.hidden_size:
-        raise PairError(
-            f"the {kind} head has width {c.hidden_size} and no embedding of its own, the target's has width "
-            f"{host.hidden_size}",
-            fix="take a head that was trained for this target",
-        )
-    if c.mask_token is not None and not c.own_embedding and c.mask_token >= host.vocab_size:
-        raise PairError(
-            f"the mask token of the {kind} head is {c.mask_token}, the target has the ids 0..{host.vocab_size - 1}",
-            why="its mask rows embed that token",
-            fix="take a head that was trained for this target",
-        )
+    c, borrows = head.config, not head.config.own_embedding
+    strange = [tap for tap in c.taps if tap != -1 and not 0 <= tap <= host.layers]
+    ids = f"the ids 0..{host.vocab_size - 1}"
+    further = (
+        (strange, f"the target layers {strange}", f"layers 0..{host.layers}"),
+        (borrows and c.hidden_size != host.hidden_size, f"width {c.hidden_size}", f"width {host.hidden_size}"),
+        (borrows and (c.mask_token or 0) >= host.vocab_size, f"the mask token {c.mask_token}", ids),
+    )
+    check_host(host, "EAGLE" if c.version == 1 else "EAGLE-3", c.target_hidden, c.decoder.vocab_size, further)
     embedding = None if c.own_embedding else host.embedding()
     head = head.to(host.device, host.dtype)
     if c.version == 1:
@@ -303,12 +271,11 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
 
 def _within(head: EagleHead, vocab_size: int) -> EagleHead:
     """The head without draft ids that the target does not have (padding)."""
-    keep = (head.target_ids >= 0) & (head.target_ids < vocab_size)  # [draft_vocab]
-    if bool(keep.all()):
-        return head
-    ids, rows = head.target_ids[keep], head.lm_head.weight[keep]
-    smaller = EagleHead(replace(head.config, draft_vocab=len(ids))).to(rows.device, rows.dtype)
-    state = {n: t for n, t in head.state_dict().items() if n not in ("lm_head.weight", "d2t", "t2d")}
-    smaller.load_state_dict(state | {"lm_head.weight": rows, "d2t": smaller.d2t, "t2d": smaller.t2d})
-    smaller.select_vocabulary(ids)
-    return smaller.eval().requires_grad_(False)
+    keep = head.target_ids < vocab_size  # [draft_vocab]
+    if not bool(keep.all()):
+        ids = head.target_ids[keep]
+        head.config = replace(head.config, draft_vocab=len(ids))
+        head.lm_head.weight = nn.Parameter(head.lm_head.weight[keep], requires_grad=False)
+        head.d2t = head.d2t[: len(ids)]
+        head.select_vocabulary(ids)
+    return head

@@ -179,7 +179,7 @@ class EagleHead(nn.Module):
     """An EAGLE head. Its `state_dict` has the tensor names of published checkpoints.
 
     embedding [V, d] and, for version 1, lm_head [V, d] belong to the target and are not parameters of the head;
-    `borrow` sets them. d2t is an *offset*: draft id i is target id i + d2t[i].
+    `borrow` sets them in `borrowed`. d2t is an *offset*: draft id i is target id i + d2t[i].
     """
 
     d2t: Tensor  # int64 [draft_vocab]
@@ -208,19 +208,14 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleDict({str(i): PlainLayer(c, i == 0) for i in plain})
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self._borrowed: dict[str, Tensor] = {}
+        self.borrowed: dict[str, Tensor] = {}
 
     def borrow(self, embedding: Tensor | None, lm_head: Tensor | None = None) -> EagleHead:
         """Use the target's embedding [V, d] (None for a head that has its own) and, version 1, its lm_head [V, d];
         returns self."""
         lent = {"embedding": embedding, "lm_head": lm_head}
-        self._borrowed = {name: tensor for name, tensor in lent.items() if tensor is not None}
+        self.borrowed = {name: tensor for name, tensor in lent.items() if tensor is not None}
         return self
-
-    @property
-    def borrowed(self) -> dict[str, Tensor]:
-        """The target's tensors in use, by name: "embedding", "lm_head"."""
-        return self._borrowed
 
     def select_vocabulary(self, ids: Tensor) -> None:
         """Make `ids`, increasing int64 [draft_vocab], the target ids that the head can draft."""
@@ -231,11 +226,17 @@ class EagleHead(nn.Module):
     @property
     def target_ids(self) -> Tensor:
         """Target id of each draft id, int64 [draft_vocab]."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+        ids = torch.arange(self.config.draft_vocab, device=self.fc.weight.device)
+        return ids if self.config.version == 1 else ids + self.d2t
+
+    @property
+    def mask_taps(self) -> Tensor | None:
+        """Taps of the mask rows of a parallel head, [taps * target_hidden]; None for any other."""
+        return None if self.config.mask_token is None else self.mask_hidden.detach().flatten()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] -> [..., d]."""
-        table = self.embed_tokens.weight if self.config.own_embedding else self._borrowed["embedding"]
+        table = self.embed_tokens.weight if self.config.own_embedding else self.borrowed["embedding"]
         return F.embedding(tokens, table)
 
     def fuse(self, taps: list[Tensor]) -> Tensor:
@@ -268,7 +269,7 @@ class EagleHead(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """The second result of `forward`, [..., d] -> [..., draft_vocab]."""
         if self.config.version == 1:
-            return F.linear(x, self._borrowed["lm_head"])
+            return F.linear(x, self.borrowed["lm_head"])
         return self.lm_head(x)  # type: ignore[no-any-return]
 
 

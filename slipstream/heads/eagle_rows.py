@@ -1,7 +1,14 @@
-"""State of a head with a KV cache for each sequence: which true rows are in it, and the features of those still to run.
+"""Heads with a KV cache: `EagleRuntime`, how a backend runs one of EAGLE, and `HeadDrafter`, the part of their drafters
+that keeps which rows of each sequence are in the cache, and the features of those still to run.
 
-Row i of an EAGLE head needs token i + 1, and drafting starts from the last row. So a sequence of n tokens with known
-features has the rows 0..n-2. So it has for a DFlash head, whose block begins with token n - 1.
+A row of an EAGLE head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits
+predict token i + 2. *True* rows carry the target's tapped states. *Own* rows, those of draft tokens, carry the head's
+output for the row before them; they serve one draft, and are then overwritten by the true rows of the accepted tokens.
+Mask rows, of a parallel head, are true rows of the mask token with learned taps; they are overwritten, too. Rows are
+packed as in `executor.Batch`; `tokens` holds the token *after* each feature.
+
+A sequence of n tokens with known features has the true rows 0..n-2, and drafting starts from the last one. A DFlash
+head has the same rows; its block begins with token n - 1.
 """
 
 from __future__ import annotations
@@ -9,14 +16,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
+from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.heads.eagle_head import EagleConfig
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.executor import Batch
 
@@ -27,16 +38,48 @@ CHUNK = 512
 
 
 class CachedHead(Protocol):
-    """What the rows need of a head (see `EagleRuntime`); config: with the `decoder` of its layers."""
+    """A head with a KV cache of its own. config: with the `decoder` of its layers."""
 
     config: Any
     device: torch.device
     kv_memory: KVMemory
+    """The blocks of its KV cache; those of rows that depend on one token after their last."""
     mask: Tensor | None
+    """Taps of the mask rows of a parallel head, [taps * target_hidden], on the device; None for any other."""
 
-    def extend(self, batch: Batch, features: Tensor) -> object: ...
+    def extend(self, batch: Batch, features: Tensor) -> object:
+        """Run true rows. features: the concatenated taps [M, taps * target_hidden]. As in `executor.Batch`, a smaller
+        `past` rolls the cache back."""
+        ...
 
-    def release(self, seq_id: int) -> None: ...
+    def release(self, seq_id: int) -> None:
+        """Free the KV of a sequence; unknown ids are ignored."""
+        ...
+
+    def kv(self, seq_id: int, length: int) -> Tensor:
+        """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools)."""
+        ...
+
+
+class EagleRuntime(CachedHead, Protocol):
+    """An EAGLE head, or MTP layers, as a backend runs them."""
+
+    name: str
+    config: EagleConfig
+    ids: Tensor
+    """Target id of each draft id, int64 [draft_vocab], on the device."""
+
+    def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
+        """Run rows of one kind, chains or trees. features: the concatenated taps or, with `from_head`, outputs of
+        earlier rows [M, d]. Returns (next features [R, d], logits [R, draft_vocab]) of the rows in `batch.select`,
+        valid until the next call."""
+        ...
+
+    def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
+        """Run the pending true rows and draft `steps` tokens per sequence in one call, picked by `sampling`. Returns
+        draft ids, with logits and distributions over the draft vocabulary. KV is written for the pending rows and steps
+        - 1 own rows."""
+        ...
 
 
 @dataclass
@@ -74,28 +117,28 @@ class Rows:
         self.done, self.pending, self.todo = self.done + count, self.pending - count, [] if rest is None else [rest]
 
 
-class EagleRows:
-    """The rows of every sequence of a drafter. Nothing is kept beyond the head's `context`: those positions were never
-    trained."""
+class HeadDrafter:
+    """What the drafters of such heads have in common. rows: of every sequence, by its id. Nothing is kept beyond the
+    head's `context`: those positions were never trained."""
+
+    traits: DrafterTraits
 
     def __init__(self, runtime: CachedHead):
-        self.runtime = runtime
-        self.context = runtime.config.decoder.context
-        self._rows: dict[int, Rows] = {}
+        self._head, self.device, self.context = runtime, runtime.device, runtime.config.decoder.context
+        self.rows: dict[int, Rows] = {}
         self._warned = False
-
-    def __getitem__(self, seq: Sequence) -> Rows:
-        return self._rows[seq.id]
 
     def depth(self, seq: Sequence, wanted: int) -> int:
         """How deep this sequence can be drafted now: 0 if its features are unknown; never beyond the context."""
-        rows = self._rows.get(seq.id)
+        rows = self.rows.get(seq.id)
         if wanted <= 0 or rows is None or rows.end != len(seq.tokens) - 1 or not rows.pending:
             return 0
-        room = self.context - len(seq.tokens)
-        if room < wanted:
+        if self.room(seq) < wanted:
             self._warn(len(seq.tokens))
-        return max(0, min(wanted, room))
+        return max(0, min(wanted, self.room(seq)))
+
+    def room(self, seq: Sequence) -> int:
+        return self.context - len(seq.tokens)
 
     def pending(
         self, seqs: Seq[Sequence], most: int | None = None, masks: Seq[int] | None = None
@@ -108,7 +151,7 @@ class EagleRows:
         tokens: list[int] = []
         positions: list[int] = []
         splits, features, select = [0], list[Tensor](), list[int]()
-        states = [self._rows[seq.id] for seq in seqs]
+        states = [self.rows[seq.id] for seq in seqs]
         for seq, rows, masked in zip(seqs, states, masks or [0] * len(seqs), strict=True):
             first, count = rows.begin + rows.done, rows.pending
             joined = rows.joined()
@@ -117,15 +160,15 @@ class EagleRows:
             features.append(joined)
             tokens += seq.tokens[first + 1 : first + 1 + count]
             if masked:
-                assert self.runtime.mask is not None
-                tokens += [self.runtime.config.mask_token or 0] * masked
-                features.append(self.runtime.mask.expand(masked, -1))
+                assert self._head.mask is not None
+                tokens += [self._head.config.mask_token or 0] * masked
+                features.append(self._head.mask.expand(masked, -1))
             positions += range(first, first + count + masked)
             splits.append(splits[-1] + count + masked)
             select += range(splits[-1] - masked - 1, splits[-1])
         batch = Batch(
             seq_ids=[seq.id for seq in seqs],
-            tokens=torch.tensor(tokens, dtype=torch.int64, device=self.runtime.device),  # [M]
+            tokens=torch.tensor(tokens, dtype=torch.int64, device=self.device),  # [M]
             positions=positions,
             splits=splits,
             past=[rows.done for rows in states],
@@ -145,16 +188,13 @@ class EagleRows:
     ) -> Batch:
         """Own rows: draft tokens of each sequence at these depths (1: the first position after the text), to be run
         after its true rows and the `cached` own rows that are in the cache."""
-        states = [self._rows[seq.id] for seq in seqs]
-        splits = [0]
-        for row in tokens:
-            splits.append(splits[-1] + len(row))
+        states = [self.rows[seq.id] for seq in seqs]
         past = [rows.done for rows in states]
         return Batch(
             seq_ids=[seq.id for seq in seqs],
-            tokens=torch.tensor([t for row in tokens for t in row], dtype=torch.int64, device=self.runtime.device),
+            tokens=torch.tensor([t for row in tokens for t in row], dtype=torch.int64, device=self.device),
             positions=[rows.end - 1 + d for rows, row in zip(states, depths, strict=True) for d in row],
-            splits=splits,
+            splits=[0, *accumulate(map(len, tokens))],
             past=past if cached is None else [p + n for p, n in zip(past, cached, strict=True)],
             trees=[None] * len(seqs) if trees is None else trees,
             select=select,
@@ -163,48 +203,51 @@ class EagleRows:
     def ran(self, seqs: Iterable[Sequence]) -> None:
         """Note that the pending rows of these sequences are in the head's cache now."""
         for seq in seqs:
-            rows = self._rows[seq.id]
+            rows = self.rows[seq.id]
             rows.ran(rows.pending)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict, taps: Seq[int]) -> None:
-        """Keep copies of the true features of every accepted token; see `Drafter.observe`."""
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        """Keep copies of the true features of every accepted token."""
         for b, seq in enumerate(seqs):
             begin, nodes, path = out.splits[b], draft.splits[b + 1] - draft.splits[b], verdict.path[b]
             end = out.splits[b + 1] - nodes  # after the pending tokens of the step
             new = end - begin + len(path)
             if not self._follow(seq, seq.kv_len - new):
                 continue
-            states = [out.hidden[tap] for tap in taps]
+            states = [out.hidden[tap] for tap in self.traits.taps]
             if any(node != i for i, node in enumerate(path)):  # accepted nodes are not the first nodes in order
                 index = [*range(begin, end), *(end + node for node in path)]
                 which = torch.tensor(index, device=states[0].device)
                 states = [state[which] for state in states]
             elif new < out.splits[-1]:
                 states = [state[begin : begin + new] for state in states]
-            self._rows[seq.id].add(torch.cat(states, -1))  # a copy, [new, W]
+            self.rows[seq.id].add(torch.cat(states, -1))  # a copy, [new, W]
             self._catch_up(seq)
 
-    def read(self, seqs: Seq[Sequence], out: TargetOut, taps: Seq[int]) -> None:
-        """Run the true rows of chunks of prompts, whose next tokens are known already; see `PromptReader`."""
+    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
+        """See `PromptReader`: without it, the features of a whole prompt would be kept until the first draft. The next
+        tokens of a chunk are known already."""
         for b, seq in enumerate(seqs):
             begin, end = out.splits[b], out.splits[b + 1]
             if self._follow(seq, seq.kv_len - (end - begin)):
-                self._rows[seq.id].add(torch.cat([out.hidden[tap][begin:end] for tap in taps], -1))  # [n, W]
+                self.rows[seq.id].add(torch.cat([out.hidden[tap][begin:end] for tap in self.traits.taps], -1))  # [n, W]
                 self._catch_up(seq, 0)
+
+    def cached_prefix(self, seq: Sequence) -> int:
+        return self._head.kv_memory.match(seq.tokens)
 
     def begin(self, seq: Sequence, length: int) -> None:
         """Begin a sequence with the rows of an earlier one, which had the same first `length` tokens."""
-        done = self.runtime.kv_memory.begin(seq.id, seq.tokens, length)
+        done = self._head.kv_memory.begin(seq.id, seq.tokens, length)
         if done == length:
-            self._rows[seq.id] = Rows(begin=0, done=done)
+            self.rows[seq.id] = Rows(begin=0, done=done)
         else:
-            self.runtime.release(seq.id)  # dropped meanwhile; without them it begins in the middle
+            self._head.release(seq.id)  # dropped meanwhile; without them it begins in the middle
 
     def keep(self, seq: Sequence) -> None:
-        """Keep the rows of a sequence for later ones."""
-        rows = self._rows.get(seq.id)
+        rows = self.rows.get(seq.id)
         if rows is not None and rows.begin == 0:
-            self.runtime.kv_memory.keep(seq.id, seq.tokens[: rows.done + 1])
+            self._head.kv_memory.keep(seq.id, seq.tokens[: rows.done + 1])
 
     def _follow(self, seq: Sequence, first: int) -> bool:
         """Whether to keep rows from position `first` on; if so, makes sure that the sequence's `Rows` end there."""
@@ -214,24 +257,24 @@ class EagleRows:
             self._warn(len(seq.tokens))
             self.release(seq.id)
             return False
-        rows = self._rows.get(seq.id)
+        rows = self.rows.get(seq.id)
         if rows is None or rows.end != first:  # first observed in its middle: earlier rows are lost
             self.release(seq.id)
-            self._rows[seq.id] = Rows(begin=first)
+            self.rows[seq.id] = Rows(begin=first)
         return True
 
     def _catch_up(self, seq: Sequence, most: int = CHUNK) -> None:
         """Run all pending rows but `most`, so that the features of a long prompt need not be kept."""
-        rows = self._rows[seq.id]
+        rows = self.rows[seq.id]
         while rows.pending > most:
             count = min(CHUNK, rows.pending)
             batch, features = self.pending([seq], count)
-            self.runtime.extend(batch, features)
+            self._head.extend(batch, features)
             rows.ran(count)
 
     def release(self, seq_id: int) -> None:
-        self._rows.pop(seq_id, None)
-        self.runtime.release(seq_id)
+        self.rows.pop(seq_id, None)
+        self._head.release(seq_id)
 
     def _warn(self, tokens: int) -> None:
         if not self._warned:

@@ -29,6 +29,7 @@ _FORMATS = {"eagle3": ", ".join(name for name in HEAD_FORMATS if name != "medusa
 _KINDS = {
     "eagle": "an EAGLE-1 head, a decoder layer that reads the target's last hidden state",
     "eagle3": "an EAGLE-3 head, a decoder layer that reads states of several layers of the target",
+    "dflash": "a DFlash head, layers that read the target's states as keys and values",
     "medusa": "Medusa heads, which predict several positions from one hidden state",
 }
 
@@ -43,7 +44,7 @@ class ConvertedHead:
     stored_bytes: int
     method: str
     draft_tokens: int
-    parallel: bool = False
+    parallel: bool
 
 
 def convert_head(source: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
@@ -63,7 +64,7 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
         raise UnsupportedModelError(
             f"{place} holds {_KINDS[kind]}, the format {to!r} holds {_KINDS[wanted]}",
             why="these are different networks: no tensors of one make up the other",
-            fix="train one: slipstream train eagle3" if kind == "eagle" else f"choose {_FORMATS[kind]}",
+            fix=f"choose {_FORMATS[kind]}" if kind in _FORMATS else "train one: slipstream train eagle3",
         )
     named = target or config.get("target_model") or config.get("base_model_name_or_path")
     name = None if named is None else str(checkpoint_of(named, "target"))
@@ -75,18 +76,14 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
     about = read_json(resolve(name, weights=False) / "config.json") if name and needed else {}
     head = load_eagle(place, about.get("num_hidden_layers"))
     _check(head.config, to, place)
-    if to == SMALL_HEAD:
-        write(folder, *native(head, name), torch.int8)
-        return _converted(folder, place, "eagle3", 4)
     if to != "speculators":
         layout = native(head, name, maps=to == "specforge")
     elif name:
         layout = speculators(head, name, about.get("architectures") or ())
     else:
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
-    write(folder, *layout, _dtype(place))
-    parallel = head.config.mask_token is not None
-    return replace(_converted(folder, place, "eagle3", head.config.depths or 4), parallel=parallel)
+    write(folder, *layout, torch.int8 if to == SMALL_HEAD else _dtype(place))
+    return _converted(folder, place, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
 
 
 def _dtype(place: Path) -> torch.dtype:
@@ -94,9 +91,9 @@ def _dtype(place: Path) -> torch.dtype:
     return reduce(torch.promote_types, {t.dtype for t in stored(place).values() if t.is_floating_point()})
 
 
-def _converted(folder: Path, place: Path, method: str, draft_tokens: int) -> ConvertedHead:
+def _converted(folder: Path, place: Path, method: str, draft_tokens: int, parallel: bool = False) -> ConvertedHead:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return ConvertedHead(folder, str(_dtype(place)).removeprefix("torch."), size, method, draft_tokens)
+    return ConvertedHead(folder, str(_dtype(place)).removeprefix("torch."), size, method, draft_tokens, parallel)
 
 
 def _check(c: EagleConfig, to: str, place: Path) -> None:

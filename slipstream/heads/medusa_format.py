@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,10 @@ from slipstream.models.checkpoint import SINGLE, few, read_json, resolve
 
 log = logging.getLogger("slipstream")
 
-_PREFIX = re.compile(r"medusa_heads?\.")
-_BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
+_PREFIX = re.compile(r"^medusa_heads?\.")
+_IN_BLOCKS = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.")
+_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
-_SHARED = "lm_head.weight"
-
-Block = tuple[str, int, int]
-"""("weight" or "bias", head, layer)."""
 
 
 def load_medusa(source: str | Path) -> MedusaHeads:
@@ -45,34 +42,53 @@ def load_medusa(source: str | Path) -> MedusaHeads:
     ConfigError (config.json contradicts the tensors).
     """
     folder = resolve(source)
-    config, tensors = read_json(folder / "config.json"), _unprefixed(stored(folder))
-    blocks, heads, rest = _sorted(tensors)
-    token_map, shared = rest.pop("token_map", None), rest.pop(_SHARED, None)
-    if rest:
-        raise CheckpointError(
-            f"{folder} holds tensors that Medusa heads do not have: {few(sorted(rest))}",
-            why="their purpose is unknown",
-            fix="load a whole model as a model; a checkpoint of heads holds residual blocks and lm_heads",
-        )
+    config = read_json(folder / "config.json")
+    tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in stored(folder).items()}
+    token_map, shared = tensors.pop("token_map", None), tensors.pop("lm_head.weight", None)
+    heads = sorted(name for name in tensors if _HEAD.fullmatch(name))
     if config.get("original_lm_head") and len(heads) == 1:  # vLLM also accepts the shared head under this name
-        shared = heads.popitem()[1]
-    loaded = MedusaHeads(_config(folder, config, blocks, heads, shared, token_map))
+        shared = tensors.pop(heads.pop())
+    _refuse_unknown(folder, [name for name in tensors if name not in heads and not _BLOCK.fullmatch(name)])
+    c = _config(folder, config, tensors, tensors[heads[0]] if heads else shared, bool(heads), token_map)
+    tensors = {re.sub(r"^lm_heads\.(\d+)", rf"\1.{c.layers}", name): tensor for name, tensor in tensors.items()}
+    with torch.device("meta"):  # before memory is taken
+        wanted = _tensors(MedusaHeads(c)).keys()
+    if missing := wanted - tensors.keys():
+        raise CheckpointError(f"{folder} lacks {few(sorted(missing))}", fix="download or export it again")
+    _refuse_unknown(folder, tensors.keys() - wanted)
+    sizes = {"hidden_size": c.hidden_size, "medusa_num_layers": c.layers, "truncated_vocab_size": c.width}
+    for key, size in sizes.items():
+        if (said := _said(folder, config, key)) not in (None, size):
+            raise ConfigError(
+                f"{folder / 'config.json'} says {key} {said}, the tensors say {size}",
+                why="one of the two belongs to another checkpoint",
+                fix="download or export the heads again",
+            )
+    loaded = MedusaHeads(c)
     with torch.no_grad():
         if token_map is not None:
-            loaded.select_vocabulary(_checked(folder, token_map, loaded.config))
-        for (kind, h, layer), tensor in blocks.items():
-            parameter = loaded.blocks if kind == "weight" else loaded.biases
-            assert parameter is not None
-            like = parameter[layer, h]
-            like.copy_(_shaped(folder, f"{kind} of block {layer} of head {h}", tensor, like))
-        for h, tensor in heads.items():
-            assert loaded.lm_heads is not None
-            tensor = tensor if len(tensor) == loaded.config.width else tensor[loaded.token_map]
-            loaded.lm_heads[h].copy_(_shaped(folder, f"lm_head of head {h}", tensor, loaded.lm_heads[h]))
+            loaded.select_vocabulary(_checked(folder, token_map, c))
+        for name, to in _tensors(loaded).items():
+            tensor = tensors[name]
+            if name.endswith(f".{c.layers}.weight") and len(tensor) == c.vocab_size != c.width:
+                tensor = tensor[loaded.token_map]
+            to.copy_(_shaped(folder, name, tensor, to.shape))
         if shared is not None:
-            like = torch.empty(len(shared), loaded.config.hidden_size, device="meta")
-            loaded.borrow(_shaped(folder, "lm_head", shared, like))
+            loaded.borrow(_shaped(folder, "lm_head.weight", shared, (len(shared), c.hidden_size)))
     return loaded.requires_grad_(False).eval()
+
+
+def _tensors(heads: MedusaHeads) -> dict[str, Tensor]:
+    """Each head's part of the stacked parameters, by its name in the layout "medusa"."""
+    tensors: dict[str, Tensor] = {}
+    for h in range(heads.config.heads):
+        for layer in range(heads.config.layers):
+            tensors[f"{h}.{layer}.linear.weight"] = heads.blocks[layer, h]
+            if heads.biases is not None:
+                tensors[f"{h}.{layer}.linear.bias"] = heads.biases[layer, h]
+        if heads.lm_heads is not None:
+            tensors[f"{h}.{heads.config.layers}.weight"] = heads.lm_heads[h]
+    return tensors
 
 
 def save_medusa(
@@ -86,15 +102,7 @@ def save_medusa(
 
     dtype: of the stored floats; target: name of the target model.
     """
-    c = heads.config
-    tensors: dict[str, Tensor] = {}
-    for h in range(c.heads):
-        for layer in range(c.layers):
-            tensors[f"{h}.{layer}.linear.weight"] = heads.blocks[layer, h]
-            if heads.biases is not None:
-                tensors[f"{h}.{layer}.linear.bias"] = heads.biases[layer, h]
-        if heads.lm_heads is not None:
-            tensors[f"{h}.{c.layers}.weight"] = heads.lm_heads[h]
+    c, tensors = heads.config, _tensors(heads)
     if c.draft_vocab is not None:
         tensors["token_map"] = heads.token_map
     config: dict[str, Any] = {
@@ -140,55 +148,36 @@ def _only(heads: MedusaHeads, rows: Tensor) -> MedusaHeads:
     return cut.requires_grad_(False).eval()
 
 
-def _unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_PREFIX.sub("", name, count=1): tensor for name, tensor in tensors.items()}
-
-
-def _sorted(tensors: dict[str, Tensor]) -> tuple[dict[Block, Tensor], dict[int, Tensor], dict[str, Tensor]]:
-    """Residual blocks, lm_heads by head, and all other tensors."""
-    blocks: dict[Block, Tensor] = {}
-    heads: dict[int, Tensor] = {}
-    rest: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if match := _BLOCK.fullmatch(name):
-            h, layer = (int(n) for n in match.groups()[:4] if n is not None)
-            blocks[match[5], h, layer] = tensor
-        elif match := _HEAD.fullmatch(name):
-            heads[int(match[1] or match[2])] = tensor
-        else:
-            rest[name] = tensor
-    return blocks, heads, rest
+def _refuse_unknown(folder: Path, names: Collection[str]) -> None:
+    if names:
+        raise CheckpointError(
+            f"{folder} holds tensors that Medusa heads do not have: {few(sorted(names))}",
+            why="their purpose is unknown",
+            fix="load a whole model as a model; a checkpoint of heads holds residual blocks and lm_heads",
+        )
 
 
 def _config(
     folder: Path,
     config: Mapping[str, Any],
-    blocks: Mapping[Block, Tensor],
-    heads: Mapping[int, Tensor],
-    shared: Tensor | None,
+    tensors: Mapping[str, Tensor],
+    any_head: Tensor | None,
+    own_lm_head: bool,
     token_map: Tensor | None,
 ) -> MedusaConfig:
-    """The configuration that the tensors imply, checked for completeness and against config.json."""
-    count = 1 + max([h for _, h, _ in blocks] + list(heads), default=-1)
-    layers = 1 + max((layer for _, _, layer in blocks), default=-1)
-    if not layers:
+    """The configuration that the tensors imply. any_head: some lm_head in the file."""
+    blocks = {name: match for name in tensors if (match := _BLOCK.fullmatch(name))}
+    if not blocks:
         raise CheckpointError(
             f"{folder} holds no residual block of a Medusa head", fix="give the folder of the heads, not the target's"
         )
+    layers = 1 + max(int(block[2]) for block in blocks.values())
+    numbers = [match[1] or match[2] for name in tensors if (match := _HEAD.fullmatch(name))]
+    count = 1 + max(map(int, [*numbers, *(block[1] for block in blocks.values())]))
     said = _said(folder, config, "medusa_num_heads", "num_heads") or count
-    bias = any(kind == "bias" for kind, _, _ in blocks)
-    wanted = {f"{k} of block {n} of head {h}": (k, h, n) for h in range(max(count, said)) for n in range(layers)
-              for k in ("weight", "bias")[: 1 + bias]}  # fmt: skip
-    missing = [name for name, key in wanted.items() if key not in blocks]
-    missing += [f"lm_head of head {h}" for h in range(max(count, said)) if heads and h not in heads]
-    if missing:
-        raise CheckpointError(f"{folder} lacks {few(sorted(missing))}", fix="download or export it again")
     if said < count:
         log.warning("%s names %d heads, the file holds %d: all of them are used", folder / "config.json", said, count)
-    any_head = heads[0] if heads else shared
-    hidden = (1, *blocks["weight", 0, 0].shape)[-1]  # a scalar is refused below, by its shape
-    _agree(folder, config, "hidden_size", hidden)
-    _agree(folder, config, "medusa_num_layers", layers)
+    hidden = (1, *tensors[next(iter(blocks))].shape)[-1]  # a scalar is refused later, by its shape
     vocab = _said(folder, config, "vocab_size")
     if vocab is None and any_head is not None and token_map is None:
         vocab = len(any_head)
@@ -201,16 +190,15 @@ def _config(
             why="the id of each row would be unknown",
             fix="correct vocab_size in config.json, or add the token_map of a truncated vocabulary",
         )
-    _agree(folder, config, "truncated_vocab_size", width)
     measured = config.get("medusa_head_accuracies")
     return MedusaConfig(
-        heads=count,
+        heads=max(count, said),
         layers=layers,
         hidden_size=hidden,
         vocab_size=vocab,
         draft_vocab=None if token_map is None else width,
-        own_lm_head=bool(heads),
-        bias=bias,
+        own_lm_head=own_lm_head,
+        bias=any(block[3] == "bias" for block in blocks.values()),
         accuracies=None if measured is None else _accuracies(folder, measured),
     )
 
@@ -236,16 +224,6 @@ def _said(folder: Path, config: Mapping[str, Any], *keys: str) -> int | None:
     return None
 
 
-def _agree(folder: Path, config: Mapping[str, Any], key: str, value: int) -> None:
-    said = _said(folder, config, key)
-    if said is not None and said != value:
-        raise ConfigError(
-            f"{folder / 'config.json'} says {key} {said}, the tensors say {value}",
-            why="one of the two belongs to another checkpoint",
-            fix="download or export the heads again",
-        )
-
-
 def _checked(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
     ids = token_map.long()
     if ids.dim() != 1 or len(set(ids.tolist())) < len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < (
@@ -259,10 +237,10 @@ def _checked(folder: Path, token_map: Tensor, config: MedusaConfig) -> Tensor:
     return ids
 
 
-def _shaped(folder: Path, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-    if tensor.shape != like.shape:
+def _shaped(folder: Path, name: str, tensor: Tensor, shape: Seq[int]) -> Tensor:
+    if tensor.shape != tuple(shape):
         raise CheckpointError(
-            f"the {name} in {folder} is {tuple(tensor.shape)}, expected {tuple(like.shape)}",
+            f"{name} in {folder} is {tuple(tensor.shape)}, expected {tuple(shape)}",
             why="heads of different sizes do not belong together",
             fix="download or export it again",
         )

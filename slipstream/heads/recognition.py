@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,43 +33,14 @@ MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 _EAGLE3 = re.compile(r"midlayer\.|layers\.0\.hidden_norm\.|d2t$")
 _MEDUSA = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
-Sign = Callable[[Mapping[str, Any], frozenset[str]], bool]
-"""(config.json, names of the tensors; empty if they cannot be read) -> whether this is a head of that kind."""
-
-
-def _eagle3(config: Mapping[str, Any], names: frozenset[str]) -> bool:
-    if names:  # any sign of a tensor that EAGLE-1 lacks, so that a head without one of them is not taken for the other
-        return "fc.weight" in names and any(_EAGLE3.match(n) for n in names)
-    declared = " ".join(map(str, config.get("architectures") or ())).lower()
-    return "eagle3" in declared or config.get("speculators_model_type") in ("eagle3", "peagle")
-
-
-def _eagle(config: Mapping[str, Any], names: frozenset[str]) -> bool:
-    if names:
-        return "fc.weight" in names and not any(_EAGLE3.match(n) for n in names)
-    declared = " ".join(map(str, config.get("architectures") or ())).lower()
-    return "eagle" in declared or config.get("speculators_model_type") == "eagle"
-
-
-def _medusa(config: Mapping[str, Any], names: frozenset[str]) -> bool:
-    return "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names)
-
-
-def _dflash(config: Mapping[str, Any], names: frozenset[str]) -> bool:
-    return "hidden_norm.weight" in names or "dflash_config" in config
-
-
 SCALE = ".scale"
 """Ends the name of the scales [rows] of a matrix that is stored in 8 bits."""
 
-SIGNS: tuple[tuple[str, Sign], ...] = (
-    ("medusa", _medusa), ("dflash", _dflash), ("eagle3", _eagle3), ("eagle", _eagle),
-)  # fmt: skip
-"""Kinds of heads and how to tell them, tried in this order."""
+HeadKind = Literal["medusa", "dflash", "eagle3", "eagle"]
 
 
-def recognise(source: str | Path) -> str | None:
-    """A name in `SIGNS`; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
+def recognise(source: str | Path) -> HeadKind | None:
+    """The kind of head; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
     try:
         folder = resolve(source)
         config = read_json(folder / "config.json")
@@ -79,24 +50,51 @@ def recognise(source: str | Path) -> str | None:
         names = frozenset(n.removeprefix("model.") for n in tensor_names(folder))
     except LoadError:  # for example only pickles: config.json may suffice, and loading refuses them
         names = frozenset()
-    return next((kind for kind, sign in SIGNS if sign(config, names)), None)
+    if "medusa_num_heads" in config or any(_MEDUSA.match(n) for n in names):
+        return "medusa"
+    if "hidden_norm.weight" in names or "dflash_config" in config:
+        return "dflash"
+    if names:
+        if "fc.weight" not in names:
+            return None
+        # Any tensor that EAGLE-1 lacks: a head without one of them is not taken for the other.
+        return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
+    declared = " ".join(map(str, config.get("architectures") or ())).lower()
+    family = config.get("speculators_model_type")
+    if "eagle3" in declared or family in ("eagle3", "peagle"):
+        return "eagle3"
+    return "eagle" if "eagle" in declared or family == "eagle" else None
 
 
-def check_host(host: HeadHost, kind: str, hidden_size: int, vocab_size: int) -> None:
-    """Raise PairError unless a head that reads states of this width, with so many ids, can belong to this target.
-    Vocabularies are padded to round numbers, so small differences pass. A head has no tokenizer to compare."""
-    if hidden_size != host.hidden_size:
-        raise PairError(
-            f"the {kind} head reads hidden states of width {hidden_size}, the target's have {host.hidden_size}",
-            why="it was trained for another target",
-            fix="take a head that was trained for this target, or train one: slipstream train",
-        )
-    if differ(host.vocab_size, vocab_size):
-        raise PairError(
-            f"the {kind} head was made for a vocabulary of {vocab_size} ids, the target has {host.vocab_size}",
-            why="the difference is too large to be padding, so equal ids would mean different tokens",
-            fix="use a head that was trained for this target",
-        )
+def opened(
+    source: str | Path, ignored: re.Pattern[str]
+) -> tuple[Path, HeadKind | None, dict[str, Any], dict[str, Tensor]]:
+    """(folder, kind, config.json, tensors) of a head; names without the prefix "model.", none that match `ignored`.
+    Raises the family of `LoadError`."""
+    folder = resolve(source)
+    kind, config = recognise(folder), read_json(folder / "config.json")
+    tensors = {name.removeprefix("model."): tensor for name, tensor in stored(folder).items()}
+    kept = {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}
+    return folder, kind, config, kept
+
+
+def check_host(
+    host: HeadHost, kind: str, hidden_size: int, vocab_size: int, further: Iterable[tuple[object, str, str]] = ()
+) -> None:
+    """Raise PairError, with both values, unless a head that reads states of this width, with so many ids, can belong to
+    this target. Vocabularies are padded to round numbers, so small differences pass. A head has no tokenizer to
+    compare. further: (whether it is wrong, what the head was made for, what the target has)."""
+    for wrong, expected, actual in (
+        (hidden_size != host.hidden_size, f"states of width {hidden_size}", f"states of width {host.hidden_size}"),
+        (differ(host.vocab_size, vocab_size), f"a vocabulary of {vocab_size} ids", f"one of {host.vocab_size}"),
+        *further,
+    ):
+        if wrong:
+            raise PairError(
+                f"the {kind} head was made for {expected}, the target has {actual}",
+                why="it was trained for another target",
+                fix="take a head that was trained for this target, or train one: slipstream train",
+            )
 
 
 def tensor_names(folder: Path) -> list[str]:

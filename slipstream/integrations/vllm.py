@@ -47,7 +47,8 @@ def drafter_of(vocab_size: int, drafter: Any = "suffix", options: Mapping[str, A
     if len(pairs) == 1:
         name, drafter_options = pairs[0]
         return make_drafter(name, target, **drafter_options, **(options or {}))
-    return make_drafter("hybrid", target, members=pairs, **(options or {}))
+    stack = [make_drafter(name, target, **drafter_options) for name, drafter_options in pairs]
+    return make_drafter("hybrid", target, members=stack, **(options or {}))
 
 
 class Proposer:

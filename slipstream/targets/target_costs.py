@@ -1,5 +1,5 @@
-"""Measure a target on this machine: its cost curve, and its early exits, which cost less than the whole model and agree
-with it now and then."""
+"""Measure costs on this machine: of a target, of drafting for it, and of its early exits, which cost less than the
+whole model and agree with it now and then."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from time import perf_counter
 import torch
 
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams, check_integer
+from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
+from slipstream.core.step import step
 from slipstream.core.target import EarlyExit, Target
 from slipstream.errors import ParameterError
 from slipstream.host.torch_threads import host_threads
@@ -59,6 +62,54 @@ def measure_costs(
         return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
     finally:
         target.release(seq.id)
+
+
+def measure_draft_costs(
+    target: Target, drafter: Drafter, lengths: Seq[int], past: int = 64, repeats: int = 5
+) -> CostCurve:
+    """Median seconds of drafting in a greedy step with n draft tokens, after another step of that length. Includes
+    proposing and observing, and verification in excess of a plain decode step. `rows` of the curve are draft tokens, or
+    levels of trees. lengths: increasing, beginning with 1; those for which the target's context has no room are left
+    out.
+
+    Decodes a made-up text for 2 * (len(lengths) + 1) * (repeats + 1) steps (fewer if the target's context is too short)
+    and releases it; running sequences are not affected.
+    """
+    lengths = list(lengths)
+    while len(lengths) > 1 and 2 * _pass_tokens(lengths) + 3 > target.context:
+        lengths.pop()
+    pass_tokens = _pass_tokens(lengths)
+    passes = max(2, min(repeats + 1, (target.context - 3) // pass_tokens))
+    past = max(1, min(past, target.context - passes * pass_tokens - 2))
+    seq = made_up_text(target, past, SamplingParams(max_tokens=passes * pass_tokens + 2, seed=0))
+    times: dict[int, list[float]] = {n: [] for n in lengths}
+
+    def timed_step(draft_tokens: int) -> dict[str, float]:
+        """Seconds of a step by phase."""
+        before = dict(seq.stats.seconds)
+        step([seq], target, drafter, RULES["rejection"], draft_tokens)
+        return {phase: seconds - before[phase] for phase, seconds in seq.stats.seconds.items()}
+
+    try:
+        timed_step(0)
+        for i in range(passes):
+            timed_step(0)  # a runtime may prepare kernels when the number of rows changes
+            plain = timed_step(0)
+            for n in lengths:
+                timed_step(n)
+                seconds = timed_step(n)
+                if i:  # the first pass compiles and binds
+                    above = seconds["verify"] + seconds["host"] - plain["verify"] - plain["host"]
+                    times[n].append(seconds["draft"] + above)
+        return CostCurve.monotone(lengths, [max(statistics.median(times[n]), 1e-9) for n in lengths])
+    finally:
+        target.release(seq.id)
+        drafter.release(seq.id)
+
+
+def _pass_tokens(lengths: Seq[int]) -> int:
+    """Most tokens that a pass over these lengths adds: two steps of each, and two plain ones."""
+    return 2 * (sum(lengths) + len(lengths) + 1)
 
 
 def made_up_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:

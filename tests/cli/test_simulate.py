@@ -93,7 +93,7 @@ def test_costs_measured_here(cli, tiny, monkeypatch):
         "slipstream.targets.target_costs.measure_costs", lambda target: CostCurve((1, 8), (0.01, 0.012))
     )
     monkeypatch.setattr(
-        "slipstream.drafters.draft_costs.measure_draft_costs",
+        "slipstream.targets.target_costs.measure_draft_costs",
         lambda target, drafter, lengths: CostCurve((1, 8), (0.001, 0.008)),
     )
     seen = predicted(cli, "--measure", "-m", tiny.target, "-md", tiny.draft, "--alpha", ".7")

@@ -162,12 +162,6 @@ class Conformance:
             draft = recorder.propose(seqs, [4 if seq.kv_len else 0 for seq in seqs])
             _settle(target, recorder, seqs, Draft.empty(3) if index % 2 else draft, rng)
 
-    def test_proposes_the_same_twice(self, case: Case) -> None:
-        for temperature in (0.0, 1.0):
-            params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=3)
-            for prompt in case.prompts(3):
-                assert alone(case, prompt, params, 4) == alone(case, prompt, params, 4)
-
     def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
         """Sequences join and leave one by one; each gets exactly the drafts that it gets alone."""
         for temperature in (0.0, 1.0):

@@ -1,16 +1,22 @@
-"""Toy targets with optional capabilities: several steps in one call, mask tokens, and early exit."""
+"""Toy targets with optional capabilities: several steps in one call, mask tokens, and early exit; draft models with
+other tokenizers than the toy target's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Capabilities
+from slipstream.core.target import Capabilities, Target
+from slipstream.drafters.string_match import StringDrafter, Writer
+from slipstream.models.rereading import Vocabularies
+from slipstream.models.token_texts import TokenTexts
+from tests.models.tokenizer_kinds import letters
 from tests.targets.toy import ToyTarget
 
 
@@ -83,3 +89,28 @@ class ExitToy(MultiStepToy):
 
     def _check(self, seq: Sequence) -> None:
         pass
+
+
+OURS = ("a", " ", "b", "c", "ca")
+THEIRS = ("b", "ab", "x", "a", " ", " b", "c", "bc")
+"""Tokens of toy models by id. Four are shared; words are split in another way: "ab" is one token of the draft model's,
+"ca" one of the target's."""
+MERGES = (("a", "b"), ("b", "c"), (" ", "b"))
+
+
+def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularies:
+    """Without the check that the tokenizers give text back: those of toy models know few characters."""
+    return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
+
+
+def toy_vocabularies() -> Vocabularies:
+    return vocabularies(letters(OURS, (("c", "a"),)), letters(THEIRS, MERGES), (len(OURS), len(THEIRS)))
+
+
+def toy_model(kind: type[ToyTarget] = ToyTarget) -> ToyTarget:
+    """A draft model over THEIRS."""
+    return kind(len(THEIRS), order=2, seed=23, sharpness=1.0)
+
+
+def string_match(target: Target, model: Target | None = None) -> StringDrafter:
+    return StringDrafter(Writer(model or toy_model(), toy_vocabularies()), target.device)

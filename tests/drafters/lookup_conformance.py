@@ -45,6 +45,9 @@ class LookupCase:
         return draft.ids
 
 
+SUFFIX = LookupCase("suffix", {"row_cost": 0.0, "spec_factor": 100.0})
+
+
 class Counting(list[int]):
     """Tokens that count how many of them are read."""
 
@@ -125,14 +128,19 @@ class CopyingConformance:
     def test_of_equal_matches_the_latest_wins(self, case: LookupCase) -> None:
         assert case.chain([1, 5, 1, 6, 1], 1) == [6]
 
+    def test_the_most_frequent_follower_wins(self, case: LookupCase) -> None:
+        assert case.chain([1, 5, 1, 5, 1, 6, 1], 1) == [5]
+
+    def test_a_match_shorter_than_its_least_length_is_not_used(self, case: LookupCase) -> None:
+        least = {"ngram": "min_ngram", "suffix": "min_match"}[case.name]
+        assert case.chain([1, 2, 3, 9, 3], **{least: 2}) == []
+
     def test_a_match_of_one_token_is_continued(self, case: LookupCase) -> None:
         assert case.chain([1, 2, 3, 9, 3], 2) == [9, 3]
 
-    def test_a_match_is_copied_up_to_the_budget_and_to_max_draft(self, case: LookupCase) -> None:
-        text, longest = [*range(10, 60), 5, *range(10, 20)], case.make().config.max_draft
-        for depth in range(1, longest + 3):
-            assert case.chain(text, depth) == list(range(20, 20 + min(depth, longest)))
-        assert case.chain(text, 64, max_draft=3) == [20, 21, 22]
+    def test_a_match_is_copied_up_to_the_budget(self, case: LookupCase) -> None:
+        for depth in range(1, 19):
+            assert case.chain([*range(10, 60), 5, *range(10, 20)], depth) == list(range(20, 20 + depth))
 
     @pytest.mark.parametrize("period", [1, 2, 3, 5])
     @pytest.mark.parametrize("times", [1, 2, 20])

@@ -10,8 +10,7 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from tests.drafters.conformance import LENGTH, Case
-from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy
-from tests.drafters.foreign_models import string_match, toy_model
+from tests.drafters.fakes import ExitToy, MaskedToy, MultiStepToy, string_match, toy_model
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, replay
 from tests.heads.tiny_heads import PARALLEL, dflash_drafter, eagle_drafter, medusa_drafter
 from tests.heads.tiny_mtp import random_drafter
@@ -72,7 +71,7 @@ def scripted(target: Target) -> Drafter:
 
 
 VARIANTS: dict[str, Callable[[Target], Drafter]] = {
-    "ngram, bounded": lambda target: NgramDrafter(NgramConfig(max_draft=6, max_entries=40, row_cost=0.1)),
+    "ngram, bounded": lambda target: NgramDrafter(NgramConfig(max_entries=40, row_cost=0.1)),
     "model, parallel": lambda target: ModelDrafter(MaskedToy(V + 1, order=2, seed=22, sharpness=1.0), V),
     "model, several steps": lambda target: ModelDrafter(several_steps(), V),
     "model, string": string_match,
@@ -89,7 +88,7 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "mtp, two layers": lambda target: random_drafter(V, V, 2),
     "mtp, three layers": lambda target: random_drafter(V, V, 3),
     "hybrid, continued": lambda target: make_drafter(
-        "hybrid", target, members=[("ngram", {"row_cost": 0.0}), ("model", {"model": other()})],
+        "hybrid", target, members=[make_drafter("ngram", target, row_cost=0.0), ModelDrafter(other(), V)],
         min_match=99, neural=1, append_tokens=3, append_match=1,
     ),
     "scripted": scripted,

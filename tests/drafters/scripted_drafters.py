@@ -1,7 +1,7 @@
 """Drafters with a known acceptance: they are given the target's continuation, and draft correct or wrong tokens as
 their script says.
 
-    right, wrong    every draft token is the continuation's token; none is
+    right           every draft token is the continuation's token
     wrong_at(j)     every draft token except the j-th of each draft, counted from 0
     replay(rate)    each draft token is correct with this probability, independently
 """
@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 
 import torch
 
-from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits, NoDrafter
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import TargetOut
 
 Script = Callable[[Sequence, int, int], bool]
 """(sequence, index of the draft token in the sequence, index in the draft from 0) -> whether it is correct."""
@@ -22,10 +21,6 @@ Script = Callable[[Sequence, int, int], bool]
 
 def right(seq: Sequence, position: int, place: int) -> bool:
     return True
-
-
-def wrong(seq: Sequence, position: int, place: int) -> bool:
-    return False
 
 
 def wrong_at(j: int) -> Script:
@@ -36,7 +31,7 @@ def replay(rate: float) -> Script:
     return lambda seq, position, place: bool(seq.random.uniforms(DRAFT, position, 1)[0] < rate)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(NoDrafter):
     """continuations: prompt or source -> the tokens that follow it; nothing is drafted for an unknown prompt. A wrong
     draft token is the correct one plus one, modulo `vocab_size`."""
 
@@ -64,14 +59,8 @@ class ScriptedDrafter:
             for place, token in enumerate(known)
         ]
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
 
-    def release(self, seq_id: int) -> None:
-        pass
-
-
-class RandomDrafter:
+class RandomDrafter(NoDrafter):
     """Draft tokens drawn uniformly from the vocabulary, with an acceptance rate of about 1 / `vocab_size`. sampled:
     report the uniform distribution as q. Otherwise each draft token is a point mass, which is also correct, because it
     is drawn independently of the random numbers of verification."""
@@ -92,9 +81,3 @@ class RandomDrafter:
             shape = (sum(map(len, rows)), self.vocab_size)
             q = torch.full(shape, 1 / self.vocab_size, dtype=torch.float64, device=self.device)  # [N, V]
         return Draft.chains(rows, q, self.device)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq_id: int) -> None:
-        pass

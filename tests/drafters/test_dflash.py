@@ -22,7 +22,6 @@ from slipstream.drafters.dflash import DFlashDrafter, make
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import PairError, ParameterError
-from slipstream.heads import eagle_rows
 from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.models.load_settings import LoadSettings
@@ -31,7 +30,6 @@ from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
 from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, tiny_decoder, toy
 from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
-from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -146,55 +144,6 @@ class TestDraftTokens:
         long, short = (drafter.propose([seq], [depth]).ids for seq, depth in zip(seqs, (9, 2), strict=True))
         assert len(long) == 5  # a block of 6
         assert short == long[:2]
-
-    def test_the_cache_equals_a_recomputation_from_true_states(self) -> None:
-        target, other, drafter = toy(), toy(), dflash_drafter(V)
-        seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
-        for index in range(9):
-            step(seqs, target, drafter, RULES["rejection"], 3 if index else 0)
-            for seq in seqs:
-                rows, true = drafter.rows[seq], features(other, seq.tokens, drafter.traits.taps)[:-1]
-                assert torch.equal(torch.cat(rows.todo), true[rows.done :])
-                if rows.done:
-                    fresh = dflash_drafter(V)
-                    fresh.rows._rows[seq.id] = eagle_rows.Rows(0)
-                    fresh.rows._rows[seq.id].add(true[: rows.done])
-                    fresh.runtime.extend(*fresh.rows.pending([seq]))
-                    torch.testing.assert_close(
-                        drafter.runtime.kv(seq.id, rows.done), fresh.runtime.kv(seq.id, rows.done)
-                    )
-
-    def test_a_long_prompt_in_pieces_gives_the_same_draft_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def first_draft() -> list[int]:
-            target, drafter = toy(), dflash_drafter(V)
-            seq = Sequence([i * i % V for i in range(23)], SamplingParams(max_tokens=9))
-            step([seq], target, drafter, RULES["rejection"], 0)
-            return drafter.propose([seq], [5]).ids
-
-        whole = first_draft()
-        monkeypatch.setattr(eagle_rows, "CHUNK", 4)
-        assert first_draft() == whole
-
-    def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(self) -> None:
-        target, drafter = toy(), dflash_drafter(V)
-        seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=30))
-        for _ in range(2):
-            step([seq], target, drafter, RULES["rejection"], 3)
-        drafter.release(seq.id)
-        assert len(drafter.propose([seq], [3])) == 0
-        step([seq], target, drafter, RULES["rejection"], 3)
-        assert drafter.rows[seq].begin > 0
-        assert len(drafter.propose([seq], [3])) == 3
-
-    def test_drafting_ends_at_the_heads_context_length(self) -> None:
-        head = dflash_head(dflash_config(V, target=V, decoder={"context": 12}))
-        recorder = Recorder(DFlashDrafter(TorchDFlash(head), V), V)
-        target, seq = toy(), Sequence(PROMPTS[2], SamplingParams(max_tokens=20))
-        while not seq.finish:
-            before = len(seq.tokens)
-            step([seq], target, recorder, RULES["rejection"], 3)
-            assert before + len(recorder.proposed[seq.id][-1][0]) <= max(12, before)
-        assert seq.output == Oracle(toy()).greedy(PROMPTS[2], 20)
 
 
 class TestDistributions:

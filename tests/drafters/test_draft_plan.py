@@ -138,6 +138,10 @@ class TestInPython:
         assert isinstance(stack, HybridDrafter)
         assert [member.name for member in stack.members] == ["ngram", "suffix", "model"]
         assert (stack.config.min_match, stack.members[0].config.max_ngram) == (3, 2)  # type: ignore[attr-defined]
+        for members in (["ngram", ("suffix", {})], "ngram,suffix"):
+            llm.use("hybrid", members=members, min_match=3)
+            assert [member.name for member in drafter(llm).members] == ["ngram", "suffix"]
+            assert drafter(llm).config.min_match == 3
 
     def test_a_pair_is_a_drafter_and_its_options(self, llm: LLM) -> None:
         llm.use(("ngram", {"max_ngram": 2, "min_ngram": 2}), max_ngram=3)
@@ -205,7 +209,7 @@ class TestInPython:
         with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, traits"):
             llm.use(Half())
 
-    @pytest.mark.parametrize("thing", [42, object(), {"model": "d"}])
+    @pytest.mark.parametrize("thing", [42, object(), {"model": "d"}, []])
     def test_anything_else_is_refused(self, llm: LLM, thing: object) -> None:
         with pytest.raises(ParameterError, match="is no model"):
             llm.use(thing)

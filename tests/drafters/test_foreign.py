@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, DrafterTraits
+from slipstream.core.drafter import Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -23,7 +23,7 @@ from tests.oracle import Oracle
 LENGTH = 40
 
 
-class RandomTrees:
+class RandomTrees(NoDrafter):
     """Drafts a random tree: chains, branches, sampled distributions or none, window nodes that are not acceptable.
     Half of the draft tokens are the target's own, so that paths of every length are accepted."""
 
@@ -54,12 +54,6 @@ class RandomTrees:
         distributions = torch.full((len(tokens), V), 1 / V, dtype=torch.float64) if self.rng.random() < 0.5 else None
         some = acceptable if self.rng.random() < 0.5 else None
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, distributions, some)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq_id: int) -> None:
-        pass
 
 
 class Replacing:

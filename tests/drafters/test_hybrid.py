@@ -10,9 +10,8 @@ from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, members_of
+from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, make
 from slipstream.drafters.model import ModelDrafter
-from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
@@ -206,19 +205,9 @@ def test_each_members_kv_is_correct_when_others_drafted() -> None:
 # --- making -------------------------------------------------------------------------------------------------------
 
 
-def test_members_are_drafters_names_or_pairs() -> None:
-    given = RandomDrafter(V)
-    members = members_of(target(), [given, "ngram", ("ngram", {"max_ngram": 2})], None)
-    assert members[0] is given
-    assert isinstance(members[2], NgramDrafter)
-    assert members[2].config.max_ngram == 2
-    assert [m.name for m in members_of(target(), "ngram,none", None)] == ["ngram", "none"]
-
-
 def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None:
-    names = [m.name for m in members_of(target(), None, None)]
-    assert names in (["suffix"], ["ngram"])
-    assert [m.name for m in members_of(target(), None, other())] == [*names, "model"]
+    for model, names in ((None, ["suffix"]), (other(), ["suffix", "model"])):
+        assert [member.name for member in make(target(), model=model).members] == names
 
 
 @pytest.mark.parametrize(
@@ -228,10 +217,8 @@ def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None
         ({"neural": 0}, "neural"),
         ({"append_token": 1}, "did you mean 'append_tokens'"),
         ({"members": []}, "no members"),
-        ({"members": ["ngran"]}, "did you mean 'ngram'"),
-        ({"members": [("ngram", {"max_ngran": 1})]}, "did you mean 'max_ngram'"),
         ({"members": [3]}, "3 is not a drafter"),
-        ({"members": ["ngram"], "model": ToyTarget()}, "both given"),
+        ({"members": [RandomDrafter(V)], "model": ToyTarget()}, "both given"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

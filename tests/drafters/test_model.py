@@ -52,20 +52,6 @@ def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_len
     assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a step
 
 
-def test_q_is_the_distribution_that_each_draft_token_was_sampled_from() -> None:
-    model = ToyTarget(seed=2)
-    seq = Sequence([1, 2], SamplingParams(temperature=0.7, top_k=3, seed=0))
-    draft = drafter(model).propose([seq], [3])
-    text = [1, 2]
-    for i, token in enumerate(draft.ids):
-        x = torch.softmax(model.logits(text) / 0.7, -1)
-        kept = torch.zeros(8, dtype=torch.float64).scatter(0, x.topk(3).indices, x.topk(3).values)
-        assert draft.q is not None
-        torch.testing.assert_close(draft.q[i], kept / kept.sum())
-        assert draft.q[i, token] > 0
-        text.append(token)
-
-
 @pytest.mark.parametrize("width", [6, 11])
 def test_padded_vocabularies_of_the_draft_model_are_cut_or_filled_up(width: int) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
-from slipstream.core.draft import Draft
-from slipstream.core.sequence import Sequence
-from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramDrafter, NgramStore
+from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramStore
+from tests.drafters.lookup_conformance import LookupCase
 
 THE, CAT, SAT, RAN, DOT = range(5)
-
-
-def draft(tokens: Iterable[int], depth: int = 8, **options: object) -> Draft:
-    return NgramDrafter(NgramConfig(**options)).propose([Sequence(list(tokens))], [depth])  # type: ignore[arg-type]
-
-
-def chain(tokens: Iterable[int], depth: int = 8, **options: object) -> list[int]:
-    made = draft(tokens, depth, row_cost=0.0, **options)
-    assert made.is_chain
-    assert made.q is None
-    return made.ids
+LOOKUP = LookupCase("ngram")
 
 
 def test_the_example_of_the_docstring() -> None:
     text = [THE, CAT, SAT, DOT, THE, CAT, RAN, DOT, THE, CAT]
-    assert draft(text, depth=3).ids == [RAN, DOT, THE]
+    assert LOOKUP.chain(text, 3, row_cost=0.05) == [RAN, DOT, THE]
 
 
 def test_no_match_is_longer_than_max_ngram() -> None:
     #  "2 3" was followed by 4 three times, "1 2 3" by 5 once
-    assert chain([2, 3, 4, 2, 3, 4, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3], depth=1, max_ngram=2) == [4]
-
-
-def test_the_most_counted_follower_wins() -> None:
-    assert chain([1, 5, 1, 5, 1, 6, 1], depth=1, max_ngram=1) == [5]
-
-
-def test_a_match_shorter_than_min_ngram_is_not_used() -> None:
-    assert chain([1, 2, 3, 9, 3], min_ngram=2) == []
+    assert LOOKUP.chain([2, 3, 4, 2, 3, 4, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2, 3], depth=1, max_ngram=2) == [4]
 
 
 def test_counts_equal_a_recount_from_scratch() -> None:

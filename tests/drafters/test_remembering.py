@@ -11,10 +11,8 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.drafters.guard import Guard
-from slipstream.drafters.registry import DRAFTERS, make_drafter
+from slipstream.drafters.registry import make_drafter
 from slipstream.llm import LLM
-from tests.drafters.makers import maker
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
@@ -25,8 +23,10 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=4)
 
 CARRYING: dict[str, Callable[[Target], Drafter]] = {
     "suffix": lambda target: make_drafter("suffix", target, across=True, min_match=1, row_cost=0.0),
-    "hybrid": lambda target: make_drafter("hybrid", target, members=["ngram", ("suffix", {"across": True})]),
-}  # fmt: skip
+    "hybrid": lambda target: make_drafter(
+        "hybrid", target, members=[make_drafter("ngram", target), make_drafter("suffix", target, across=True)]
+    ),
+}
 
 
 def target() -> ToyTarget:
@@ -62,12 +62,3 @@ def test_each_request_for_a_drafter_that_remembers_has_random_numbers_of_its_own
     first = {tuple(seq.random.uniforms(1, 7, 4)) for seq in seqs}
     assert len(first) == (1 if rule == "coupled" else 3)
     steps.close()
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_a_seed_repeats_the_text_where_a_drafter_remembers_nothing(name: str) -> None:
-    model = target()
-    llm = LLM(model, maker(name)(model), draft_tokens=3)
-    assert not Guard(llm.drafter, model).traits.remembers
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
-    assert llm.generate([PROMPT], params)[0].token_ids == llm.generate([PROMPT], params)[0].token_ids

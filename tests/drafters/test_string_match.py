@@ -16,8 +16,7 @@ from slipstream.core.structured import Structured
 from slipstream.core.target import Capabilities, Target, TargetOut
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.model import make
-from slipstream.drafters.rereader import Rereader
-from slipstream.drafters.string_match import complete, with_own_tokenizer
+from slipstream.drafters.string_match import Rereader, complete, with_own_tokenizer
 from slipstream.errors import PairError, ParameterError
 from slipstream.llm import LLM
 from slipstream.models.rereading import Vocabularies
@@ -25,8 +24,7 @@ from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
-from tests.drafters.fakes import MultiStepToy
-from tests.drafters.foreign_models import string_match
+from tests.drafters.fakes import MultiStepToy, string_match
 from tests.end_to_end.sampling import sample
 from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, wordpiece
 from tests.oracle import Oracle, joint_distribution
@@ -87,6 +85,13 @@ def drafter_of(target: Target, ours: Any, model: Target, theirs: Any) -> Drafter
     return make(target, model=with_own_tokenizer(model, theirs, ours, target.vocab_size))
 
 
+def proposed(drafter: Drafter, tokens: Seq[int], budget: int) -> list[int]:
+    """What is drafted after these tokens of the target's."""
+    seq = Sequence(tokens, SamplingParams(max_tokens=50))
+    seq.kv_len = len(tokens) - 1
+    return drafter.propose([seq], [budget]).ids
+
+
 def toy(tokenizer: Any, kind: type[ToyTarget] = ToyTarget, **own: Any) -> ToyTarget:
     return kind(len(TokenTexts(tokenizer, "a toy model").written), order=2, **{"seed": 5, "sharpness": 3.0} | own)
 
@@ -136,11 +141,9 @@ def test_words_that_the_target_splits_elsewhere_are_drafted_from_its_own_tokens(
         head, tail = mine.ids(text[:n]), mine.ids(text[n:])
         target = Told(mine, text, exactly=[*head, *tail])
         drafter = drafter_of(target, ours, Told(other, text), theirs)
-        seq = Sequence(head, SamplingParams(max_tokens=50))
-        seq.kv_len = len(head) - 1
-        draft = drafter.propose([seq], [4])
-        assert draft.ids
-        assert mine.bytes_of(draft.ids) == text.encode()[n : n + len(mine.bytes_of(draft.ids))]
+        ids = proposed(drafter, head, 4)
+        assert ids
+        assert text.encode()[n:].startswith(mine.bytes_of(ids))
 
 
 @pytest.mark.parametrize("theirs", [sentencepiece(), unigram()], ids=["bytes", "no bytes"])
@@ -155,9 +158,7 @@ def test_half_a_character_is_continued(theirs: Any) -> None:
         cut = mine.bytes_of(whole[:n])
         target = Told(mine, text, exactly=whole)
         drafter = drafter_of(target, ours, Told(other, text), theirs)
-        seq = Sequence(whole[:n], SamplingParams(max_tokens=50))
-        seq.kv_len = n - 1
-        ids = drafter.propose([seq], [3]).ids
+        ids = proposed(drafter, whole[:n], 3)
         assert ids
         assert text.encode().startswith(cut + mine.bytes_of(ids))
 
@@ -170,10 +171,7 @@ def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
     target = Told(mine, "a 🎈", exactly=mine.ids("a 🎈"))
     drafter = drafter_of(target, ours, Told(other, "a 🎈"), theirs)
     for budget in range(1, 8):
-        seq = Sequence(mine.ids("a"), SamplingParams(max_tokens=50))
-        seq.kv_len = len(seq.tokens) - 1
-        written = mine.bytes_of(drafter.propose([seq], [budget]).ids)
-        assert " 🎈".encode().startswith(written)
+        assert " 🎈".encode().startswith(mine.bytes_of(proposed(drafter, mine.ids("a"), budget)))
     assert complete(" 🎈".encode()[:4]) == b" "
     assert complete(b"\xf0\x9f") == b""
 
@@ -193,11 +191,9 @@ def test_the_end_of_the_text_is_drafted() -> None:
     text = "The first name"
     target = Told(mine, text, exactly=[*mine.ids(text), mine.roles["eos"]])
     drafter = drafter_of(target, ours, Ending(other, text), theirs)
-    seq = Sequence(mine.ids("The first"), SamplingParams(max_tokens=50))
-    seq.kv_len = len(seq.tokens) - 1
-    draft = drafter.propose([seq], [8])
-    assert mine.bytes_of(draft.ids) == b" name"
-    assert draft.ids[-1] == mine.roles["eos"]
+    ids = proposed(drafter, mine.ids("The first"), 8)
+    assert mine.bytes_of(ids) == b" name"
+    assert ids[-1] == mine.roles["eos"]
 
 
 def test_sampled_text_has_the_targets_distribution() -> None:
@@ -302,9 +298,7 @@ def test_unknown_characters_do_not_stop_drafts() -> None:
     ours, theirs = byte_level(), unigram()
     target = toy(ours)
     drafter = drafter_of(target, ours, toy(theirs, seed=6), theirs)
-    seq = Sequence(ours.encode("The ⛄ first"), SamplingParams(max_tokens=20))
-    seq.kv_len = len(seq.tokens) - 1
-    assert len(drafter.propose([seq], [3])) > 0
+    assert proposed(drafter, ours.encode("The ⛄ first"), 3)
 
 
 def test_a_special_token_of_both_is_drafted_and_ends_the_draft() -> None:
@@ -316,9 +310,7 @@ def test_a_special_token_of_both_is_drafted_and_ends_the_draft() -> None:
     start = other.ids("The first")
     target, model = toy(ours), Told(other, "", exactly=[*start, *written])
     drafter = drafter_of(target, ours, model, theirs)
-    seq = Sequence(mine.ids("The first"), SamplingParams(max_tokens=50))
-    seq.kv_len = len(seq.tokens) - 1
-    assert drafter.propose([seq], [9]).ids == [*mine.ids(" name"), 1]
+    assert proposed(drafter, mine.ids("The first"), 9) == [*mine.ids(" name"), 1]
 
 
 def test_a_text_longer_than_the_draft_models_context_is_drafted_on() -> None:

@@ -7,24 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.drafters.suffix_tree import FANOUT, Node, Store, SuffixTree
+from tests.drafters.lookup_conformance import SUFFIX as LOOKUP
 
 A, B, C, D, W, X, Y, Z = range(8)
-
-
-def draft(tokens: Iterable[int], depth: int = 8, **options: object) -> Draft:
-    options = {"row_cost": 0.0, "spec_factor": 100.0, **options}
-    return SuffixDrafter(SuffixConfig(**options)).propose([Sequence(list(tokens))], [depth])  # type: ignore[arg-type]
-
-
-def chain(tokens: Iterable[int], depth: int = 8, **options: object) -> list[int]:
-    made = draft(tokens, depth, **options)
-    assert made.is_chain
-    assert made.q is None
-    return made.ids
 
 
 def places(text: list[int], string: list[int]) -> list[int]:
@@ -102,23 +90,15 @@ def test_the_store_drops_the_oldest_half() -> None:
 
 def test_the_example_of_the_docstring() -> None:
     text = [A, B, C, Y, A, B, D, Z, A, B, C, W, X, A, B]
-    assert chain(text, 2, spec_factor=2.0) == [C, W]
-
-
-def test_the_most_frequent_follower_wins() -> None:
-    assert chain([1, 5, 1, 5, 1, 6, 1], 1) == [5]
+    assert LOOKUP.chain(text, 2, spec_factor=2.0) == [C, W]
 
 
 def test_a_draft_ends_where_the_frequencies_are_too_low() -> None:
     """a is followed by b 3 of 4 times, b by c 2 of 3 times: 3/4, then 1/2."""
     text = [A, B, C, Y, A, B, C, Z, A, B, D, X, A, W, 9, A]
-    assert chain(text, 2, min_prob=0.45) == [B, C]
-    assert chain(text, 2, min_prob=0.55) == [B]
-    assert chain(text, 2, min_prob=0.8) == []
-
-
-def test_a_match_shorter_than_min_match_is_not_used() -> None:
-    assert chain([1, 2, 3, 9, 3], min_match=2) == []
+    assert LOOKUP.chain(text, 2, min_prob=0.45) == [B, C]
+    assert LOOKUP.chain(text, 2, min_prob=0.55) == [B]
+    assert LOOKUP.chain(text, 2, min_prob=0.8) == []
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
@@ -127,7 +107,7 @@ def test_a_loop_is_followed_for_any_depth_of_the_tree(period: int, depth: int) -
     loop = list(range(period))
     for repeats in (1, 2, 20):
         text = [9, *loop * repeats, *loop[:1]]
-        assert chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
+        assert LOOKUP.chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
 
 
 # --- the drafter -----------------------------------------------------------------------------------------------------

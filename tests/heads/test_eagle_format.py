@@ -51,14 +51,6 @@ class TestRoundTrip:
 
 
 class TestLayouts:
-    def test_layers_0_for_midlayer(self, folder: Path) -> None:
-        def rename(state: dict[str, Tensor]) -> None:
-            for name in [n for n in state if n.startswith("midlayer.")]:
-                state[name.replace("midlayer.", "layers.0.")] = state.pop(name)
-
-        rewrite(folder, rename)
-        same_logits(load_eagle(folder), head(VARIANTS["3"]))
-
     @pytest.mark.parametrize("kind", ["3", "3.1", "3, joined norm, own embedding"])
     def test_speculators(self, tmp_path: Path, kind: str) -> None:
         written = head(VARIANTS[kind])

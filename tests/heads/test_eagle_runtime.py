@@ -1,6 +1,5 @@
 """EAGLE heads at run time: torch and the native backend against a dense recomputation without any cache."""
 
-import importlib.util
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.backends.native.native_heads import NativeEagle
+from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchEagle
@@ -17,19 +18,13 @@ from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.eagle_rows import EagleRuntime
 from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import WeightFormat
 from slipstream.training.eagle3_objective import chain_states
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
-
-NATIVE = importlib.util.find_spec("numba") is not None
-if NATIVE:
-    from slipstream.backends.native.native_heads import NativeEagle
-    from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
-needs_numba = pytest.mark.skipif(not NATIVE, reason="numba is not installed")
 
 
 @pytest.fixture(params=VARIANTS)
@@ -53,14 +48,10 @@ def chain_by_hand(made: EagleHead, text: Text, rows: int, steps: int, picks: Cal
     return out
 
 
-def native(made: EagleHead) -> EagleRuntime:
-    return NativeEagle(made)
+RUNTIMES = {"torch": (TorchEagle, 1e-10), "native": (NativeEagle, 2e-5)}
 
 
-RUNTIMES = {"torch": (TorchEagle, 1e-10), "native": (native, 2e-5)}
-
-
-@pytest.fixture(params=["torch", pytest.param("native", marks=needs_numba)])
+@pytest.fixture(params=RUNTIMES)
 def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, float]:
     make, tolerance = RUNTIMES[request.param]
     return make(made), tolerance
@@ -240,7 +231,6 @@ def runtime_for(head: EagleHead, host: HeadHost, quantize: str | None = None) ->
     return backend.eagle(head, host, settings)
 
 
-@needs_numba
 @pytest.mark.parametrize(("quantize", "tolerance"), [(None, 2e-5), ("w8a16", 1e-3), ("int8", 5e-2), ("w8a8", 5e-2)])
 def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, tolerance: float) -> None:
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4).float()
@@ -262,7 +252,6 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
         assert torch.equal(steps.tokens, exact.tokens)
 
 
-@needs_numba
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None:
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4)
@@ -275,7 +264,6 @@ def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None
     assert (runtime._layout.nbytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
 
 
-@needs_numba
 @pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
 def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quantize: str | None) -> None:
     one_head = head(VARIANTS["3.1"], spread=0.4)
@@ -301,7 +289,6 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_number_of_threads(quant
         assert torch.equal(one.decode_steps(single, own, 4).logits[:, 0], together.logits[:, b])
 
 
-@needs_numba
 def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> None:
     narrow = head(variant(3, decoder={"head_dim": 4})).float()
     assert runtime_for(narrow, lender()).name == "torch"
@@ -317,15 +304,13 @@ def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> Non
         assert backend_for_head(fine.config.decoder, host, quantize)[0].name == name
 
 
-@needs_numba
 def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
-    runtime, text = native(made), Text(made, 4)
+    runtime, text = NativeEagle(made), Text(made, 4)
     batch, features = true_batch([text], [0], [3])
     with pytest.raises(TargetError, match="not finite"):
         runtime.decode_steps(batch, features * float("inf"), 2)
 
 
-@needs_numba
 def test_weights_in_int8_need_a_quarter_of_the_memory() -> None:
     wide = head(variant(3, 64, decoder={"hidden_size": 64, "intermediate_size": 128}), spread=0.4)
     sizes = [NativeEagle(wide, None, format_of(quantize))._layout.nbytes for quantize in (None, "w8a8", "w8a16")]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from slipstream.backends.native.native_heads import NativeMedusa
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError
 from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
@@ -66,9 +67,6 @@ def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
 
 @pytest.mark.parametrize("rows", [[1, 1], [3, 1, 3], [80, 2]])
 def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int]) -> None:
-    pytest.importorskip("numba")
-    from slipstream.backends.native.native_heads import NativeMedusa
-
     there: MedusaRuntime = NativeMedusa(heads)
     for n in rows:  # memory is reused, and grows
         hidden = torch.randn(n, 8, dtype=torch.float64)
@@ -81,9 +79,6 @@ def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int
 def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(
     heads: MedusaHeads, quantize: str | None, dtype: torch.dtype
 ) -> None:
-    pytest.importorskip("numba")
-    from slipstream.backends.native.native_heads import NativeMedusa
-
     rounded = heads.to(dtype).float()
     quantised = LoadSettings(quantize=quantize, role="draft").weight_format
     one, several = (NativeMedusa(rounded, threads, quantised) for threads in (1, 3))
@@ -106,16 +101,6 @@ def test_new_heads_propose_the_targets_next_token() -> None:
             made.start_from(lm_head)
             said = hidden @ (lm_head if ids is None else lm_head[ids]).T
             torch.testing.assert_close(made(hidden), said[:, None].expand(-1, 2, -1))
-
-
-def test_heads_can_be_trained() -> None:
-    made = MedusaHeads(MedusaConfig(2, 2, 8, 11)).start_from(torch.randn(11, 8))
-    made(torch.randn(3, 5, 8)).logsumexp(-1).sum().backward()
-    assert {name for name, p in made.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0} == {
-        "blocks",
-        "biases",
-        "lm_heads",
-    }
 
 
 def test_heads_without_an_lm_head_are_refused() -> None:
@@ -246,8 +231,8 @@ def drop(*names: str) -> Callable[[Stored], None]:
 @pytest.mark.parametrize(
     ("damage", "error", "says"),
     [
-        (drop("1.0.linear.weight"), CheckpointError, "lacks weight of block 0 of head 1"),
-        (drop("2.0.linear.bias", "0.1.weight"), CheckpointError, "bias of block 0 of head 2, lm_head of head 0"),
+        (drop("1.0.linear.weight"), CheckpointError, r"lacks 1\.0\.linear\.weight"),
+        (drop("2.0.linear.bias", "0.1.weight"), CheckpointError, r"lacks 0\.1\.weight, 2\.0\.linear\.bias"),
         (put("3.5.linear.weight", torch.zeros(8, 8)), CheckpointError, r"lacks .* and \d+ more"),
         (put("model.layers.0.up", torch.zeros(2)), CheckpointError, r"do not have: model\.layers\.0\.up"),
         (put("1.0.linear.weight", torch.zeros(8, 7)), CheckpointError, r"\(8, 7\), expected \(8, 8\)"),
@@ -256,7 +241,7 @@ def drop(*names: str) -> Callable[[Stored], None]:
         (put("token_map", torch.tensor([0, 1, 1, 2])), ConfigError, "4"),
         (change(hidden_size=16), ConfigError, "says hidden_size 16, the tensors say 8"),
         (change(medusa_num_layers=2), ConfigError, "says medusa_num_layers 2, the tensors say 1"),
-        (change(medusa_num_heads=4), CheckpointError, "of head 3"),
+        (change(medusa_num_heads=4), CheckpointError, r"lacks 3\.0\.linear\.bias"),
         (change(medusa_num_heads="many"), ConfigError, "'many'"),
         (change(truncated_vocab_size=5), ConfigError, "says truncated_vocab_size 5, the tensors say 11"),
         (change(medusa_head_accuracies=[[0.5]]), ConfigError, "1 heads for 3"),

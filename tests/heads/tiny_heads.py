@@ -33,13 +33,19 @@ def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **
     return replace(made, **changes)
 
 
-def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Tensor | None = None) -> EagleHead:
-    """A random head in float64, with random shared weights unless given. A draft vocabulary has every other id."""
+def randomised(module: Any, seed: int, spread: float) -> tuple[Any, torch.Generator]:
+    """The module in float64 with random parameters, those of norms near 1; and the generator, for more numbers."""
     generator = torch.Generator().manual_seed(seed)
-    made = EagleHead(config).double().eval().requires_grad_(False)
+    made = module.double().eval().requires_grad_(False)
     for name, parameter in made.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.copy_(1 + 0.2 * noise if "norm" in name else spread * noise)
+    return made, generator
+
+
+def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Tensor | None = None) -> EagleHead:
+    """A random head in float64, with random shared weights unless given. A draft vocabulary has every other id."""
+    made, generator = randomised(EagleHead(config), seed, spread)
     vocab = config.decoder.vocab_size
     if config.version == 3 and config.draft_vocab < vocab:
         made.select_vocabulary(torch.randperm(vocab, generator=generator)[: config.draft_vocab].sort().values)
@@ -134,11 +140,7 @@ def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: An
 
 def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFlashHead:
     """A random head in float64, with random tables where the target's are used."""
-    generator = torch.Generator().manual_seed(seed)
-    made = DFlashHead(config).double().eval().requires_grad_(False)
-    for name, parameter in made.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.copy_(1 + 0.2 * noise if "norm" in name else spread * noise)
+    made, generator = randomised(DFlashHead(config), seed, spread)
     shape = (2, config.decoder.vocab_size, config.decoder.hidden_size)
     embedding, lm_head = torch.randn(shape, generator=generator, dtype=torch.float64)
     return made.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)

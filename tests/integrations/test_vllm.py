@@ -219,7 +219,7 @@ def test_lengths_are_learned_unless_several_ranks_must_draft_alike(vllm: SimpleN
         ({"drafter": "lookahead"}, "does not run inside vLLM"),
         ({"drafter": "sufix"}, "suffix"),
         ({"drafter": ["suffix", ["eagle3", {}]]}, "does not run inside vLLM"),
-        ({"drafter": [["ngram", {"max_draft": 0}], "suffix"]}, "max_draft"),
+        ({"drafter": [["ngram", {"max_ngram": 0}], "suffix"]}, "max_ngram"),
         ({"options": {"nonsense": 1}}, "nonsense"),
         ({"length": "full"}, "length"),
         ({"lengths": "some"}, "lengths"),

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 import slipstream.targets.target_costs
+from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
@@ -11,7 +12,8 @@ from slipstream.core.step import step
 from slipstream.core.target import Capabilities
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
-from slipstream.targets.target_costs import measure_costs
+from slipstream.targets.target_costs import measure_costs, measure_draft_costs
+from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.charging import Charging, Clock, Preparing
 from tests.targets.toy import ToyTarget
 
@@ -20,6 +22,7 @@ from tests.targets.toy import ToyTarget
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(slipstream.targets.target_costs, "perf_counter", clock)
+    monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
     return clock
 
 
@@ -81,3 +84,40 @@ def test_rows_that_exceed_the_context_are_left_out() -> None:
 def test_bad_input_is_refused(options: dict, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         measure_costs(ToyTarget(8), **options)
+
+
+class Slow(RandomDrafter):
+    """Proposing n draft tokens takes 2 n, observing 1."""
+
+    def __init__(self, clock: Clock):
+        super().__init__(8)
+        self.clock, self.released = clock, list[int]()
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.clock.now += 2 * sum(budget)
+        return super().propose(seqs, budget)
+
+    def observe(self, *args: object) -> None:
+        self.clock.now += 1
+
+    def release(self, seq_id: int) -> None:
+        self.released.append(seq_id)
+
+
+def test_draft_costs_are_those_of_proposing_and_observing(clock: Clock) -> None:
+    drafter, target = Slow(clock), Charging(clock, vocab=8)
+    curve = measure_draft_costs(target, drafter, (1, 3, 5))
+    assert curve.rows == (1, 3, 5)
+    assert curve.seconds == (3.0, 7.0, 11.0)
+    assert not target._slots
+    assert len(drafter.released) == 1
+
+
+def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Clock) -> None:
+    curve = measure_draft_costs(ToyTarget(8), NoDrafter(), (1, 3))
+    assert 0 < curve(3) < 1e-6
+
+
+def test_draft_lengths_for_which_the_context_has_no_room_are_left_out() -> None:
+    curve = measure_draft_costs(ToyTarget(8, context=64), RandomDrafter(8), (1, 2, 4, 8, 12))
+    assert curve.rows == (1, 2, 4)

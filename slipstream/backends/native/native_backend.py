@@ -11,7 +11,7 @@ from slipstream.backends.quantise import GROUP
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_runtime import EagleRuntime
+from slipstream.heads.eagle_rows import EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor

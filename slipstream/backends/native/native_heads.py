@@ -24,7 +24,6 @@ from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_runtime import mask_taps, target_ids
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.models.executor import Batch, check_steps
 from slipstream.settings import WeightFormat
@@ -48,7 +47,7 @@ class NativeEagle(NativePaged):
         embedding: SharedEmbedding | None = None,
     ):
         self.config, self.device = head.config, torch.device("cpu")
-        self.ids, mask = target_ids(head).cpu(), mask_taps(head)
+        self.ids, mask = head.target_ids.cpu(), head.mask_taps
         self.mask = None if mask is None else mask.float().cpu()
         with compile_lock():
             super().__init__(head.config.decoder, ahead=1)

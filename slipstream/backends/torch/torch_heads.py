@@ -18,7 +18,6 @@ from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, conse
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, Rotary
-from slipstream.heads.eagle_runtime import mask_taps, target_ids
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import Batch, check_ids, check_steps
 
@@ -53,7 +52,7 @@ class TorchEagle(_TorchHead):
     def __init__(self, head: EagleHead):
         super().__init__(head)
         self.head, self.config = head, head.config
-        self.ids, self.mask = target_ids(head).to(self.device), mask_taps(head)
+        self.ids, self.mask = head.target_ids, head.mask_taps
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
@@ -96,7 +95,7 @@ class TorchDFlash(_TorchHead):
     """A DFlash head. Rows of the context stay; those of a block serve one draft, and are then overwritten by the
     context of the accepted tokens. As in `executor.Batch`, a smaller `past` rolls the cache back.
 
-    A row depends on no later token, but `EagleRows` keeps one token less than it could: as EAGLE's rows do.
+    A row depends on no later token, but `HeadDrafter` keeps one token less than it could: as EAGLE's rows do.
     """
 
     mask: Tensor | None = None
