@@ -10,18 +10,11 @@ from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
-SAMPLED = (
-    "hybrid, continued",
-    "eagle tree, drawn",
-    "model, several steps",
-    "model, parallel",
-    "eagle3, parallel",
-    "dspark",
-)
+SAMPLED = ("hybrid, continued", "eagle tree, drawn", "model, several steps", "model, parallel", "dspark")
 """Variants whose distribution is tested here: those that draw in another way than a registered drafter."""
-ELSEWHERE = ("none", "ngram", "model", "eagle")
-"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle` is
-the drafter of `eagle3` with another head."""
+ELSEWHERE = ("none", "ngram", "model", "eagle", "mtp", "dflash")
+"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle`
+and `mtp` are the drafter of `eagle3` with other layers, `dflash` is that of `dspark` without a Markov head."""
 
 
 class TestRegistered(Conformance):
