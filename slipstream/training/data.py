@@ -11,7 +11,6 @@ little text falls into the held-out split, the end of the last document is held 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.bench.provenance import digest
 from slipstream.errors import DataError, TrainingError
 from slipstream.training.documents import Document, check_source, files_of, place_of_text, read_source
 from slipstream.training.packing import Marked, Stream, write_masked
@@ -183,12 +183,8 @@ def open_stream(path: Path, length: int) -> Stream:
 
 def _describe(name: str) -> dict[str, Any]:
     """Name, size and digest of a source. Only its contents count in the digest: a run may be moved with its data."""
-    path, digest, total = Path(name), hashlib.sha256(), 0
-    for file in files_of(path):
-        content = file.read_bytes()
-        total += len(content)
-        digest.update(f"{file.relative_to(path)}\0{len(content)}\n".encode() + content)
-    return {"name": name, "bytes": total, "digest": digest.hexdigest()[:16]}
+    files = list(files_of(Path(name)))
+    return {"name": name, "bytes": sum(file.stat().st_size for file in files), "digest": digest(files)}
 
 
 def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
@@ -153,10 +152,8 @@ class HiddenCache:
                         fix="remove --cache-hidden: the states are then computed when needed",
                     )
                 tensors[str(tap)] = whole.half().contiguous()
-            temporary = self._path(shard).with_suffix(".tmp")
-            with writing(f"the hidden states {self._path(shard)}", temporary):
+            with writing(self._path(shard), "the hidden states ") as temporary:
                 save_file(tensors, temporary)
-                os.replace(temporary, self._path(shard))
             say((windows[-1] + 1) * self.length, self.count * self.length)
 
     def read(self, window: int) -> dict[int, Tensor]:

@@ -11,7 +11,6 @@ exactly the batches of an uninterrupted one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -41,25 +40,22 @@ def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab
     """
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     end = [] if eos is None else [eos]
-    starts, total, masked = [0], 0, False
-    marks = path.with_suffix(".mask.bin")
-    ids_file, marks_file, what = path.with_suffix(".tmp"), marks.with_suffix(".tmp"), f"the token stream {path}"
-    with writing(what, ids_file), writing(what, marks_file):
-        with ids_file.open("wb") as out, marks_file.open("wb") as inside:
+    starts, marks, masked = [0], list[bytes](), False
+    with writing(path, "the token stream ") as temporary:
+        with temporary.open("wb") as out:
             for ids, mask in documents:
                 out.write(np.asarray([*ids, *end], dtype=dtype).tobytes())
+                starts.append(starts[-1] + len(ids) + len(end))
+                closed = [] if mask is None else [*mask, *(mask[-1:] if end else [])]
+                marks.append(bytes(closed).ljust(starts[-1] - starts[-2], b"\0"))
                 masked = masked or mask is not None
-                closed = [False] * len(ids) if mask is None else mask
-                inside.write(bytes([*closed, *(closed[-1:] if end else [])]).ljust(len(ids) + len(end), b"\0"))
-                total += len(ids) + len(end)
-                starts.append(total)
         np.save(path.with_suffix(".starts.npy"), np.asarray(starts, dtype=np.int64))
+        marks_file = path.with_suffix(".mask.bin")
         if masked:
-            os.replace(marks_file, marks)
+            marks_file.write_bytes(b"".join(marks))
         else:
-            marks.unlink(missing_ok=True)
-        os.replace(ids_file, path)
-    return total
+            marks_file.unlink(missing_ok=True)
+    return starts[-1]
 
 
 @dataclass

@@ -26,15 +26,20 @@ Optimisers = dict[str, torch.optim.Optimizer]
 
 
 @contextmanager
-def writing(what: str, temporary: Path, why: str = "") -> Iterator[None]:
-    """Write `temporary`, a file or folder, and rename it: whatever stops this, none of it is left.
+def writing(path: Path, what: str = "", why: str = "") -> Iterator[Path]:
+    """Write the file or folder that this yields, which then replaces `path`: whatever stops this, none of it is left.
 
-    Raises TrainingError if it cannot be written. what: its name there.
+    Raises TrainingError if it cannot be written. what: stands before its name there.
     """
+    temporary = path.with_suffix(".tmp")
     try:
-        yield
+        yield temporary
+        if temporary.is_dir() and path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
     except (OSError, SafetensorError) as fault:
-        raise TrainingError(f"{what} could not be written ({fault})", why=why, fix="free some space there") from fault
+        text = f"{what}{path} could not be written ({fault})"
+        raise TrainingError(text, why=why, fix="free some space there") from fault
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
@@ -67,14 +72,12 @@ def save_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers, state:
             for key, value in entries.items():
                 tensor = value if isinstance(value, Tensor) else torch.tensor(value)
                 tensors[f"optim.{label}.{names[id(parameter)]}.{key}"] = tensor.detach().cpu()
-    temporary = path.with_suffix(".tmp")
     kept = "the previous checkpoint is kept" if path.exists() else "there is no earlier checkpoint"
-    with writing(f"the checkpoint {path}", temporary, kept):
+    with writing(path, "the checkpoint ", kept) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"state": json.dumps(state)})
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimisers: Optimisers | None = None) -> dict[str, Any]:
@@ -136,7 +139,5 @@ def as_json(value: Any) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `as_json(value)`, whole or not at all. Raises TrainingError."""
-    temporary = path.with_suffix(".tmp")
-    with writing(str(path), temporary):
+    with writing(path) as temporary:
         temporary.write_text(json.dumps(as_json(value), indent=1) + "\n")
-        os.replace(temporary, path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -160,14 +159,10 @@ class Run:
             figures |= loop.objective.measure(greedy.windows)
         entries = map(json.loads, (config.out / "log.jsonl").read_text().splitlines())
         card = run_card(loop, self.about, figures, [e["command"] for e in entries if e.get("command")])
-        unfinished = folder.with_suffix(".tmp")
-        with writing(str(folder), unfinished, "the checkpoint is kept, and --resume writes it"):
+        with writing(folder, why="the checkpoint is kept, and --resume writes it") as unfinished:
             loop.objective.export(unfinished, figures | {"target": config.target})
             (unfinished / "README.md").write_text(card, encoding="utf-8")
             write_json(unfinished / "training.json", {"run": as_json(config), "figures": figures})
-            if folder.exists():
-                shutil.rmtree(folder)  # of an earlier part of this run
-            unfinished.rename(folder)
 
 
 def check_out(config: RunConfig) -> None:

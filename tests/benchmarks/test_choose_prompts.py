@@ -42,18 +42,13 @@ def count(chosen: list[dict], kind: str) -> int:
     return sum(entry["source"] == kind for entry in chosen[:-3])
 
 
-def test_half_is_code_and_half_of_the_code_is_from_outside():
-    code, edit = choose(entries("own", 20), entries("outside", 20), entries("edit", 20), 24)
-    assert (count(code, "own"), count(code, "outside"), count(edit, "edit")) == (6, 6, 12)
-    texts = [entry["prompt"] for entry in code + edit]
-    assert len(texts) == len(set(texts)) == 24 + 6  # with those on which draft lengths are chosen
-
-
-def test_what_one_kind_lacks_another_fills():
-    code, edit = choose(entries("own", 4), entries("outside", 30), entries("edit", 9), 24)
-    assert (count(code, "own"), count(code, "outside"), count(edit, "edit")) == (4, 14, 6)
-    code, _ = choose(entries("own", 17), [], entries("edit", 15), 24)
-    assert count(code, "own") == 12
+def test_half_is_code_half_of_it_from_outside_and_what_one_kind_lacks_another_fills():
+    for had, chosen in (((20, 20, 20), (6, 6, 12)), ((4, 30, 9), (4, 14, 6)), ((17, 0, 15), (12, 0, 12))):
+        kinds = [entries(kind, n) for kind, n in zip(("own", "outside", "edit"), had, strict=True)]
+        code, edit = choose(*kinds, 24)
+        assert (count(code, "own"), count(code, "outside"), count(edit, "edit")) == chosen
+        texts = [entry["prompt"] for entry in code + edit]
+        assert len(texts) == len(set(texts)) == 24 + 6  # with those on which draft lengths are chosen
     with pytest.raises(SystemExit, match="too few"):
         choose(entries("own", 4), entries("outside", 30), entries("edit", 3), 24)
 

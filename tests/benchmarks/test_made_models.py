@@ -1,13 +1,15 @@
-"""Checkpoints made out of the embedded ones."""
+"""Checkpoints made out of the embedded ones, by `benchmarks.made_models` and `benchmarks.foreign`."""
 
 from pathlib import Path
 
 import torch
 
+from benchmarks.foreign import SHARE, cut, renamed
 from benchmarks.made_models import deeper, random_weights, wider
 from slipstream import zoo
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.string_match import vocabularies
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import load_tokenizer
 from slipstream.targets.describe import as_target
@@ -40,3 +42,18 @@ def test_random_weights_have_the_shapes_and_norms_of_their_source(tmp_path: Path
     path = random_weights(tmp_path / "random", zoo.draft_dir())
     assert DecoderConfig.load(path).shapes() == DecoderConfig.load(zoo.draft_dir()).shapes()
     assert not torch.allclose(logits(path), logits(zoo.draft_dir()), atol=0.1)
+
+
+def test_other_tokenizers_share_what_they_should_and_a_renamed_model_predicts_the_same(tmp_path: Path) -> None:
+    embedded = load_tokenizer(zoo.target_dir())
+    for path, share in ((renamed(tmp_path / "renamed"), 1.0), (cut(tmp_path / "cut"), SHARE)):
+        tokenizer, width = load_tokenizer(path), DecoderConfig.load(path).vocab_size
+        assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+        shared = vocabularies(embedded, tokenizer, (len(embedded), width))
+        assert len(shared.to_draft) == round(share * len(embedded)) == width
+        assert shared.to_draft[0] == DecoderConfig.load(path).eos_ids[0] != 0
+        long = zoo.prompts("code")[0]["prompt"]
+        assert (len(tokenizer.encode(long)) > len(embedded.encode(long))) == (share < 1)
+        if share == 1:
+            a, b = logits(zoo.draft_dir()), logits(path)
+            torch.testing.assert_close(a[:, list(shared.to_draft)], b[:, list(shared.to_target)])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.figures import FIGURES, judge
+from benchmarks.figures import FIGURES, agreement, judge, spread
 from benchmarks.markdown import beside
 from benchmarks.prompts import Prompt
 from benchmarks.report import assemble, markdown
@@ -65,6 +65,15 @@ def test_contenders_have_their_acceptance_and_where_their_texts_differ(results):
     assert (row["acceptance_rate"], row["mean_acceptance_length"], row["draft_tokens"]) == (0.25, 2.0, 4)
     note = "transformers, generate (code): 50 % of the prompts identical, first difference at token 1"
     assert note in markdown(results)
+
+
+def test_agreement_names_the_first_difference_and_a_spread_its_quartiles():
+    assert agreement([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 7, 8]]) == {
+        "identical": 0.5,
+        "divergences": [{"prompt": 1, "token": 1}],
+    }
+    assert agreement([[1, 2]], [[1]])["divergences"] == [{"prompt": 0, "token": 1}]
+    assert spread([1, 2, 3, 4, 5]) == {"median": 3.0, "q1": 2.0, "q3": 4.0}
 
 
 def test_bounds_point_the_right_way():

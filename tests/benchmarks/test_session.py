@@ -37,18 +37,7 @@ def run(monkeypatch):
         session.close()
 
 
-def test_a_worker_answers_in_order_and_ends_when_its_input_does():
-    worker = Worker("fake", MODULE)
-    try:
-        assert worker.call("load", name="plain") == {}
-        assert worker.call("generate", name="plain", ids=[4], tokens=2)["tokens"] == [5, 6]
-        assert "python" in worker.call("info")["versions"]
-    finally:
-        worker.close()
-    assert worker.process.returncode == 0
-
-
-def test_an_error_of_a_worker_comes_back_with_its_reason_and_leaves_it_alive():
+def test_a_worker_survives_an_error_answers_in_order_and_ends_when_its_input_does():
     worker = Worker("fake", MODULE)
     try:
         with pytest.raises(ContenderError, match="no memory"):
@@ -56,8 +45,11 @@ def test_an_error_of_a_worker_comes_back_with_its_reason_and_leaves_it_alive():
         with pytest.raises(ContenderError, match="KeyError"):
             worker.call("no such operation")
         assert worker.call("load", name="plain") == {}
+        assert worker.call("generate", name="plain", ids=[4], tokens=2)["tokens"] == [5, 6]
+        assert "python" in worker.call("info")["versions"]
     finally:
         worker.close()
+    assert worker.process.returncode == 0
 
 
 def test_every_contender_is_timed_on_every_prompt_in_every_round(run):
