@@ -97,28 +97,16 @@ class DataError(TrainingError):
 
 
 def sentence(text: str) -> str:
-    """`text` with a full stop, unless it is a question."""
     return text if text.endswith("?") else text.rstrip(".") + "."
 
 
 OTHER_NAMES = {
-    "model": "target",
-    "target_model": "target",
-    "model_draft": "draft",
-    "draft_model": "draft",
-    "spec_model": "draft",
-    "speculative_model": "draft",
-    "assistant_model": "draft",
-    "num_draft_tokens": "draft_tokens",
-    "num_speculative_tokens": "draft_tokens",
-    "num_assistant_tokens": "draft_tokens",
-    "spec_tokens": "draft_tokens",
-    "draft_max": "draft_tokens",
-    "spec_method": "drafter",
-    "spec_type": "drafter",
-    "temp": "temperature",
+    "model": "target", "target_model": "target", "model_draft": "draft", "draft_model": "draft", "spec_model": "draft",
+    "speculative_model": "draft", "assistant_model": "draft", "num_draft_tokens": "draft_tokens",
+    "num_speculative_tokens": "draft_tokens", "num_assistant_tokens": "draft_tokens", "spec_tokens": "draft_tokens",
+    "draft_max": "draft_tokens", "spec_method": "drafter", "spec_type": "drafter", "temp": "temperature",
     "repeat_penalty": "repetition_penalty",
-}
+}  # fmt: skip
 """Names in other programs, and former names -> the name of the same parameter here."""
 
 

@@ -68,8 +68,8 @@ RULES = {"greedy": True, "rejection": True, "block": True, "coupled": True, "typ
 """Verification rules: name -> whether the rule is lossless. The function of that name in `core.rules` decides."""
 
 
-AUTO = "auto"
-"""Draft length that is chosen in each step."""
+AUTO, OFF = "auto", "none"
+"""AUTO: of `executor`, `generation_config`, and of a draft length that is chosen in each step."""
 
 MOST_DRAFT_TOKENS = 256
 """Most draft tokens of one sequence that a step verifies."""
@@ -80,7 +80,6 @@ MOST_THREADS = 1024
 
 
 def check_threads(threads: Any) -> None:
-    """Raise ParameterError for a number of threads that cannot be started."""
     if threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MOST_THREADS):
         return
     raise ParameterError(
@@ -90,6 +89,5 @@ def check_threads(threads: Any) -> None:
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ParameterError unless `value` is in `known`."""
     if value not in known:
         raise ParameterError(f"{name} is {value!r}, must be one of {', '.join(known)}", fix=did_you_mean(value, known))

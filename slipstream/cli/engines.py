@@ -103,7 +103,7 @@ def vllm_server(
     if models.trust_remote_code:
         defaults["trust_remote_code"] = True
     if models.generation_config != AUTO:
-        defaults["generation_config"] = "vllm" if models.generation_config == "none" else models.generation_config
+        defaults["generation_config"] = "vllm"
     if choice.drafter != "none" and models.rule != "rejection":
         defaults["speculative_config"] = {"rejection_sample_method": METHODS[models.rule]}
     return VllmServer(choice, defaults | given, models.threads)

@@ -76,7 +76,7 @@ def describe(model: str) -> dict[str, Any]:
         "loaded_dtype": str(dtype).removeprefix("torch."),
         "loaded_bytes": seen.weight_bytes,
         "tokens": None if facts.tokenizer is None else len(facts.tokenizer.tokens),
-        "source_context": facts.source_context,
+        "source_context": config.source_context,
         "kv_bytes_per_token": facts.kv_bytes(dtype.itemsize),
         "tied_head": config.tie_embeddings,
         "sliding_window": sorted(set(windows)),
@@ -187,7 +187,7 @@ def show(report: PairReport) -> None:
     console.print(render.rendered(sides(report)))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
-        if report.target.source_context is report.draft.source_context is None:
+        if report.target.config.source_context is report.draft.config.source_context is None:
             console.print(f"- {with_own_tokenizer(report)}.", highlight=False)
         return
     agree = f"all {report.common} common token ids agree" if report.compared else "only vocabulary sizes were compared"

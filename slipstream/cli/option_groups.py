@@ -88,9 +88,8 @@ def _declaration(group: Any, name: str) -> tuple[Any, str | None]:
         panels = [owner.__dict__["PANEL"] for owner in group.__mro__[at::-1] if "PANEL" in owner.__dict__]
         declared = known.metadata.get(_DECLARED)
         if declared is None and known.metadata.get("help"):  # a setting of loading, or of a method of training
-            names, metavar = known.metadata.get("names", ()), known.metadata.get("metavar")
-            shown = known.metadata["shown"] or True
-            declared = typer.Option(*names, help=known.metadata["help"], metavar=metavar, show_default=shown)
+            names, shown = known.metadata.get("names", ()), known.metadata["shown"] or True
+            declared = typer.Option(*names, help=known.metadata["help"], show_default=shown)
         return declared, panels[0] if panels else None
     return None, None
 

@@ -54,8 +54,6 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
     for name, value in values.items():
         if getattr(parameters[name], "multiple", False) and not isinstance(value, list):
             values[name] = [value]
-        elif isinstance(value, dict):  # an option of text, which is read as JSON
-            values[name] = json.dumps(value)
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
 

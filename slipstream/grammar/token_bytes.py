@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import ParameterError
-from slipstream.models.folder_tokenizer import FolderTokenizer
+from slipstream.models.folder_tokenizer import backend_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,14 +36,12 @@ class Vocabulary:
         not installed."""
         if tokenizer is None:
             raise _refused("the target brings no tokenizer", "give token ids of your own in logit_bias or bad_words")
-        if not isinstance(tokenizer, FolderTokenizer):
-            from transformers import PreTrainedTokenizerFast  # imported here: it takes long
-
-            if not isinstance(tokenizer, PreTrainedTokenizerFast):
-                raise _refused(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
+        backend = backend_of(tokenizer)
+        if backend is None:
+            raise _refused(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
         from tokenizers import AddedToken, Tokenizer
 
-        copied = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        copied = Tokenizer.from_str(backend.to_str())
         copied.no_padding()
         copied.no_truncation()
         copied.add_special_tokens([AddedToken(END, special=True)])

@@ -16,9 +16,12 @@ that names a block without its content: every method changes counts and copies b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slipstream.errors import ParameterError, TargetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 32
 """Slots in a block, on every backend."""
@@ -28,7 +31,7 @@ FIRST_BLOCKS = 16
 
 
 class BlockStore(Protocol):
-    """The memory of the blocks."""
+    """The memory of the blocks. A place is block * BLOCK + slot in the block."""
 
     def grow(self, blocks: int) -> None:
         """Make room for `blocks` blocks, keep what the first ones hold. Raises TargetError where memory is out."""
@@ -36,6 +39,14 @@ class BlockStore(Protocol):
 
     def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
         """Copy whole blocks, in every layer."""
+        ...
+
+    def move(self, src: Seq[int], dst: Seq[int]) -> None:
+        """Copy places `src` to `dst` in every layer. All places are read before any is written."""
+        ...
+
+    def read(self, places: Seq[int]) -> Tensor:
+        """Return a copy of these places, [L, 2, Hk, places, D]."""
         ...
 
 
@@ -125,11 +136,6 @@ class BlockPool:
             self.version += 1
             self.drop(self.tables.pop(seq_id))
 
-    def first(self, seq_id: int, length: int) -> list[int]:
-        """Places of the first `length` slots of a sequence. Raises TargetError where it does not hold them."""
-        self._table(seq_id, length)
-        return self.places(seq_id, range(length))
-
     def places(self, seq_id: int, slots: Seq[int]) -> list[int]:
         """Where slots of a sequence are: block * `self.block` + place in the block. Raises TargetError for slots that
         the sequence does not hold."""
@@ -160,7 +166,6 @@ class BlockPool:
         return None if self.capacity is None else self.capacity - len(self._free) + self._free.count(1)
 
     def count(self, block: int) -> int:
-        """How many hold a block."""
         return self._counts[block]
 
     def hold(self, blocks: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import islice, takewhile
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -128,19 +128,7 @@ class KVMemory:
             start = end
 
 
-class CacheStore(BlockStore, Protocol):
-    """A `BlockStore` whose slots can be moved and read. A place is block * BLOCK + slot in the block."""
-
-    def move(self, src: Seq[int], dst: Seq[int]) -> None:
-        """Copy places `src` to `dst` in every layer. All places are read before any is written."""
-        ...
-
-    def read(self, places: Seq[int]) -> Tensor:
-        """Return a copy of these places, [L, 2, Hk, places, D]."""
-        ...
-
-
-S = TypeVar("S", bound=CacheStore)
+S = TypeVar("S", bound=BlockStore)
 
 
 class PagedCache(Generic[S]):
@@ -180,4 +168,4 @@ class PagedCache(Generic[S]):
 
     def kv(self, seq_id: int, length: int) -> Tensor:
         with self._lock():
-            return self._blocks.read(self._pool.first(seq_id, length))
+            return self._blocks.read(self._pool.places(seq_id, range(length)))

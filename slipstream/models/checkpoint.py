@@ -86,7 +86,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path, fault: Exception) -> CheckpointError:
-    """What to raise for a safetensors file that cannot be read."""
     return CheckpointError(
         f"{path} is not a readable safetensors file: {fault}",
         why="it is truncated or corrupt",
@@ -95,7 +94,6 @@ def unreadable(path: Path, fault: Exception) -> CheckpointError:
 
 
 def few(names: Iterable[str]) -> str:
-    """The first five, and how many more."""
     listed = list(dict.fromkeys(names))
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.module_shape import Experts
+from slipstream.models.module_shape import Experts, ModelShape
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -26,32 +26,17 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelShape):
     """A decoder-only transformer: pre-norm blocks of causal attention and MLP, residual stream of width
     `hidden_size` (d), `heads` query heads (H) and `kv_heads` key/value heads (Hk) of `head_dim` (D).
 
     norm         "rms" (weight only) or "layer" (weight and bias), epsilon `norm_eps`.
     activation   "silu", "gelu", "gelu_tanh" or "relu"; `gated`: down(act(gate(x)) * up(x)), else down(act(up(x))).
     *_bias       which linear layers have one; `qk_norm`: RMS norm over D of each query and key head before rope.
-    position     "rope" or "learned" (embeddings added to the input).
-    rope_parameters  theta, type and the parameters of that type (see `rope`); empty for learned positions.
-    windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
-    context      maximum number of positions that the checkpoint supports.
-    eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
-    mask_token   `pard_token`: id in whose places the model predicts several tokens in one pass (PARD, arXiv
-                 2504.18583); None: it was not trained so.
     """
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     intermediate_size: int
-    context: int
     norm: str = "rms"
     norm_eps: float = 1e-6
     activation: str = "silu"
@@ -60,18 +45,6 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    position: str = "rope"
-    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
-    windows: tuple[int | None, ...] = ()
-    experts: Experts | None = None
-    tie_embeddings: bool = False
-    eos_ids: tuple[int, ...] = ()
-    mask_token: int | None = None
-
-    @property
-    def kv_width(self) -> int:
-        """How many numbers the keys of one token are, in all layers."""
-        return self.layers * self.kv_heads * self.head_dim
 
     @staticmethod
     def load(source: str | Path) -> DecoderConfig:
@@ -125,7 +98,6 @@ class DecoderConfig:
         return decoder
 
     def _check(self) -> None:
-        """Raise ConfigError for numbers that contradict each other."""
         mask, experts, why, wrong = self.mask_token, self.experts, "", ""
         if self.heads % self.kv_heads:
             wrong = f"{self.heads} heads do not divide among {self.kv_heads} key/value heads"
@@ -141,7 +113,6 @@ class DecoderConfig:
             self.rope()  # raises now, not at the first token, if it is not supported
 
     def sparse(self, layer: int) -> bool:
-        """True if the MLP of `layer` is a mixture of experts."""
         return self.experts is not None and self.experts.layers[layer]
 
     def rope(self) -> tuple[Tensor, float]:
@@ -317,7 +288,6 @@ def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer, by the rules of transformers for each family."""
     if kind == "llama":
         return (None,) * layers
     if kind in ("mistral", "mixtral"):  # a missing key: 4096 for Mistral, none for Mixtral

@@ -17,8 +17,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Runtime
 from slipstream.errors import TargetError
 from slipstream.kv.kv_memory import KVMemory
-from slipstream.models.config import DecoderConfig
-from slipstream.models.module_shape import ModuleShape
+from slipstream.models.module_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,9 @@ class Batch:
         )
 
 
-def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device) -> Batch:
+def batch_of(
+    seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.device, stop: int | None = None
+) -> Batch:
     """Tokens `starts[b]:` of each sequence, up to its `end`, then its nodes. Logits are computed for the last of these
     tokens and for every node.
 
@@ -85,6 +86,7 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
     position is that of the last pending token plus the node's depth, so siblings share one.
 
     starts  slot of the first token to run: `seq.kv_len`, or later if part of a long prompt has run already.
+    stop    where a piece of a long prompt ends, before `end`.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -92,7 +94,8 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
     select: list[int] = []
     trees: list[Tensor | None] = []
     for b, seq in enumerate(seqs):
-        end, first, last = seq.end, draft.splits[b], draft.splits[b + 1]
+        first, last = draft.splits[b], draft.splits[b + 1]
+        end = seq.end if stop is None else stop
         pending = end - starts[b]
         tokens += seq.tokens[starts[b] : end]
         if first == last or draft.is_chain:
@@ -114,19 +117,6 @@ def batch_of(seqs: Seq[Sequence], draft: Draft, starts: Seq[int], device: torch.
         past=starts,
         trees=trees,
         select=select,
-    )
-
-
-def prompt_piece(seq: Sequence, start: int, stop: int, device: torch.device) -> Batch:
-    """Tokens `start:stop` of one sequence, to prefill a long prompt in chunks. Logits only for the last token."""
-    return Batch(
-        seq_ids=[seq.id],
-        tokens=torch.tensor(seq.tokens[start:stop], dtype=torch.int64, device=device),  # [stop - start]
-        positions=range(start, stop),
-        splits=[0, stop - start],
-        past=[start],
-        trees=[None],
-        select=[stop - start - 1],
     )
 
 
@@ -156,10 +146,6 @@ class MultiStepExecutor(Protocol):
         new tokens but the last. `exit` is the number of layers to run; with it, KV is also written for the last token.
         Raises TargetError if hidden states are not finite."""
         ...
-
-
-ModelShape = DecoderConfig | ModuleShape
-"""A model's configuration, whichever executor runs it."""
 
 
 class Executor(Protocol):
@@ -244,7 +230,6 @@ def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
 
 
 def unknown_ids(what: str) -> TargetError:
-    """The error for ids that a model does not have."""
     return TargetError(
         what,
         why="target and draft have different vocabularies, or the prompt has an id that the model lacks",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.folder_tokenizer import content_of
-from slipstream.models.gguf_header import CONTROL, GgufShape, gguf_shape, read_header
-from slipstream.models.module_shape import ModuleShape
+from slipstream.models.gguf_header import CONTROL, GgufHeader, GgufShape, gguf_shape, read_header
+from slipstream.models.module_shape import ModelShape, shape_in
 from slipstream.models.text import tokenizer_of
 
 ROLES = ("bos", "eos", "pad")
@@ -43,26 +43,25 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """source     the requested folder, hub id or GGUF file; `folder`: the folder of its small files, or the GGUF file.
-    config     `ModuleShape` for a model that transformers runs, `GgufShape` for one that llama.cpp runs.
-    read_tokens  reads `tokenizer`.
-    """
+    """source: the requested folder, hub id or GGUF file. folder: that of its small files, or the GGUF file."""
 
     source: str
     folder: Path
-    config: DecoderConfig | ModuleShape
-    read_tokens: Callable[[], TokenMap | None] = field(repr=False, compare=False)
-    chat_template: bool
+    config: ModelShape
 
     @cached_property
     def tokenizer(self) -> TokenMap | None:
         """None if the checkpoint has none. Raises LoadError."""
-        return self.read_tokens()
+        if isinstance(self.config, GgufShape):
+            return _tokens_in_file(self.config.header)
+        return _tokens_in_folder(self.folder)
 
     @property
-    def source_context(self) -> int | None:
-        """Most tokens that its encoder reads; None for a decoder."""
-        return self.config.source_context if isinstance(self.config, ModuleShape) else None
+    def chat_template(self) -> bool:
+        if isinstance(self.config, GgufShape):
+            return "tokenizer.chat_template" in self.config.header.metadata
+        files = [self.folder / f"chat_template.{kind}" for kind in ("jinja", "json")]
+        return any(file.exists() for file in files) or "chat_template" in _settings(self.folder)
 
     @cached_property
     def parameters(self) -> int:
@@ -83,7 +82,7 @@ class ModelFacts:
         step reads one row, and without an encoder, which runs once."""
         shapes = self.config.shapes()
         looked_up = ["embed_positions.weight", *([] if self.config.tie_embeddings else ["embed_tokens.weight"])]
-        if self.source_context is not None:
+        if self.config.source_context is not None:
             looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
 
@@ -113,35 +112,22 @@ def facts(source: str | Path) -> ModelFacts:
     UnsupportedModelError."""
     folder = resolve(source, weights=False)
     if not folder.is_dir():
-        return _gguf_facts(source)
-    config = _config(folder)
-    settings = _optional(folder / "tokenizer_config.json")
-    chat = "chat_template" in settings or any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
-    return ModelFacts(str(source), folder, config, lambda: _token_map(folder, settings), chat)
-
-
-def _gguf_facts(source: str | Path) -> ModelFacts:
-    header = read_header(source)
-    roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
-    tokens = TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
-    chat = "tokenizer.chat_template" in header.metadata
-    return ModelFacts(str(source), header.path, gguf_shape(header), lambda: tokens, chat)
-
-
-def _config(folder: Path) -> DecoderConfig | ModuleShape:
-    """Raises as `DecoderConfig.load` does where transformers knows no more than the decoder."""
+        return ModelFacts(str(source), folder, gguf_shape(read_header(folder)))
     try:
-        return DecoderConfig.load(folder)
+        return ModelFacts(str(source), folder, DecoderConfig.load(folder))
     except UnsupportedModelError as refused:
         try:
-            from slipstream.models.module_shape import shape_in  # imports transformers, which takes long
-
-            return shape_in(folder)
-        except UnsupportedModelError:
+            return ModelFacts(str(source), folder, shape_in(folder))
+        except UnsupportedModelError:  # transformers knows no more than the decoder
             raise refused from None
 
 
-def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
+def _tokens_in_file(header: GgufHeader) -> TokenMap | None:
+    roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
+    return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
+
+
+def _tokens_in_folder(folder: Path) -> TokenMap | None:
     """Read tokenizer.json with the tokenizers library (milliseconds), older files with transformers."""
     from tokenizers import Tokenizer
 
@@ -160,8 +146,9 @@ def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
             why="without it text cannot be tokenized",
             fix="download or export it again",
         ) from fault
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    names = _optional(folder / "special_tokens_map.json") | dict(settings)
+    ids, names = tokenizer.get_vocab(with_added_tokens=True), _settings(folder)
+    if (listed := folder / "special_tokens_map.json").exists():
+        names = read_json(listed) | names
     named = {role: content_of(names.get(f"{role}_token")) for role in ROLES}
     return TokenMap(
         tokens={i: token for token, i in ids.items()},
@@ -170,8 +157,9 @@ def _token_map(folder: Path, settings: Mapping[str, Any]) -> TokenMap | None:
     )
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    return read_json(file) if file.exists() else {}
 
 
 def _stored(folder: Path) -> dict[str, int]:

@@ -36,8 +36,6 @@ _ADDITIONS = ("added_tokens.json", "additional_chat_templates")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 """Of an added token."""
 
-_SCALARS = (str, int, float, bool)
-
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message that transformers copies to each other."""
 
@@ -58,7 +56,6 @@ class FolderTokenizer:
 
     @property
     def transformers(self) -> Any:
-        """The transformers tokenizer of the same folder."""
         if self._whole is None:
             self._whole = self._load()
         return self._whole
@@ -86,7 +83,6 @@ class FolderTokenizer:
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the tokenizers library."""
         return self._backend if self._whole is None else self._whole.backend_tokenizer
 
     def __len__(self) -> int:
@@ -95,11 +91,9 @@ class FolderTokenizer:
 
     @property
     def chat_template(self) -> Any:
-        """The template; None if there is none."""
         return self._template if self._whole is None else self._whole.chat_template
 
     def encode(self, text: Any, add_special_tokens: bool = True, **more: Any) -> list[int]:
-        """Ids of a text."""
         if self._whole is not None or more or type(text) is not str:
             return self.transformers.encode(text, add_special_tokens=add_special_tokens, **more)  # type: ignore[no-any-return]
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -111,7 +105,6 @@ class FolderTokenizer:
         clean_up_tokenization_spaces: bool | None = None,
         **more: Any,
     ) -> Any:
-        """Text of ids."""
         plain = type(token_ids) is list and all(type(token) is int for token in token_ids)
         if self._whole is not None or more or clean_up_tokenization_spaces or not plain:
             more["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
@@ -134,7 +127,7 @@ class FolderTokenizer:
 
             template = self._template or ""
             names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
-            read = names.keys() <= {"tools", *names_read(template)} - {"messages"} and _is_json(names)
+            read = names.keys() <= {"tools", *names_read(template)} - {"messages"}
             if template and read and _are_objects(names.get("tools", [])):
                 return render(
                     template, conversation, named.get("add_generation_prompt", False), **{**self._special, **names}
@@ -144,23 +137,23 @@ class FolderTokenizer:
 
 def _is_plain(conversation: Any) -> bool:
     """Whether it is a list of messages that reach the template as they are."""
-    return (
-        bool(conversation)
-        and _are_objects(conversation)
-        and _is_json(conversation)
-        and not any(name in _REASONING or value is None for message in conversation for name, value in message.items())
-    )
+    if not conversation or not _are_objects(conversation):
+        return False
+    return not any(name in _REASONING or value is None for message in conversation for name, value in message.items())
 
 
 def _are_objects(value: Any) -> bool:
     return type(value) is list and all(type(each) is dict for each in value)
 
 
-def _is_json(value: Any) -> bool:
-    """Whether it is made of JSON's types alone."""
-    if type(value) is dict:
-        return all(type(name) is str and _is_json(each) for name, each in value.items())
-    return all(map(_is_json, value)) if type(value) is list else value is None or type(value) in _SCALARS
+def backend_of(tokenizer: Any) -> Tokenizer | None:
+    """That of the tokenizers library in a fast tokenizer of transformers, or of a folder; None in another tokenizer."""
+    if not isinstance(tokenizer, FolderTokenizer):
+        from transformers import PreTrainedTokenizerFast  # imported here: it takes long
+
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            return None
+    return tokenizer.backend_tokenizer
 
 
 def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None:
@@ -210,7 +203,6 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is none."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -225,6 +217,5 @@ def content_of(token: Any) -> str | None:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> Any:
-    """A file comes before the configuration."""
     file = folder / "chat_template.jinja"
     return file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")

@@ -1,10 +1,9 @@
 """`GenerationDefaults`: what a checkpoint's generation_config.json asks for where a request says nothing.
 
-Two kinds of settings are in that file. Some belong to the model: penalties and forbidden ids, without which its greedy
-text is not that of transformers' `generate`. They hold for every request that gives none. The other settings say how
-to sample (temperature, top-p, ...): conversations and servers begin with them, as in vLLM.
-
-Encoder-decoders honour the first kind in their target (`targets.huggingface.output_rules`). Does not import torch.
+Penalties and forbidden ids belong to the model: without them its greedy text is not that of transformers' `generate`.
+They hold for every request that gives none; encoder-decoders honour them in their target
+(`targets.huggingface.output_rules`). How to sample (temperature, top-p, ...) is for conversations and servers, as in
+vLLM. Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import Any
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.errors import ParameterError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.settings import AUTO
+from slipstream.settings import OFF
 
 log = logging.getLogger("slipstream")
 
 FILE = "generation_config.json"
-OFF = "none"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _NOT_HONOURED: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "begin_suppress_tokens": None, "min_length": 0,
@@ -108,23 +106,13 @@ def shown(sampling: Mapping[str, Any]) -> str:
 
 
 def generation_defaults(
-    choice: str | Path, module: Any, folder: Path | str | None, encoder_decoder: bool
+    choice: str, module: Any, folder: Path | str | None, encoder_decoder: bool
 ) -> GenerationDefaults:
-    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target), "none", or a
-    folder or file. folder: of the target; None: `module` is the target, loaded already.
-
-    Raises ParameterError and ConfigError."""
+    """The defaults that the argument `generation_config` of `LLM` chooses: "auto" (those of the target) or "none".
+    folder: of the target; None: `module` is the target, loaded already. Raises ParameterError and ConfigError."""
     if choice == OFF:
         return GenerationDefaults()
-    if choice != AUTO:
-        path = Path(choice)
-        if not path.exists():
-            raise ParameterError(
-                f"generation_config is {str(choice)!r}, and there is no such file or folder",
-                fix=f'give "{AUTO}", "{OFF}", or a folder with {FILE}',
-            )
-        settings = read_json(path / FILE if path.is_dir() else path)
-    elif folder is None:
+    if folder is None:
         generation = getattr(module, "generation_config", None)
         settings = {} if generation is None else generation.to_dict()
     else:

@@ -17,10 +17,11 @@ import torch
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError, did_you_mean
 from slipstream.host.machine import available_cores
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import FILE_TYPES, UNUSED, read_header
-from slipstream.models.gguf_tokenizer import GgufTokenizer, Words, add_words, words_of
+from slipstream.models.gguf_header import FILE_TYPES, read_header
+from slipstream.models.gguf_tokenizer import GgufTokenizer, add_tokenizer
 from slipstream.models.gguf_weights import names_in_file, rotated
 from slipstream.models.llamacpp_library import LlamaModel, faults, llama_cpp
+from slipstream.models.text import tokenizer_of
 from slipstream.models.weights import Weights, load_weights
 
 PLAIN = ("f32", "f16", "q8_0")
@@ -67,14 +68,14 @@ def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16")
     path = Path(file).expanduser()
     if not path.parent.is_dir():
         raise ParameterError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in", fix="make it first")
-    words, weights = words_of(source, config.vocab_size), load_weights(source, config, torch.float32)
+    tokenizer, weights = tokenizer_of(source), load_weights(source, config, torch.float32)
     part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
     try:
         plain = quantize in PLAIN
-        _write(part if plain else whole, config, weights, words, quantize if plain else "f32", Path(source).name)
+        _write(part if plain else whole, config, weights, tokenizer, quantize if plain else "f32", source)
         if not plain:
             _quantised(whole, part, _NUMBERS[quantize])
-        converted = _checked(part, path, words)
+        converted = _checked(part, path, tokenizer)
         part.replace(path)
     finally:
         weights.unmap()
@@ -109,7 +110,9 @@ def _check_convertible(config: DecoderConfig) -> None:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | None, quantize: str, name: str) -> None:
+def _write(
+    path: Path, config: DecoderConfig, weights: Weights, tokenizer: Any, quantize: str, source: str | Path
+) -> None:
     try:
         import gguf
     except ImportError as fault:
@@ -120,14 +123,14 @@ def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | N
         ) from fault
     writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
     try:
-        writer.add_name(name)
+        writer.add_name(Path(source).name)
         writer.add_file_type(_NUMBERS[quantize])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_shape(writer, config, gguf)
-        if words is None:
+        if tokenizer is None:
             writer.add_tokenizer_model("none")
         else:
-            add_words(writer, words, config.eos_ids)
+            add_tokenizer(writer, tokenizer, source, config.vocab_size, config.eos_ids)
         for tensor, shape in _shapes(config).items():
             form = _form(shape, quantize, gguf)
             size = gguf.quants.quant_shape_to_byte_shape(shape, form) if form.name == "Q8_0" else shape
@@ -143,7 +146,6 @@ def _write(path: Path, config: DecoderConfig, weights: Weights, words: Words | N
 
 
 def _form(shape: tuple[int, ...], quantize: str, gguf: Any) -> Any:
-    """The type of a tensor: vectors stay in float32."""
     types = gguf.GGMLQuantizationType
     if len(shape) == 1 or quantize == "f32":
         return types.F32
@@ -221,19 +223,18 @@ def _quantised(source: Path, file: Path, kind: int) -> None:
 # --- checking -----------------------------------------------------------------------------------------------------
 
 
-def _checked(part: Path, file: Path, words: Words | None) -> Converted:
+def _checked(part: Path, file: Path, reference: Any) -> Converted:
     """If llama.cpp is installed, compare the texts that it writes for the tokens of the file, one by one, with those of
     the checkpoint. Raises CheckpointError where one differs."""
-    stored = read_header(part).stored
-    if words is None:
-        return Converted(file, stored, 0, None)
+    header = read_header(part)
+    if reference is None:
+        return Converted(file, header.stored, 0, None)
     try:
         tokenizer = GgufTokenizer(LlamaModel(part, vocab_only=True))
     except LoadError:
-        return Converted(file, stored, 0, None)
-    known = [i for i, kind in enumerate(words.types) if kind != UNUSED]
-    for i in known:
-        text, wanted = tokenizer.decode([i]), words.tokenizer.decode([i])
+        return Converted(file, header.stored, 0, None)
+    for i in header.token_texts:
+        text, wanted = tokenizer.decode([i]), reference.decode([i])
         # Incomplete characters may be another number of U+FFFD; some tokenizers drop a space at the beginning.
         if text.replace("\ufffd", "") != wanted.replace("\ufffd", "") and text.strip(" ") != wanted.strip(" "):
             raise CheckpointError(
@@ -241,5 +242,5 @@ def _checked(part: Path, file: Path, words: Words | None) -> Converted:
                 why="the model would read and write other texts",
                 fix="convert the model with llama.cpp's own script",
             )
-    differing = sum(tokenizer.encode(text) != words.tokenizer.encode(text) for text in _TEXTS)
-    return Converted(file, stored, len(known), differing)
+    differing = sum(tokenizer.encode(text) != reference.encode(text) for text in _TEXTS)
+    return Converted(file, header.stored, len(header.token_texts), differing)

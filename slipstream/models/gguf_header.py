@@ -22,7 +22,7 @@ from typing import Any
 
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
-from slipstream.models.module_shape import UNBOUNDED, Experts, ModuleShape
+from slipstream.models.module_shape import UNBOUNDED, Experts, ModelShape
 
 ALIGNMENT = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -172,7 +172,6 @@ class _Reader:
         self.data, self.at, self.size = data, 0, len(data)
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
         end = self.at + count
         if count < 0 or end > self.size:
             raise ValueError(f"{count} bytes at {self.at}, the file has {self.size}")
@@ -252,16 +251,23 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 # --- the shape of the model ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GgufShape(ModuleShape):
+@dataclass(frozen=True, kw_only=True)
+class GgufShape(ModelShape):
     """header: of the file."""
 
-    header: GgufHeader = field(kw_only=True, repr=False, compare=False)
+    header: GgufHeader = field(repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """As in `ModuleShape`; other names are those of GGUF."""
+        """As in `ModelShape`; other names are those of GGUF."""
         names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
         return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
+
+
+_ROPE = {
+    "factor": "factor", "original_max_position_embeddings": "original_context_length",
+    "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
+}  # fmt: skip
+"""Names in `rope_parameters` -> keys after "rope.scaling."."""
 
 
 def gguf_shape(header: GgufHeader) -> GgufShape:
@@ -279,12 +285,9 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
     head_dim = header.size("attention.key_length") or (hidden // heads if heads else 0)
     experts, picked = header.size("expert_count"), header.size("expert_used_count") or 1
     learned = "position_embd.weight" in tensors
-    rope = {
-        "rope_type": header.setting("rope.scaling.type", "default"),
-        "rope_theta": header.setting("rope.freq_base", 1e4),
-    }
-    if header.setting("rope.scaling.factor") is not None:
-        rope["factor"] = header.setting("rope.scaling.factor")
+    kind = header.setting("rope.scaling.type", "none")
+    rope = {"rope_type": "default" if kind == "none" else kind, "rope_theta": header.setting("rope.freq_base", 1e4)}
+    rope |= {name: value for name, key in _ROPE.items() if (value := header.setting(f"rope.scaling.{key}")) is not None}
     return GgufShape(
         model_type=header.architecture,
         vocab_size=tensors[_EMBEDDING][0],
@@ -296,7 +299,6 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        kv_width=layers * kv_heads * head_dim,
         windows=(None,) * layers,
         tie_embeddings="output.weight" not in tensors,
         rope_parameters={} if learned else rope,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from slipstream.errors import LoadError, UnsupportedModelError
+from slipstream.models.chat_template import chosen_template, render
 from slipstream.models.folder_tokenizer import FolderTokenizer
 from slipstream.models.gguf_header import (
     BYTE,
@@ -35,7 +35,6 @@ from slipstream.models.gguf_header import (
     read_header,
 )
 from slipstream.models.llamacpp_library import LlamaModel
-from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import flat_parts, is_byte_name
 
 WHOLE = "tokenizer.huggingface.json"
@@ -78,7 +77,6 @@ def gguf_tokenizer(source: str | Path) -> FolderTokenizer | GgufTokenizer | None
 
 
 def _byte_level(header: GgufHeader) -> Tokenizer:
-    """Byte-level BPE from the tokens and merges of a file."""
     texts, metadata = header.token_texts, header.metadata
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
     try:
@@ -134,7 +132,6 @@ class GgufTokenizer:
         self._texts, self._special = header.token_texts, special_tokens(header)
         self._ids = {text: i for i, text in self._texts.items()}
         self._control = header.tokens_of(CONTROL)
-        self.all_special_ids = sorted(self._control)
         for name in (f"{role}_token" for role in ROLES):
             text = self._special.get(name)
             setattr(self, name, text)
@@ -143,18 +140,12 @@ class GgufTokenizer:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def get_vocab(self) -> dict[str, int]:
-        """Token -> id."""
-        return dict(self._ids)
-
     @cached_property
     def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        """Id -> added token."""
         ids = sorted(self._model.header.tokens_of(CONTROL, USER_DEFINED) & self._texts.keys())
         return {i: AddedToken(self._texts[i], special=i in self._control) for i in ids}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
         data, room = text.encode(), len(text.encode()) + 8
         for _ in range(2):  # a text has at most as many tokens as bytes, mostly
             ids = (ctypes.c_int32 * room)()
@@ -195,8 +186,6 @@ class GgufTokenizer:
         self, conversation: Any, tokenize: bool = True, add_generation_prompt: bool = False, **names: Any
     ) -> Any:
         """Text of a conversation (tokenize=False), or its ids. names: what else the template reads."""
-        from slipstream.models.chat_template import render
-
         if not self.chat_template:
             raise LoadError("the GGUF file has no chat template", fix="give a plain prompt")
         text = render(self.chat_template, conversation, add_generation_prompt, **self._special | names)
@@ -206,30 +195,15 @@ class GgufTokenizer:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Words:
-    """The tokenizer of a checkpoint as metadata of a GGUF file.
+def add_tokenizer(writer: Any, tokenizer: Any, source: str | Path, rows: int, eos_ids: Seq[int]) -> None:
+    """Write the tokenizer of a checkpoint as metadata.
 
-    tokenizer: as `tokenizer_of` gives it. kind: "gpt2" or "llama". text: tokenizer.json. texts, types: of every id.
-    merges, scores: of the BPE, what the kind needs. words: the name in `SPLITS` of how texts are split; if there is
-    none, "gpt-2" for byte-level BPE, "default" for the other."""
+    writer     of the package gguf.
+    tokenizer  as `tokenizer_of` gives it for `source`. rows: of the model's embedding.
+    eos_ids    that end a text; the first three have a place.
 
-    tokenizer: Any
-    kind: str
-    text: str
-    texts: Seq[str]
-    types: Seq[int]
-    merges: Seq[str]
-    scores: Seq[float]
-    words: str
-
-
-def words_of(source: str | Path, rows: int) -> Words | None:
-    """The tokenizer of a folder or hub id, for a model with an embedding of so many rows; None if it has none. Raises
-    LoadError, and UnsupportedModelError for a kind that llama.cpp does not have."""
-    tokenizer = tokenizer_of(source)
-    if tokenizer is None:
-        return None
+    Raises UnsupportedModelError for a kind of tokenizer that llama.cpp does not have.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = "{}" if backend is None else backend.to_str()
     described = json.loads(text)
@@ -249,45 +223,36 @@ def words_of(source: str | Path, rows: int) -> Words | None:
         if added["id"] < rows:
             texts[added["id"]], types[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    ids = tokenizer.encode("a")
     if "ByteLevel" in parts:
-        return Words(tokenizer, "gpt2", text, texts, types, merges, (), _split(described.get("pre_tokenizer")))
-    ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
-    for i, token in enumerate(texts):
-        if is_byte_name(token) and types[i] == NORMAL:
-            types[i] = BYTE
-    if (unknown := model.get("unk_token")) in texts:
-        types[texts.index(unknown)] = UNKNOWN
-    scores = [ranks.get(token, -1e6 if len(token) > 1 else 0.0) for token in texts]
-    return Words(tokenizer, "llama", text, texts, types, (), scores, "default")
-
-
-def add_words(writer: Any, words: Words, eos_ids: Seq[int]) -> None:
-    """Write the metadata. writer: of the package gguf. eos_ids: that end a text; the first three have a place."""
-    of = words.tokenizer
-    writer.add_tokenizer_model(words.kind)
-    writer.add_tokenizer_pre(words.words)
-    writer.add_token_list(list(words.texts))
-    writer.add_token_types(list(words.types))
-    if words.merges:
-        writer.add_token_merges(list(words.merges))
-    if words.scores:
-        writer.add_token_scores(list(words.scores))
-    ids = of.encode("a")
-    writer.add_add_bos_token(bool(ids) and ids[0] == of.bos_token_id)
-    if words.kind == "llama":
-        first = next((i for i in ids if i != of.bos_token_id), ids[0])
-        writer.add_add_space_prefix(words.texts[first].startswith("▁"))
-    named = {"bos": of.bos_token_id, "pad": of.pad_token_id, "unk": of.unk_token_id}
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_split(described.get("pre_tokenizer")))
+        if merges:
+            writer.add_token_merges(merges)
+    else:
+        ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
+        for i, token in enumerate(texts):
+            if is_byte_name(token) and types[i] == NORMAL:
+                types[i] = BYTE
+        if (unknown := model.get("unk_token")) in texts:
+            types[texts.index(unknown)] = UNKNOWN
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores([ranks.get(token, -1e6 if len(token) > 1 else 0.0) for token in texts])
+        first = next((i for i in ids if i != tokenizer.bos_token_id), ids[0])
+        writer.add_add_space_prefix(texts[first].startswith("▁"))
+    writer.add_token_list(texts)
+    writer.add_token_types(types)
+    writer.add_add_bos_token(bool(ids) and ids[0] == tokenizer.bos_token_id)
+    named = {"bos": tokenizer.bos_token_id, "pad": tokenizer.pad_token_id, "unk": tokenizer.unk_token_id}
     named |= dict(zip(("eos", "eot", "eom"), eos_ids, strict=False))
     for role, i in named.items():
-        if i is not None and i < len(words.texts):
+        if i is not None and i < rows:
             getattr(writer, f"add_{role}_token_id")(i)
-    template = of.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
+    template = chosen_template(tokenizer.chat_template, tools=False)
     if template:
         writer.add_chat_template(template)
-    writer.add_string(WHOLE, words.text)
+    writer.add_string(WHOLE, text)
     writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
 
 

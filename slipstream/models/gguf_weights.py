@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,19 +31,11 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of tensors that are not blocks of integers."""
 
 _PARTS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+}  # fmt: skip
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
 _TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
@@ -80,57 +73,33 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
         )
     shape, family = gguf_shape(header), FAMILIES[header.architecture]
     config: dict[str, Any] = {
-        "model_type": family,
-        "vocab_size": shape.vocab_size,
-        "eos_token_id": [*shape.eos_ids],
+        "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
         "tie_word_embeddings": shape.tie_embeddings,
-    }
+    }  # fmt: skip
     if family == "gpt2":
-        config |= {
-            "n_embd": shape.hidden_size,
-            "n_head": shape.heads,
-            "n_layer": shape.layers,
-            "n_positions": shape.context,
-            "n_inner": header.setting("feed_forward_length"),
-            "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
-        }
-        return DecoderConfig.from_dict(config)
+        return DecoderConfig.from_dict(
+            config | {
+                "n_embd": shape.hidden_size, "n_head": shape.heads, "n_layer": shape.layers,
+                "n_positions": shape.context, "n_inner": header.setting("feed_forward_length"),
+                "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
+            }
+        )  # fmt: skip
     if shape.experts:
         config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
         config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
         config["moe_intermediate_size"] = header.setting("expert_feed_forward_length")
-    config |= {
-        "hidden_size": shape.hidden_size,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "num_hidden_layers": shape.layers,
-        "head_dim": shape.head_dim,
-        "intermediate_size": header.setting("feed_forward_length"),
-        "max_position_embeddings": shape.context,
-        "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
-        "attention_bias": any(tensor.name == "blk.0.attn_q.bias" for tensor in header.tensors),
-        "rope_parameters": _rope(header),
-        "sliding_window": None,
-    }
-    return DecoderConfig.from_dict(config)
-
-
-def _rope(header: GgufHeader) -> dict[str, Any]:
-    """`rope_parameters` as in a config.json. rope_freqs.weight holds what divides each frequency (Llama 3.1)."""
-    kind = header.setting("rope.scaling.type", "none")
-    rope: dict[str, Any] = {"rope_theta": float(header.setting("rope.freq_base", 1e4))}
-    rope["rope_type"] = "default" if kind == "none" else kind
-    if kind != "none":
-        rope["factor"] = header.setting("rope.scaling.factor")
-    if kind == "yarn":
-        rope["original_max_position_embeddings"] = header.setting("rope.scaling.original_context_length")
-        for name in ("beta_fast", "beta_slow"):
-            rope[name] = header.setting(f"rope.scaling.yarn_{name}")
-    for tensor in header.tensors:
-        if tensor.name == "rope_freqs.weight":
-            divisors = _read(header, tensor).view(np.float32).ravel().tolist()
-            rope |= {"rope_type": "divided", "divisors": divisors}
-    return rope
+    rope, tensors = dict(shape.rope_parameters), {tensor.name: tensor for tensor in header.tensors}
+    if divisors := tensors.get("rope_freqs.weight"):  # what divides each frequency (Llama 3.1)
+        rope |= {"rope_type": "divided", "divisors": _read(header, divisors).view(np.float32).ravel().tolist()}
+    return DecoderConfig.from_dict(
+        config | {
+            "hidden_size": shape.hidden_size, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+            "num_hidden_layers": shape.layers, "head_dim": shape.head_dim, "max_position_embeddings": shape.context,
+            "intermediate_size": header.setting("feed_forward_length"),
+            "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
+            "attention_bias": "blk.0.attn_q.bias" in tensors, "rope_parameters": rope, "sliding_window": None,
+        }
+    )  # fmt: skip
 
 
 def _read(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
@@ -188,7 +157,7 @@ class GgufWeights(Weights):
                 fix="convert the model again",
             )
         sources = {
-            name: (f"{tensor.name} in {header.path.name}", lambda name=name: self._rows(name, slice(None)))
+            name: (f"{tensor.name} in {header.path.name}", partial(self._rows, name))
             for name, (tensor, _) in self._stored.items()
         }
         super().__init__(sources, config, dtype, progress)

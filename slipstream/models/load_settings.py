@@ -6,7 +6,6 @@ command-line option and its help follow from the field; a new setting is a field
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -22,6 +21,7 @@ from slipstream.settings import (
     EXECUTORS,
     FORMAT_BY_ROLE,
     KV_DTYPES,
+    OFF,
     QUANTISATIONS,
     SAME,
     TRANSFORMERS,
@@ -32,14 +32,10 @@ from slipstream.settings import (
 )
 
 
-def setting(default: Any, help: str = "", *, metavar: str | None = None, shown: str | None = None) -> Any:
-    """A field of `LoadSettings`.
-
-    help     one sentence for `--help`; without it there is no option.
-    metavar  what stands for the value in `--help`; None: its type.
-    shown    the default in `--help`, in words; None: the default.
-    """
-    return field(default=default, metadata={"help": help, "metavar": metavar, "shown": shown})
+def setting(default: Any, help: str = "", *, shown: str | None = None) -> Any:
+    """A field of `LoadSettings`. help: one sentence for `--help`; without it there is no option. shown: the default in
+    `--help`, in words; None: the default."""
+    return field(default=default, metadata={"help": help, "shown": shown})
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,10 @@ class LoadSettings:
     kv_dtype   None, "float32" or "float16": the KV cache of the native executor and of GGUF models.
     kv_tokens  tokens for which the KV cache has room, all sequences together; None: as many as memory holds.
     device_map  where transformers puts the target's layers, as in its `from_pretrained`: a word such as "auto", or a
-               mapping of modules to devices, also as JSON.
+               mapping of modules to devices.
     lora       folder or hub id of a LoRA adapter that is merged into the target's weights (see `models.lora`).
     trust_remote_code  run Python code that the target's checkpoint brings, where transformers has none for it.
-    generation_config  "auto", "none", or a folder or file (see `models.generation_defaults`).
+    generation_config  "auto" or "none" (see `models.generation_defaults`).
     role       "target" or "draft": what the model is loaded as.
     """
 
@@ -90,16 +86,12 @@ class LoadSettings:
     kv_tokens: int | None = setting(
         None, "Size of the KV cache, in tokens of all requests together.", shown="as many as memory holds"
     )
-    generation_config: Any = setting(
+    generation_config: str = setting(
         AUTO,
         "Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the target's "
-        "generation_config.json says (auto), none, or as another one says.",
-        metavar="auto|none|FOLDER",
+        "generation_config.json says (auto), or none.",
     )
-    device_map: Any = setting(
-        None,
-        "Spread the target over devices by transformers: auto, balanced, ..., or a JSON object of modules and devices.",
-    )
+    device_map: Any = setting(None, "Spread the target over devices by transformers: auto, balanced, sequential, ...")
     lora: Any = setting(None, "LoRA adapter (PEFT) to merge into the target: folder or hub id.")
     trust_remote_code: bool = setting(False, "Run Python code of the target's checkpoint.")
     role: str = setting("target")
@@ -112,6 +104,7 @@ class LoadSettings:
             ("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS),
             ("draft_tokenizer", self.draft_tokenizer, DRAFT_TOKENIZERS),
             ("kv_dtype", self.kv_dtype, KV_DTYPES),
+            ("generation_config", self.generation_config, (AUTO, OFF)),
         )
         for each, value, allowed in known:
             if value is not None:
@@ -119,8 +112,6 @@ class LoadSettings:
         check_threads(self.threads)
         if self.kv_tokens is not None:
             check_integer("kv_tokens", self.kv_tokens, BLOCK)
-        if isinstance(self.device_map, str):
-            object.__setattr__(self, "device_map", device_map_of(self.device_map))
 
     @staticmethod
     def of(values: Mapping[str, Any], caller: str = "LoadSettings", more: tuple[str, ...] = ()) -> LoadSettings:
@@ -145,12 +136,8 @@ class LoadSettings:
     def given(self) -> dict[str, Any]:
         """The settings that decide what runs and how, and are not left at their defaults."""
         beside = ("draft_quantize", "draft_tokenizer", "generation_config", "trust_remote_code")
-        default = DEFAULTS.keywords
-        return {
-            name: value
-            for name, value in self.keywords.items()
-            if name not in beside and value is not None and value != default[name]
-        }
+        values = {name: value for name, value in self.keywords.items() if name not in beside}
+        return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}
 
     @property
     def weight_format(self) -> WeightFormat | None:
@@ -180,15 +167,11 @@ class LoadSettings:
 
     def check_device_map(self) -> None:
         """Raise ParameterError where a device map would not be honoured."""
-        if self.device_map is None:
-            return
         if self.executor not in (AUTO, TRANSFORMERS):
-            raise ParameterError(
-                f"device_map={self.device_map!r} was given with {self.executor}",
-                why="only transformers spreads a model over several devices",
-                fix="leave device_map out, or choose executor='transformers'",
-            )
-        if self.device is not None:
+            why = "only transformers spreads a model over several devices"
+            fix = "leave device_map out, or choose executor='transformers'"
+            self.refuse(("device_map",), f"given with {self.executor}", why, fix)
+        if self.device is not None and self.device_map is not None:
             raise ParameterError(
                 f"device={str(self.device)!r} and device_map={self.device_map!r} were given",
                 why="both say where the weights go",
@@ -197,17 +180,3 @@ class LoadSettings:
 
 
 DEFAULTS = LoadSettings()
-
-
-def device_map_of(text: str) -> str | dict[str, Any]:
-    """A word as it is ("auto", "cuda:1"), a JSON object as a mapping. Raises ParameterError."""
-    if not text.lstrip().startswith("{"):
-        return text
-    fix = """write auto, or each module's device: '{"model.layers.0": "cuda:0", "model.layers.1": "cpu", ...}'"""
-    try:
-        places = json.loads(text)
-    except ValueError as fault:
-        raise ParameterError(f"device_map is {text!r}, which is not JSON: {fault}", fix=fix) from fault
-    if not places or any(type(place) not in (str, int) or str(place).startswith("-") for place in places.values()):
-        raise ParameterError(f"device_map is {text!r}: a module without a device", fix=fix)
-    return dict(places)

@@ -1,7 +1,8 @@
-"""`ModuleShape`: the architecture of a model that transformers runs. Importing it does not import torch.
+"""`ModelShape`: what is known of every model before its weights are read. `ModuleShape`: that of a model that
+transformers runs. Importing it does not import torch.
 
-`DecoderConfig` decides every difference between the families that our decoder runs. Here transformers decides them;
-sizes are read from its configuration, whose names differ between families.
+`DecoderConfig` decides every difference between the families that our decoder runs. For a `ModuleShape` transformers
+decides them; sizes are read from its configuration, whose names differ between families.
 """
 
 from __future__ import annotations
@@ -37,40 +38,57 @@ class Experts:
     layers: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class ModuleShape:
-    """Implements `ModelShape` for a transformers model; fields as in `DecoderConfig`.
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a model, whichever executor runs it; of an encoder-decoder `layers` and `context` are its decoder's.
 
-    position  "rope", "learned", or "none" where the context has no bound.
-    layers, context  of an encoder-decoder: of its decoder.
-    source_context   most tokens that its encoder reads; None: it has no encoder.
     heads, kv_heads, head_dim  of the layer with most; 0 for a model without attention.
-    kv_width  how many numbers the keys of one token are, in all layers that keep some.
-    config    of transformers.
+    context      maximum number of positions that the checkpoint supports.
+    source_context  most tokens that its encoder reads; None: it has no encoder.
+    position     "rope", "learned" (embeddings added to the input), or "none" where the context has no bound.
+    rope_parameters  theta, type and the parameters of that type; empty for learned positions.
+    windows      for each layer, None (full attention) or W: a token sees itself and the W - 1 positions before it.
+    eos_ids      ids that end a text, as in generation_config.json, else config.json; possibly empty.
+    mask_token   `pard_token`: id in whose places the model predicts several tokens in one pass (PARD, arXiv
+                 2504.18583); None: it was not trained so.
     """
 
     model_type: str
     vocab_size: int
     hidden_size: int
     layers: int
-    context: int
-    position: str
-    eos_ids: tuple[int, ...]
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
-    kv_width: int = 0
-    windows: tuple[int | None, ...] = ()
-    tie_embeddings: bool = False
-    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
-    experts: Experts | None = None
+    context: int
     source_context: int | None = None
+    position: str = "rope"
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    windows: tuple[int | None, ...] = ()
+    experts: Experts | None = None
+    tie_embeddings: bool = False
+    eos_ids: tuple[int, ...] = ()
     mask_token: int | None = None
+
+    @property
+    def kv_width(self) -> int:
+        """How many numbers the keys of one token are, in all layers that keep some."""
+        return self.layers * self.kv_heads * self.head_dim
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every weight, a tied head counted once; the input embedding is "embed_tokens.weight"."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleShape(ModelShape):
+    """config: of transformers."""
+
+    kv_width: int = 0
     config: Any = field(default=None, repr=False, compare=False)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every weight, a tied head counted once; the input embedding is "embed_tokens.weight". The
-        model is made without memory for its weights."""
+        """See `ModelShape`. The model is made without memory for its weights."""
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 

@@ -8,6 +8,7 @@ incompatible pair still decodes correctly, because the target verifies ids, but 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,30 +40,90 @@ class Difference:
 class PairReport:
     """The result of `check_pair`.
 
-    compared      whether both models have a token map; if not, only sizes were compared.
-    common        number of ids that both models have; `differing` of them map to different tokens, and `differences`
-                  lists the first five of those.
-    problem       why the pair is incompatible, in one sentence; empty if it is compatible.
-    notes         differences with which the pair works all the same, one sentence each.
-    cost_ratio    c: bytes that a draft step reads divided by bytes that a target step reads, both in the same dtype.
-                  Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models
-                  cost more than that. It is also the acceptance rate above which some draft length saves time
-                  (Leviathan et al. 2211.17192, corollary 3.9): if it is above 1, no draft length does.
+    common    number of ids that both models have.
+    ordinary, special  the ids of these that map to different tokens; special: in both models special tokens.
     """
 
     target: ModelFacts
     draft: ModelFacts
-    compared: bool
     common: int
-    differing: int
-    differences: tuple[Difference, ...]
-    problem: str
-    notes: tuple[str, ...]
-    cost_ratio: float
+    ordinary: tuple[Difference, ...]
+    special: tuple[Difference, ...]
+
+    @property
+    def compared(self) -> bool:
+        """Whether both models have a token map; if not, only sizes were compared."""
+        return self.target.tokenizer is not None and self.draft.tokenizer is not None
+
+    @property
+    def differing(self) -> int:
+        return len(self.ordinary) + len(self.special)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The first five, of ordinary tokens if any of them differ."""
+        return (self.ordinary or self.special)[:SHOWN]
 
     @property
     def fits(self) -> bool:
         return not self.problem
+
+    @cached_property
+    def problem(self) -> str:
+        """Why the pair is incompatible, in one sentence; empty if it is compatible."""
+        target, draft = self.target, self.draft
+        names = f"target {target.source!r} and draft {draft.source!r}"
+        if kinds := kind_problem(target.config.source_context is not None, draft.config.source_context is not None):
+            return kinds
+        if self.ordinary:
+            return (
+                f"{names} do not share a vocabulary: {len(self.ordinary)} of {self.common} common ids map to different "
+                f"tokens, the first (id: target / draft): {'; '.join(map(str, self.differences))}"
+            )
+        for whole, other in ((target, draft), (draft, target)):  # a token without a row in the other head
+            width = other.config.vocab_size
+            if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
+                return (
+                    f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
+                    f"{other.source!r} has an output of {width} ids and no tokenizer to compare"
+                )
+        widths = target.config.vocab_size, draft.config.vocab_size
+        if target.tokenizer is draft.tokenizer is None and differ(*widths):
+            return (
+                f"{names} have outputs of {widths[0]} and {widths[1]} ids, and neither has a tokenizer: the difference "
+                "is too large to be padding"
+            )
+        return ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Differences with which the pair works all the same, one sentence each."""
+        notes, target, draft = list[str](), self.target.config, self.draft.config
+        if not self.compared:
+            lacking = [name for name in ("target", "draft") if getattr(self, name).tokenizer is None]
+            who = "neither model has" if len(lacking) == 2 else f"the {lacking[0]} has no"
+            sizes = f"{target.vocab_size} and {draft.vocab_size} ids"
+            notes.append(f"only sizes were compared ({sizes}): {who} tokenizer files")
+        elif self.special:
+            count, listed = len(self.special), "; ".join(map(str, self.differences))
+            notes.append(
+                f"{count} special tokens have different names ({listed}): at worst, drafts of them are rejected"
+            )
+        if draft.context < target.context:
+            notes.append(
+                f"the draft's context is {draft.context} tokens, the target's {target.context}: drafting stops at "
+                f"{draft.context}, plain decoding continues"
+            )
+        return tuple(notes)
+
+    @property
+    def cost_ratio(self) -> float:
+        """c: bytes that a draft step reads divided by bytes that a target step reads, both in the same dtype.
+
+        Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models cost more
+        than that. It is also the acceptance rate above which some draft length saves time (Leviathan et al. 2211.17192,
+        corollary 3.9): if it is above 1, no draft length does."""
+        return self.draft.step_parameters / self.target.step_parameters
 
     @property
     def costs(self) -> StepCosts:
@@ -104,26 +165,21 @@ def check_pair(target: str | Path, draft: str | Path) -> PairReport:
                 fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
             )
     a, b = facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft"))
-    compared, common = False, 0
-    differences, plain = list[Difference](), list[Difference]()
-    if a.tokenizer is not None and b.tokenizer is not None:
-        tokens, draft_tokens, compared = a.tokenizer.tokens, b.tokenizer.tokens, True
-        ids = sorted(tokens.keys() & draft_tokens.keys())
-        common, special = len(ids), a.tokenizer.special & b.tokenizer.special
-        differences = [Difference(i, tokens[i], draft_tokens[i]) for i in ids if tokens[i] != draft_tokens[i]]
-        plain = [difference for difference in differences if difference.id not in special]
-    shown = tuple((plain or differences)[:SHOWN])
-    return PairReport(
-        target=a,
-        draft=b,
-        compared=compared,
-        common=common,
-        differing=len(differences),
-        differences=shown,
-        problem=_problem(a, b, len(plain), common, shown),
-        notes=tuple(_notes(a, b, len(differences) - len(plain), shown)),
-        cost_ratio=b.step_parameters / a.step_parameters,
-    )
+    if a.tokenizer is None or b.tokenizer is None:
+        return PairReport(a, b, 0, (), ())
+    tokens, draft_tokens = a.tokenizer.tokens, b.tokenizer.tokens
+    ids, special = sorted(tokens.keys() & draft_tokens.keys()), a.tokenizer.special & b.tokenizer.special
+    differences = [Difference(i, tokens[i], draft_tokens[i]) for i in ids if tokens[i] != draft_tokens[i]]
+    ordinary = tuple(each for each in differences if each.id not in special)
+    return PairReport(a, b, len(ids), ordinary, tuple(each for each in differences if each.id in special))
+
+
+_KIND = {True: "an encoder-decoder", False: "a decoder"}
+
+
+def kind_problem(target: bool, draft: bool) -> str:
+    """Says that only one of the two is an encoder-decoder; empty if both or none is."""
+    return "" if target == draft else f"the target is {_KIND[target]}, the draft model is {_KIND[draft]}"
 
 
 def require_kind(target: bool, draft: bool) -> None:
@@ -136,18 +192,10 @@ def require_kind(target: bool, draft: bool) -> None:
         )
 
 
-_KIND = {True: "an encoder-decoder", False: "a decoder"}
-
-
-def kind_problem(target: bool, draft: bool) -> str:
-    """Says that only one of the two is an encoder-decoder; empty if both or none is."""
-    return "" if target == draft else f"the target is {_KIND[target]}, the draft model is {_KIND[draft]}"
-
-
 def require_pair(target: str | Path, draft: str | Path) -> None:
     """Raise PairError unless both checkpoints are of one kind and map the same ids to the same tokens."""
     report = check_pair(target, draft)
-    require_kind(report.target.source_context is not None, report.draft.source_context is not None)
+    require_kind(report.target.config.source_context is not None, report.draft.config.source_context is not None)
     if report.problem:
         raise _other_tokens(report.problem)
 
@@ -174,51 +222,6 @@ def _other_tokens(problem: str) -> PairError:
         "needs no second model, or draft_tokenizer='string' (--draft-tokenizer), with which the draft model keeps its "
         "tokenizer",
     )
-
-
-def _problem(target: ModelFacts, draft: ModelFacts, plain: int, common: int, shown: tuple[Difference, ...]) -> str:
-    names = f"target {target.source!r} and draft {draft.source!r}"
-    if kinds := kind_problem(target.source_context is not None, draft.source_context is not None):
-        return kinds
-    if plain:
-        listed = "; ".join(map(str, shown))
-        return (
-            f"{names} do not share a vocabulary: {plain} of {common} common ids map to different tokens, the first "
-            f"(id: target / draft): {listed}"
-        )
-    for whole, other in ((target, draft), (draft, target)):  # a token without a row in the other head
-        width = other.config.vocab_size
-        if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
-            return (
-                f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
-                f"{other.source!r} has an output of {width} ids and no tokenizer to compare"
-            )
-    widths = target.config.vocab_size, draft.config.vocab_size
-    if target.tokenizer is draft.tokenizer is None and differ(*widths):
-        return (
-            f"{names} have outputs of {widths[0]} and {widths[1]} ids, and neither has a tokenizer: the difference is "
-            "too large to be padding"
-        )
-    return ""
-
-
-def _notes(target: ModelFacts, draft: ModelFacts, special: int, shown: tuple[Difference, ...]) -> list[str]:
-    notes = []
-    widths = target.config.vocab_size, draft.config.vocab_size
-    if target.tokenizer is None or draft.tokenizer is None:
-        lacking = [side for side, f in (("target", target), ("draft", draft)) if f.tokenizer is None]
-        who = "neither model has" if len(lacking) == 2 else f"the {lacking[0]} has no"
-        notes.append(f"only sizes were compared ({widths[0]} and {widths[1]} ids): {who} tokenizer files")
-    elif special:
-        listed = "; ".join(map(str, shown))
-        notes.append(f"{special} special tokens have different names ({listed}): at worst, drafts of them are rejected")
-    contexts = target.config.context, draft.config.context
-    if contexts[1] < contexts[0]:
-        notes.append(
-            f"the draft's context is {contexts[1]} tokens, the target's {contexts[0]}: drafting stops at "
-            f"{contexts[1]}, plain decoding continues"
-        )
-    return notes
 
 
 def _sizes(side: ModelFacts) -> dict[str, Any]:

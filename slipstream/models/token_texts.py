@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from slipstream.errors import PairError
-from slipstream.models.folder_tokenizer import FolderTokenizer
+from slipstream.models.folder_tokenizer import backend_of
 
 ROLES = ("bos", "eos")
 """Special tokens that two tokenizers have in common whatever they are called."""
@@ -57,7 +57,6 @@ class Spelling:
 
 
 def is_byte_name(token: str) -> bool:
-    """Whether it is written as a byte, as in `<0x41>`."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
@@ -83,7 +82,9 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Any, of: str):
-        backend = _backend(tokenizer, of)
+        backend = backend_of(tokenizer)
+        if backend is None:
+            raise _unreadable(of, f"it is a {type(tokenizer).__name__}, not a fast tokenizer of transformers")
         described = json.loads(backend.to_str())
         model, decoders = described["model"], list(flat_parts(described["decoder"]))
         spelling = _spelling(decoders, of)
@@ -157,15 +158,6 @@ class TokenTexts:
                     why="the draft model would read and write another text than the target's",
                     fix="use a draft model with a tokenizer that keeps text, or a drafter without a model, as 'suffix'",
                 )
-
-
-def _backend(tokenizer: Any, of: str) -> Tokenizer:
-    if not isinstance(tokenizer, FolderTokenizer):
-        from transformers import PreTrainedTokenizerFast  # imported here: it takes long
-
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise _unreadable(of, f"it is a {type(tokenizer).__name__}, not a fast tokenizer of transformers")
-    return tokenizer.backend_tokenizer
 
 
 def _unreadable(of: str, what: str) -> PairError:

@@ -68,7 +68,6 @@ class Blocks:
         return len(self.integers)
 
     def __getitem__(self, rows: slice) -> Blocks:
-        """Some of the outputs."""
         return replace(
             self, integers=self.integers[rows], scales=self.scales[rows], minima=self.minima and self.minima[rows]
         )
@@ -199,13 +198,7 @@ def _q6_k(raw: np.ndarray) -> Blocks:
 
 
 READERS: Mapping[str, Callable[[np.ndarray], Blocks]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-}
+}  # fmt: skip
 """Kind of block -> how its bytes [outs, blocks, bytes] are read."""

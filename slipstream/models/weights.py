@@ -34,6 +34,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes) after each tensor."""
 
 Read = Callable[[], Tensor]
+ReadRows = Callable[[slice], Tensor]
 Cut = Callable[[Tensor], Tensor]
 """From a stored tensor to one canonical tensor: a view (slice, transpose, one expert)."""
 
@@ -41,7 +42,6 @@ _MAPPED, _PIECE = 2**23, 2**20
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise CheckpointError for a tensor that holds NaN or infinity."""
     if not tensor.numel():
         return
     low, high = tensor.detach().aminmax()  # one pass, no copy; NaN propagates
@@ -61,7 +61,7 @@ class Weights(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[str, Read]],
+        sources: Mapping[str, tuple[str, ReadRows]],
         config: DecoderConfig,
         dtype: torch.dtype,
         progress: Progress | None = None,
@@ -85,14 +85,11 @@ class Weights(Mapping[str, Tensor]):
         step = max(1, _PIECE // columns // 64) * 64
         return [slice(first, first + step) for first in range(0, outs, step)]
 
-    def _rows(self, name: str, rows: slice) -> Tensor:
-        return self._sources[name][1]()[rows]
-
     def part(self, name: str, rows: slice) -> Tensor:
         """Some rows of a tensor, as `weights[name]`."""
-        stored = self._sources[name][0]
+        stored, read = self._sources[name]
         try:
-            raw = self._rows(name, rows)
+            raw = read(rows)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
         check_finite(stored, raw)
@@ -112,8 +109,7 @@ class Weights(Mapping[str, Tensor]):
         return name in self._sources  # the method of Mapping would read the tensor
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor in the checkpoint."""
-        return self._sources[name][1]().dtype
+        return self._sources[name][1](slice(0)).dtype
 
     @property
     def quantised(self) -> str | None:
@@ -223,7 +219,7 @@ def _assemble(
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes."""
     expected = config.shapes()
-    sources: dict[str, tuple[str, Read]] = {}
+    sources: dict[str, tuple[str, ReadRows]] = {}
     unknown: list[str] = []
     for stored, (read, shape) in sorted(readers.items()):
         parts = _canonical(stored, shape, config)
@@ -245,7 +241,7 @@ def _assemble(
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
-            sources[name] = (f"{stored} in {origin}", lambda read=read, cut=cut: cut(read()))  # type: ignore[misc]
+            sources[name] = (f"{stored} in {origin}", lambda rows, read=read, cut=cut: cut(read())[rows])  # type: ignore[misc]
     missing = [name for name in expected if name not in sources]
     if missing:
         raise CheckpointError(

@@ -45,7 +45,7 @@ class KnownModel(Strict):
     @cached_property
     def facts(self) -> ModelFacts:
         """The facts as `facts.facts` returns them, without a tokenizer."""
-        return ModelFacts(self.name, Path(), DecoderConfig.from_dict(self.config), lambda: None, False)
+        return ModelFacts(self.name, Path(), DecoderConfig.from_dict(self.config))
 
     @property
     def size(self) -> ModelSize:

@@ -23,7 +23,7 @@ from slipstream.core.target import Capabilities, HeadHost, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Executor, batch_of, prompt_piece
+from slipstream.models.executor import Executor, batch_of
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import in_blocks
 from slipstream.models.load_settings import LoadSettings
@@ -202,7 +202,7 @@ class Decoder:
             start = seq.kv_len
             early.append([])
             while seq.end - start > self.chunk:
-                batch = prompt_piece(seq, start, start + self.chunk, self.device)
+                batch = batch_of([seq], Draft.empty(1), [start], self.device, start + self.chunk)
                 self._check_positions(batch.positions)
                 seen = self.executor.forward(batch, taps).taps
                 early[-1].append({tap: h.clone() for tap, h in seen.items()})  # valid until the next forward only

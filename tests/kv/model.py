@@ -111,7 +111,7 @@ class World:
         pool = self.pool
         owners = Counter(block for table in pool.tables.values() for block in table)
         for seq_id, text in self.texts.items():
-            read = [self.store.cells[place] for place in pool.first(seq_id, len(text))]
+            read = [self.store.cells[place] for place in pool.places(seq_id, range(len(text)))]
             assert read == text, f"sequence {seq_id}"
             table = pool.tables[seq_id]
             assert len(set(table)) == len(table)

@@ -93,7 +93,6 @@ def test_ids_lengths_and_slots_out_of_bounds_are_refused_by_number_and_change_no
         ("not slot 8", lambda: pool.places(1, [0, 8])),
         ("not slot -2", lambda: pool.places(1, [0, -2])),
         ("sequence 5 holds no KV", lambda: pool.places(5, [])),
-        ("the first 9 KV slots", lambda: pool.first(1, 9)),
         ("not slot 11", lambda: pool.moves(1, [11], [3])),
         ("not slot -1", lambda: pool.moves(1, [3], [-1])),
         ("sequence 5 holds no KV", lambda: pool.moves(5, [3], [1])),

@@ -52,12 +52,6 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def metaspace() -> Tokenizer:
-    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=SPECIAL)
-    parts = {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first"), "decoder": decoders.Metaspace()}
-    return trained(models.BPE(unk_token="<unk>"), trainer, **parts)
-
-
 def word_level() -> Tokenizer:
     trainer = trainers.WordLevelTrainer(vocab_size=60, special_tokens=SPECIAL)
     return trained(models.WordLevel(unk_token="<unk>"), trainer, pre_tokenizer=pre_tokenizers.Whitespace())
@@ -78,7 +72,7 @@ def with_truncation_and_padding() -> Tokenizer:
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
-    kind.__name__: kind for kind in (byte_level, metaspace, word_level, with_added_tokens, with_truncation_and_padding)
+    kind.__name__: kind for kind in (byte_level, word_level, with_added_tokens, with_truncation_and_padding)
 }
 KINDS |= {
     kind.__name__: lambda kind=kind: Tokenizer.from_str(kind().backend_tokenizer.to_str())
@@ -206,6 +200,8 @@ BEYOND: dict[str, dict[str, Any]] = {
     "a new list of them": {"additional_special_tokens": ["<new>", "<|user|>"]},
     "a token with an unknown role": {"image_token": "<|user|>"},
     "named extra tokens": {"extra_special_tokens": {"image_token": "<|user|>"}}, "unknown": {"some_setting": 1},
+    **{kind: {"kind": kind, "clean_up_tokenization_spaces": True}
+       for kind in ("unigram", "wordpiece", "word_level")},
     "split": {"split_special_tokens": True}, "another class": {"tokenizer_class": "GPT2Tokenizer"},
     "no class": {"tokenizer_class": None},
     "templates": {"chat_template": [{"name": "default", "template": TALK}, {"name": "tool_use", "template": "x"}]},
@@ -215,11 +211,6 @@ BEYOND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", BEYOND)
 def test_a_folder_that_needs_more_than_its_tokenizer_json_is_read_by_transformers(tmp_path, name):
     assert not without_transformers(assert_equal(folder_of(tmp_path, **BEYOND[name])))
-
-
-@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "word_level"])
-def test_spaces_are_cleaned_up_by_transformers(tmp_path, kind):
-    assert not without_transformers(assert_equal(folder_of(tmp_path, kind, clean_up_tokenization_spaces=True)))
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,6 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message, shipped):
         LLM(shipped(**settings))
 
 
-def test_another_folder_may_say_it(shipped: Callable[..., Path], tiny: Tiny) -> None:
-    assert LLM(tiny.target, generation_config=shipped(repetition_penalty=1.4)).defaults.repetition_penalty == 1.4
-    with pytest.raises(ParameterError, match="no such file"):
-        LLM(tiny.target, generation_config="nowhere")
-
-
 def test_beam_search_refuses_rules_that_it_would_ignore(shipped: Callable[..., Path]) -> None:
     folder = shipped(repetition_penalty=1.5)
     with pytest.raises(ParameterError, match="has repetition_penalty"):

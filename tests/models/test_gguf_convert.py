@@ -20,7 +20,7 @@ from slipstream.targets.describe import as_target
 from tests.checkpoints import TEXTS, Tiny, clone, make_model
 from tests.models.tokenizer_kinds import byte_level, sentencepiece
 
-pytest.importorskip("gguf")
+gguf = pytest.importorskip("gguf")
 
 TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # 12345\r\n\x00end"
 CHAT = [{"role": "user", "content": "hello"}]
@@ -139,14 +139,13 @@ def test_a_token_that_became_another_is_found(tiny: Tiny, tmp_path: Path, monkey
     """And nothing is left of the conversion, nor is an earlier file lost."""
     pytest.importorskip("llama_cpp")
     file = convert_to_gguf(tiny.target, tmp_path / "a.gguf", "f32").file
-    before, write = file.read_bytes(), gguf_convert.add_words
+    before, write = file.read_bytes(), gguf.GGUFWriter.add_token_list
 
-    def wrong(writer: Any, words: Any, eos_ids: Any) -> None:
-        texts = list(words.texts)
+    def wrong(writer: Any, texts: list[str]) -> None:
         texts[270], texts[271] = texts[271], texts[270]
-        write(writer, gguf_convert.Words(**{**vars(words), "texts": texts}), eos_ids)
+        write(writer, texts)
 
-    monkeypatch.setattr(gguf_convert, "add_words", wrong)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_list", wrong)
     with pytest.raises(CheckpointError, match=r"token 270 is .* in the checkpoint and .* in the GGUF file"):
         convert_to_gguf(tiny.target, file, "f16")
     assert file.read_bytes() == before

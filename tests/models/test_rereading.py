@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from slipstream.models.rereading import Reading, Vocabularies
 from slipstream.models.token_texts import TokenTexts
-from tests.models.tokenizer_kinds import FAITHFUL, TEXTS, byte_level, sentencepiece, wordpiece
+from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, wordpiece
 
 PAIRS = [(a, b) for a, b in product(FAITHFUL, FAITHFUL) if a != b]
 TEXT = "The naïve café 🎈👩‍👩‍👧 décoding\n\n    return first_name + 42  # 日本語のテキスト, e\u0301\n" * 2
@@ -161,10 +161,3 @@ def test_a_target_that_writes_words_apart_is_read() -> None:
     ids = wordpiece().encode("The first names are decoding", add_special_tokens=False)
     written = vocabularies.target.bytes_of(ids).decode().removeprefix(" ")
     assert vocabularies.draft.bytes_of(fresh(vocabularies, ids)).decode() == written
-
-
-def test_every_beginning_of_every_text_can_be_read(vocabularies: Vocabularies) -> None:
-    for text in TEXTS:
-        tokens = vocabularies.target.ids(text)
-        for n in range(len(tokens) + 1):
-            assert all(0 <= id_ < len(vocabularies.draft.written) for id_ in fresh(vocabularies, tokens[:n]))

@@ -66,14 +66,6 @@ def test_a_character_is_shown_once_complete(tokenizer, decode):
     assert [text for text in shown if text] == ["a", "😀", "b"]
 
 
-def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer, decode):
-    ids = tokenizer.encode("a😀", add_special_tokens=False)[:-1]
-    shown = streamed(decode, [[i] for i in ids])
-    assert shown[0] == "a"
-    assert REPLACEMENT in shown[-1]
-    assert "".join(shown) == decode(ids)
-
-
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("stop", [("return",), ("🎈🎈",), ("é 🎈", "names"), ("join(names)  # ü",)])
 def test_a_stop_string_and_its_prefixes_are_never_shown(tokenizer, decode, seed, stop):

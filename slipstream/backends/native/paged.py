@@ -24,7 +24,7 @@ _KINDS = {"maximum": MAXIMUM, "uniforms": UNIFORMS, "noise": NOISE}
 
 
 class NativeBlocks:
-    """A `CacheStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
+    """A `BlockStore`: for each layer keys [blocks, Hk, D, BLOCK] and values [blocks, Hk, BLOCK, D], float32 or float16.
     The kernels read all slots of a key dimension at once, and all D of a value slot. The arrays grow one layer after
     another.
 

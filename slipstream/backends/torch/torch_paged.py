@@ -20,7 +20,7 @@ SPREAD = 16
 
 
 class TensorBlocks:
-    """A `CacheStore` of tensors [..., places, D], but for `read`. They start as zeros: attention to a masked NaN
+    """A `BlockStore` of tensors [..., places, D], but for `read`. They start as zeros: attention to a masked NaN
     gives NaN. Place block * BLOCK + i is slot i of a block, so consecutive blocks are read without a copy.
 
     The tensors grow one after another, so that at most one is in memory twice.

@@ -40,7 +40,7 @@ class DescribedModule(Described):
     @property
     def kind(self) -> Kind:
         model_type = self.facts.config.model_type
-        return ARCHITECTURES.get(model_type, PACKED if self.facts.source_context is None else ENCODER_DECODER)
+        return ARCHITECTURES.get(model_type, PACKED if self.facts.config.source_context is None else ENCODER_DECODER)
 
     @property
     def weight_bytes(self) -> int:

@@ -71,8 +71,7 @@ def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int
     for name, shape in config.shapes().items():
         noise = torch.randn(shape, generator=generator)
         tensors[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
-    sources = {name: (name, lambda t=t: t) for name, t in tensors.items()}
-    return Weights(sources, config, torch.float32)  # type: ignore[arg-type]
+    return Weights({n: (n, t.__getitem__) for n, t in tensors.items()}, config, torch.float32)
 
 
 def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str | None = None) -> Weights:
@@ -88,7 +87,7 @@ def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str
                 values, scale = quantise_rows(tensor.float())
                 tensor = values.double() * scale.double()
         tensors[name] = tensor.double()
-    return Weights({n: (n, lambda t=t: t) for n, t in tensors.items()}, config, torch.float64)  # type: ignore[misc]
+    return Weights({n: (n, t.__getitem__) for n, t in tensors.items()}, config, torch.float64)
 
 
 def with_overflow(given: Weights, token: int, value: float) -> Weights:
