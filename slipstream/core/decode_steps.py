@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slipstream.core.dice import invert
-
 ARGMAX_INV_TEMPERATURE = 1e30
 """inv_temperature of a greedy sequence among sampled ones: its distribution is then a point mass at the first maximum,
 which a uniform of 0 finds."""
@@ -56,23 +54,14 @@ class StepSampling:
 
     def pick(self, logits: Tensor, j: int) -> Tensor:
         """Tokens [B] of step j from logits [B, V'], in the logits' own precision."""
-        x = self.scaled(logits[:, : self.vocab])
+        x = logits[:, : self.vocab]
+        if self.inv_temperature is not None:
+            x = x * self.inv_temperature.to(x)[:, None]
         if self.uniforms is not None:
             total = torch.softmax(x, -1).cumsum(-1)
             u = self.uniforms[j].to(x)[:, None]
             return (total <= u).sum(-1).clamp(max=x.shape[-1] - 1)
         return (x if self.noise is None else x + self.noise[j].to(x)[..., : self.vocab]).argmax(-1)
-
-    def scaled(self, logits: Tensor) -> Tensor:
-        """Logits [B, V'] over the temperatures."""
-        return logits if self.inv_temperature is None else logits * self.inv_temperature.to(logits)[:, None]
-
-    def draw(self, logits: Tensor, j: int) -> tuple[Tensor, Tensor]:
-        """Tokens [B] of step j from logits [B, V'] by the uniforms, and the float64 distributions [B, V'] that they are
-        drawn from."""
-        assert self.uniforms is not None
-        probs = torch.softmax(self.scaled(logits.double()), -1)
-        return invert(probs, self.uniforms[j].to(probs.device)), probs
 
 
 ARGMAX = StepSampling()

@@ -108,10 +108,6 @@ class Sum:
         self.masses.append(min(1.0, mass))
 
     @property
-    def excess(self) -> float:
-        return self.count - sum(self.masses)
-
-    @property
     def p(self) -> float | None:
         """Two-sided p-value; None if there is too little to test."""
         masses = np.array(self.masses)
@@ -119,7 +115,7 @@ class Sum:
         if variance < SMALLEST_VARIANCE:
             return None
         if variance >= NORMAL_VARIANCE:
-            return math.erfc(abs(self.excess) / math.sqrt(2 * variance))
+            return math.erfc(abs(self.count - sum(self.masses)) / math.sqrt(2 * variance))
         chances = np.ones(1)  # of each count
         for mass in masses[masses > 0]:
             chances = np.convolve(chances, (1 - mass, mass))
@@ -166,20 +162,18 @@ class Evidence:
 
 @dataclass(frozen=True)
 class PlaceTest:
-    """The tests of one place. ranks, outcomes: p-values, None or left out if there is too little to test. shift: by how
-    much favoured tokens are more frequent than they should be, as a share of the positions with a draft."""
+    """The tests of one place. ranks, outcomes: p-values, None or left out if there is too little to test."""
 
     place: str
     positions: int
     forbidden: int
     ranks: float | None
     outcomes: Mapping[str, float]
-    shift: float | None
 
     @property
-    def p(self) -> list[float]:
-        """The p-values there are; 0 alone if an impossible token was emitted."""
-        return [0.0] if self.forbidden else [*self.outcomes.values(), *([] if self.ranks is None else [self.ranks])]
+    def p(self) -> float:
+        """The smallest p-value; 0 if an impossible token was emitted, 1 if there is too little to test."""
+        return 0.0 if self.forbidden else min([1.0 if self.ranks is None else self.ranks, *self.outcomes.values()])
 
 
 def tested(place: str, row: Evidence) -> PlaceTest:
@@ -191,9 +185,7 @@ def tested(place: str, row: Evidence) -> PlaceTest:
         outcomes[PAIR] = math.erfc(abs(sum(row.products)) / math.sqrt(2 * len(row.products)))
     if joint is not None:
         outcomes[JOINT] = joint
-    favoured = row.sums.get(FAVOURED)
-    shift = favoured.excess / len(favoured.masses) if favoured is not None and FAVOURED in outcomes else None
-    return PlaceTest(place, row.positions, row.forbidden, uniform(row.ranks), outcomes, shift)
+    return PlaceTest(place, row.positions, row.forbidden, uniform(row.ranks), outcomes)
 
 
 def decisive_level(level: float, tests: int) -> float:

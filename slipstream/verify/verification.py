@@ -217,7 +217,7 @@ class Checks:
         rule = self.llm.rule
         self.llm._rule = RULES["coupled"]
         try:
-            self._compare("coupled", lambda params, i: replace(params, seed=self._seed("coupled", i)))
+            self._compare("coupled", lambda params, i: replace(params, seed=next(self._seeds("coupled", i))))
         finally:
             self.llm._rule = rule
 
@@ -275,20 +275,19 @@ class Checks:
         decisive = decisive_level(self.config.level, (1 + len(OUTCOMES)) * len(PLACES))
         first = self._look(0, 1)
         tests = [tested(place, first.evidence[place]) for place in PLACES if place in first.evidence]
-        suspects = [test.place for test in tests if SCREEN * decisive <= min(test.p, default=1.0) < SCREEN]
-        certain = any(min(test.p, default=1.0) < SCREEN * decisive for test in tests)
+        suspects = [test.place for test in tests if SCREEN * decisive <= test.p < SCREEN]
+        certain = any(test.p < SCREEN * decisive for test in tests)
         again = self._look(1, 2).evidence if suspects and not certain else {}
         each = math.sqrt(POWER)
         for test in tests:
             second = tested(test.place, again[test.place]) if test.place in suspects and test.place in again else None
-            worst = None if second is None else min(second.p, default=1.0)
             shift = shift_seen(BINS - 1, decisive, each) / (4 * test.positions)
-            said = SAME if test.p else FEW
-            if min(test.p, default=1.0) < SCREEN * decisive or (worst is not None and worst < decisive):
+            said = FEW if test.ranks is None and not test.outcomes and not test.forbidden else SAME
+            if test.p < SCREEN * decisive or (second is not None and second.p < decisive):
                 said = BUG if self.llm.rule.lossless else LOSSY
             self.data["distribution"].append(
                 vars(test)
-                | {"second_p": worst, "verdict": said}
+                | {"second_p": None if second is None else second.p, "verdict": said}
                 | {"smallest_bias": math.sqrt(shift) if test.ranks is not None and shift < 1 else None}
             )
         self.data["sampled_tokens"] = first.stats.tokens
@@ -325,9 +324,6 @@ class Checks:
         while True:
             yield from np.random.SeedSequence([self.config.seed, key, number]).generate_state(1024, np.uint64).tolist()
             number += 1000
-
-    def _seed(self, purpose: str, number: int) -> int:
-        return next(self._seeds(purpose, number))
 
     def warnings(self) -> list[str]:
         messages = []

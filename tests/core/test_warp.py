@@ -14,7 +14,7 @@ from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
-from slipstream.core.warp import distributions, first_maxima, histories, warp
+from slipstream.core.warp import first_maxima, histories, warp
 from slipstream.errors import TargetError
 from slipstream.verify.reference import distribution, edited
 from tests.core.fake_drafters import LETTERS, decode
@@ -210,26 +210,3 @@ def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:
     seq.tokens += [5]
     draft = Draft(torch.tensor([1, 2, 3, 4]), (-1, -1, 0, 1), (0, 4))
     assert histories(seq, draft, 0) == [[5], [5, 1], [5, 2], [5, 1, 3], [5, 2, 4]]
-
-
-def test_a_batch_is_warped_sequence_by_sequence() -> None:
-    """Mixed parameters, ragged drafts: row for row what each sequence gets alone."""
-    settings = [
-        SamplingParams(),
-        SamplingParams(temperature=0.7, top_k=3),
-        SamplingParams(temperature=1.0, repetition_penalty=1.4, frequency_penalty=0.5),
-        SamplingParams(temperature=1.3, min_tokens=4, bad_words=((2, 5), (6, 2))),
-    ]
-    seqs = [Sequence([1, 2, 3 + i], params, stop_ids=frozenset({i})) for i, params in enumerate(settings)]
-    trees = [(-1, -1, 0), (), (-1, 0, 1, 1), (-1,)]
-    splits = [0, 3, 3, 7, 8]
-    tokens = torch.tensor([3, 1, 4, 1, 5, 0, 2, 6])
-    draft = Draft(tokens, [p for tree in trees for p in tree], splits)
-    logits = torch.randn(12, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    together = distributions(logits, seqs, draft)
-    for b, seq in enumerate(seqs):
-        alone = Draft(tokens[splits[b] : splits[b + 1]], trees[b], (0, len(trees[b])))
-        rows = slice(splits[b] + b, splits[b + 1] + b + 1)
-        assert torch.equal(distributions(logits[rows], [seq], alone), together[rows])
-        for row, x, output in zip(together[rows], logits[rows].tolist(), histories(seq, alone, 0), strict=True):
-            agree(row, reference(x, seq.params, seq.tokens[: seq.prompt], output, sorted(seq.stop_ids)))

@@ -85,4 +85,4 @@ def test_a_random_number_that_is_used_twice_shows_in_the_order_of_ids():
 
 
 def test_an_impossible_token_needs_no_further_evidence():
-    assert outcomes.tested("any", Evidence(np.full(BINS, 50), forbidden=1)).p == [0.0]
+    assert outcomes.tested("any", Evidence(np.full(BINS, 50), forbidden=1)).p == 0.0

@@ -6,7 +6,7 @@ lengths differ. D = head_dim, H query heads, Hk key/value heads, G = H / Hk, S =
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
@@ -126,16 +126,11 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         with self._calls:
             out = self._forward(batch, taps, layers, hidden)
             if spoilt(out.hidden, len(batch.seq_ids)):
-                return self._forward(batch, taps, layers, hidden, apart=True)
+                out = self._forward(batch, taps, layers, hidden, apart=True)
             return out
 
     def _forward(
-        self,
-        batch: Batch,
-        taps: tuple[int, ...],
-        layers: tuple[int, int] | None,
-        hidden: Tensor | None,
-        apart: bool = False,
+        self, batch: Batch, taps: Seq[int], layers: tuple[int, int] | None, hidden: Tensor | None, apart: bool = False
     ) -> Output:
         """apart: whether each row attends on its own (see `rows_apart`)."""
         first, last = layers or (0, self.config.layers)

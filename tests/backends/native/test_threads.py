@@ -6,7 +6,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,43 +34,30 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 # --- how many threads ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """available_threads() of a machine with these processors; two per core if it has hyperthreads."""
-
-    def count(cpus: set[int], quota: float | None = None, hyper: bool = False, **environment: str) -> int:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
-        monkeypatch.setattr(host_machine, "container_quota", lambda: quota)
-        monkeypatch.setattr(host_machine, "_cores", lambda given: {str(cpu // 2 if hyper else cpu) for cpu in given})
-        return available_threads()
-
-    return count
+MOST = native_threads.MOST_THREADS
 
 
-def test_threads_are_the_cores_that_this_process_may_use(machine: Callable[..., int]) -> None:
-    assert machine(set(range(8))) == 8
-    assert machine({2, 3, 6}) == 3
-    assert machine(set(range(8)), hyper=True) == 4
-    assert machine({1}, quota=8.0) == 1
-    assert machine(set(range(1000))) == native_threads.MOST_THREADS
-
-
-def test_a_containers_cpu_quota_limits_the_threads(machine: Callable[..., int]) -> None:
-    assert machine(set(range(8)), quota=2.0) == 2
-    assert machine(set(range(8)), quota=2.9) == 2
-    assert machine(set(range(8)), quota=0.5) == 1
-    assert machine(set(range(2)), quota=64.0) == 2
-
-
-def test_the_users_setting_takes_precedence(machine: Callable[..., int]) -> None:
-    assert machine(set(range(8)), quota=2.0, OMP_NUM_THREADS="5") == 5
-    assert machine(set(range(8)), OMP_NUM_THREADS="3,2") == 3
-    assert machine({0}, OMP_NUM_THREADS="100000") == native_threads.MOST_THREADS
-    for nonsense in ("", "0", "-1", "many"):
-        assert machine(set(range(8)), OMP_NUM_THREADS=nonsense) == 8
+@pytest.mark.parametrize(
+    ("cpus", "quota", "per_core", "setting", "wanted"),
+    [
+        (range(8), None, 1, None, 8), ((2, 3, 6), None, 1, None, 3), (range(8), None, 2, None, 4),
+        (range(1000), None, 1, None, MOST), ((1,), 8.0, 1, None, 1), (range(8), 2.0, 1, None, 2),
+        (range(8), 2.9, 1, None, 2), (range(8), 0.5, 1, None, 1), (range(2), 64.0, 1, None, 2),
+        (range(8), 2.0, 1, "5", 5), (range(8), None, 1, "3,2", 3), ((0,), None, 1, "100000", MOST),
+        *((range(8), None, 1, nonsense, 8) for nonsense in ("", "0", "-1", "many")),
+    ],
+)  # fmt: skip
+def test_threads_are_the_cores_and_the_quota_of_the_process_or_what_the_user_sets(
+    cpus, quota, per_core, setting, wanted, monkeypatch
+):
+    """per_core: processors of a core with hyperthreads; setting: OMP_NUM_THREADS."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cpus), raising=False)
+    monkeypatch.setattr(host_machine, "container_quota", lambda: quota)
+    monkeypatch.setattr(host_machine, "_cores", lambda given: {str(cpu // per_core) for cpu in given})
+    assert available_threads() == wanted
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
