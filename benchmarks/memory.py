@@ -16,7 +16,6 @@ from typing import Any
 
 from benchmarks.prompts import TOKENS
 from benchmarks.protocol import ROOT, THREADS
-from slipstream.bench.provenance import process_peak
 
 
 def measure(target: str, ids: list[int], quantize: str | None = None) -> dict[str, Any]:
@@ -48,6 +47,17 @@ def kv(path: str, length: int) -> int:
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     return 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * width * length * 4
+
+
+def process_peak() -> int:
+    """Largest resident set of this process, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss on Linux starts at the parent's size, which survives fork and exec
+        rows = status.read_text().splitlines()
+        return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM"))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _child(mode: str, arguments: dict[str, Any]) -> dict[str, Any]:

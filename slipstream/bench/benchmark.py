@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.bench import loops
-from slipstream.bench.contender import Contender
+from slipstream.bench.configs import Contender
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
 from slipstream.bench.measure import Arm, Run, grouped, line_up, load_weights_once, race
 from slipstream.bench.measured_steps import measured, target_costs
@@ -80,11 +80,6 @@ class BenchConfig(Strict):
         return SamplingParams(temperature=temperature, max_tokens=self.tokens, **self.sampling)
 
 
-def checkpoints(contenders: Seq[Contender]) -> dict[str, Any]:
-    """The draft models and heads that the contenders load."""
-    return drafts((c.drafter, c.options) for c in contenders)
-
-
 def steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> int:
     """How often `bench` calls `advance`."""
     arms = len(config.contexts) * len(config.temperatures) * (len(contenders) + 1)
@@ -92,19 +87,16 @@ def steps(contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -
 
 
 def lines(llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: BenchConfig) -> list[Run]:
-    """For each context, temperature and batch size a run of plain decoding, then one of every contender. A drafter with
-    weights is loaded once."""
-    loaded: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for c in contenders:
-        if (key := repr((str(c.drafter), c.options))) not in loaded:
-            loaded[key] = load_weights_once(llm, c.drafter, c.options)
+    """For each context, temperature and batch size a run of plain decoding, then one of every contender. What has one
+    label is loaded once."""
+    loaded = {c.label: load_weights_once(llm, c.drafter, c.options) for c in {c.label: c for c in contenders}.values()}
     runs: list[Run] = []
     for context, temperature, batch in product(config.contexts, config.temperatures, config.batches):
         ids = prompts.ids if context is None else prompts.in_context(context, llm.target.context - config.tokens)
         plain = Arm("plain", llm, params=config.params(temperature), batch=batch)
         arms = [plain]
         for c in contenders:
-            drafter, options = loaded[repr((str(c.drafter), c.options))]
+            drafter, options = loaded[c.label]
             lengths = DraftLengths(c.draft_tokens) if c.adaptive else None
             arms.append(Arm(c.label, llm, drafter, c.draft_tokens, options, plain.params, batch, lengths, plain))
         for run in line_up(arms, ids, prompts.categories):
@@ -152,8 +144,12 @@ def bench(
             fix="give fewer values, or a step as in 2:16:2",
         )
     x = horizontal(axes)
-    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
-    result = Result("bench", {**_settings(contenders, config), "axes": axes, "x": x}, source)
+    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
+    named = [
+        {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
+        for c in contenders
+    ]
+    result = Result("bench", {"contenders": named, **asdict(config), "axes": axes, "x": x}, source)
     runs: list[Run] = []
     costs: CostCurve | None = None
     neighbours = OtherProcesses()
@@ -195,7 +191,6 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "divergences": [
             {"prompt": prompts.prompts[i].name, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences
         ],
-        "peak_memory": run.peak_memory,
         "overall": figures(run),
         "categories": categories,
         "loops": {"share": loops.share(run.texts), "prompts": loops.looping(run.texts)},
@@ -300,11 +295,3 @@ def loop_warnings(runs: Seq[Run]) -> list[str]:
         f"{loops.share(worst.texts):.0%} of the output tokens repeat in a loop ({many} of {len(worst.texts)} texts): a "
         "loop is easy to draft, so other text gains less"
     ]
-
-
-def _settings(contenders: Seq[Contender], config: BenchConfig) -> dict[str, Any]:
-    named = [
-        {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
-        for c in contenders
-    ]
-    return {"contenders": named, **asdict(config)}

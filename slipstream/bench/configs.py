@@ -18,10 +18,28 @@ from typing import Any
 from slipstream.core.params import Strict
 from slipstream.drafters.registry import DRAFTERS, Needs
 from slipstream.errors import ParameterError
-from slipstream.settings import SAME
+from slipstream.settings import AUTO, SAME
 
 PLUGIN = "slipstream.integrations.vllm.Proposer"
-PROGRAMS = ("vllm", "sglang", "llama-server", "transformers")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter to measure. drafter, options: arguments of `LLM.use`.
+
+    adaptive  whether draft lengths are chosen in each step, up to `draft_tokens`.
+    """
+
+    label: str
+    drafter: Any
+    draft_tokens: int
+    options: dict[str, Any] = field(default_factory=dict)
+    adaptive: bool = False
+
+    @property
+    def length(self) -> int | str:
+        """The draft length as it is shown."""
+        return AUTO if self.adaptive else self.draft_tokens
 
 
 @dataclass(frozen=True)
@@ -49,9 +67,6 @@ class Settings(Strict):
     text: str
     note: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 def slipstream(choice: Choice) -> dict[str, Any]:
     """The mapping that `slipstream generate --config FILE` reads: option names and values."""
@@ -68,11 +83,6 @@ def slipstream(choice: Choice) -> dict[str, Any]:
     return options
 
 
-def equivalents(choice: Choice) -> dict[str, Settings]:
-    """The same choice for each of `PROGRAMS`."""
-    return dict(zip(PROGRAMS, (write(choice) for write in (vllm, sglang, llama_server, transformers)), strict=True))
-
-
 def vllm(choice: Choice) -> Settings:
     """Arguments of `vllm serve` by name. Lookups are ours, by the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
@@ -82,13 +92,10 @@ def vllm(choice: Choice) -> Settings:
         lookup: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
         if choice.options:
             lookup["options"] = dict(choice.options)
-        config: dict[str, Any] = {
-            "method": "custom_class",
-            "model": PLUGIN,
-            "num_speculative_tokens": choice.draft_tokens,
-        }
-        return _arguments({"speculative_config": config, "additional_config": {"slipstream": lookup}},
-                          "needs slipstream in vLLM's environment, and the V1 runner")  # fmt: skip
+        config: dict[str, Any] = {"method": "custom_class", "model": PLUGIN}
+        config["num_speculative_tokens"] = choice.draft_tokens
+        values = {"speculative_config": config, "additional_config": {"slipstream": lookup}}
+        return Settings(values, _flags(values), "needs slipstream in vLLM's environment, and the V1 runner")
     methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
     method = methods.get(choice.drafter)
     if method is None:
@@ -102,13 +109,8 @@ def vllm(choice: Choice) -> Settings:
     if model and _parallel(choice):
         config["parallel_drafting"] = True
         note = "needs the V1 runner"
-    return _arguments({"speculative_config": config}, note)
-
-
-def _arguments(values: Mapping[str, Mapping[str, Any]], note: str) -> Settings:
-    """Arguments whose values are JSON objects."""
-    texts = {name.replace("_", "-"): json.dumps(value) for name, value in values.items()}
-    return Settings(dict(values), _flags(texts), note)
+    values = {"speculative_config": config}
+    return Settings(values, _flags(values), note)
 
 
 def sglang(choice: Choice) -> Settings:
@@ -150,10 +152,8 @@ def llama_server(choice: Choice) -> Settings:
             values |= {"spec-draft-n-max": choice.draft_tokens}
         elif name == "ngram":
             kinds.append("ngram-simple")
-            values |= {
-                "spec-ngram-simple-size-n": choice.options.get("max_ngram", 5),
-                "spec-ngram-simple-size-m": choice.draft_tokens,
-            }
+            values["spec-ngram-simple-size-n"] = choice.options.get("max_ngram", 5)
+            values["spec-ngram-simple-size-m"] = choice.draft_tokens
         else:
             return _none(choice, "llama-server")
     values = {"spec-type": ",".join(kinds)} | values
@@ -190,6 +190,14 @@ def transformers(choice: Choice) -> Settings:
         return _none(choice, "transformers 5.23")
     note = (note + "; " if note else "") + "batch size 1 only"
     return Settings(values, "generate(" + ", ".join(f"{name}={value!r}" for name, value in values.items()) + ")", note)
+
+
+PROGRAMS = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server, "transformers": transformers}
+
+
+def equivalents(choice: Choice) -> dict[str, Settings]:
+    """The same choice for each of `PROGRAMS`."""
+    return {name: write(choice) for name, write in PROGRAMS.items()}
 
 
 def _reads_draft(name: str) -> bool:
@@ -232,4 +240,6 @@ def _none(choice: Choice, program: str) -> Settings:
 
 
 def _flags(values: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in values.items())
+    """As on a command line; objects as JSON."""
+    texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in values.items()}
+    return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in texts.items())

@@ -21,7 +21,7 @@ import numpy as np
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import FEWEST_PASSES
 from slipstream.bench.load_client import LoadClient, Request, Timed, read
-from slipstream.bench.load_figures import Pass, arm_data, warnings
+from slipstream.bench.load_figures import Pass, figures, warnings
 from slipstream.bench.provenance import conditions, public_values
 from slipstream.bench.results import Result, recording
 from slipstream.core.params import Strict, check_integer, check_number
@@ -148,11 +148,11 @@ def load_test(
 
 
 def figures_of(arm: LoadArm, arms: Seq[LoadArm]) -> dict[str, Any]:
-    """`arm_data` of an arm, with the index of the one that it is compared with."""
+    """The figures of an arm, with the index of the one that it is compared with."""
     base = arm.against
     head = {"name": arm.name, "url": arm.endpoint.base_url, "load": arm.load.label, **asdict(arm.load)}
     head["against"] = None if base is None else arms.index(base)
-    return head | arm_data(arm.passes, None if base is None else base.passes)
+    return head | figures(arm.passes, None if base is None else base.passes)
 
 
 async def measure(

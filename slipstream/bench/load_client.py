@@ -131,8 +131,14 @@ class LoadClient:
     """
 
     def __init__(self, endpoint: Endpoint, timeout: float, transport: httpx.AsyncBaseTransport | None = None):
+        try:
+            import httpx
+        except ImportError as fault:
+            raise ParameterError("httpx is not installed", fix="pip install 'slipstream[bench]'") from fault
         self.endpoint, self._timeout = endpoint, timeout
-        self._http = _http(endpoint, transport)
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        headers = {"Accept-Encoding": "identity"} | endpoint.headers
+        self._http = httpx.AsyncClient(timeout=None, limits=unlimited, headers=headers, transport=transport)
 
     async def __aenter__(self) -> LoadClient:
         return self
@@ -156,15 +162,10 @@ class LoadClient:
         return timed
 
     async def _stream(self, request: Request, timed: Timed) -> None:
-        body = {
-            "model": self.endpoint.model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **request.body,
-        }
+        asked = {"model": self.endpoint.model, "stream": True, "stream_options": {"include_usage": True}}
         clock = asyncio.get_running_loop().time
         address = self.endpoint.base_url.rstrip("/") + request.path
-        async with self._http.stream("POST", address, json=body) as answer:
+        async with self._http.stream("POST", address, json=asked | dict(request.body)) as answer:
             if answer.status_code != 200:
                 timed.fault = f"status {answer.status_code}"
                 timed.said = (await answer.aread()).decode(errors="replace")
@@ -182,16 +183,6 @@ class LoadClient:
         except httpx.HTTPError:
             return None
         return read_counters(answer.text) if answer.status_code == 200 else None
-
-
-def _http(endpoint: Endpoint, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
-    try:
-        import httpx
-    except ImportError as fault:
-        raise ParameterError("httpx is not installed", fix="pip install 'slipstream[bench]'") from fault
-    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    headers = {"Accept-Encoding": "identity"} | endpoint.headers
-    return httpx.AsyncClient(timeout=None, limits=unlimited, headers=headers, transport=transport)
 
 
 def read(timed: Timed) -> Answered:

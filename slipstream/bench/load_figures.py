@@ -59,7 +59,7 @@ class Pass:
         return sum(each.tokens for each in self.good)
 
 
-def arm_data(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]:
+def figures(passes: Seq[Pass], base: Seq[Pass] | None = None) -> dict[str, Any]:
     """The figures of one arm as plain JSON values, times in seconds. base: the passes that it is compared with."""
     good = [each for one in passes for each in one.good]
     faults = Counter(each.fault for one in passes for each in one.answers if each.fault)

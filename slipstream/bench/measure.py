@@ -15,7 +15,6 @@ import numpy as np
 from slipstream.bench import estimates
 from slipstream.bench.estimates import FEWEST_PASSES, Estimate
 from slipstream.bench.identity import Divergence, divergence
-from slipstream.bench.provenance import forget_peak, peak
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.registry import DRAFTERS
@@ -95,7 +94,6 @@ class Run:
     texts        prompt -> output ids of the untimed first pass.
     context      tokens of earlier text before each prompt were added up to this number; None: none were.
     divergences  (prompt, where its text differs from that of plain decoding); only for greedy decoding.
-    peak_memory  bytes, see `provenance.peak`; None if the system does not report it.
     """
 
     arm: Arm
@@ -105,7 +103,6 @@ class Run:
     cells: list[list[Cell]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
     divergences: list[tuple[int, Divergence]] = field(default_factory=list)
-    peak_memory: int | None = None
     drafter: Any = None
     context: int | None = None
 
@@ -211,7 +208,7 @@ def race(
     each_pass: Callable[[], None] = lambda: None,
     seed: int = 0,
 ) -> None:
-    """Decodes everything once untimed (warm-up, texts, memory), then in `rounds` timed passes. Arms take turns.
+    """Decodes everything once untimed (warm-up, texts), then in `rounds` timed passes. Arms take turns.
 
     seconds     time limit; at least `FEWEST_PASSES` passes are run, because fewer give no interval.
     advance     called after each batch.
@@ -238,17 +235,14 @@ def race(
 
 
 def warm_up(run: Run, seed: int, advance: Callable[[], None] = lambda: None) -> None:
-    """One untimed pass: triggers lazy compilation, stores the texts, and measures memory."""
+    """One untimed pass: triggers lazy compilation, and stores the texts."""
     run.drafter = run.arm.prepare()
-    device = run.arm.llm.target.device
-    known = forget_peak(device)
     for group in run.groups:
         done, _ = decode(run.arm, run.drafter, [run.prompts[i] for i in group], [_seed(seed, i) for i in group])
         for i, completion in zip(group, done, strict=True):
             run.texts[i] = completion.token_ids
             _compare(run, i, completion)
         advance()
-    run.peak_memory = peak(device) if known else None
 
 
 def decode(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> tuple[list[Completion], float]:

@@ -194,27 +194,37 @@ class Tally:
         return min(1.0, self.drafted[depth] / self.able[depth]) if self.able[depth] else 0.0
 
 
-class Counting:
-    """Wraps a drafter and counts in `tally` how deep it drafts."""
+class WrappedDrafter:
+    """Drafts as `drafter` does; a subclass notes what it does."""
 
-    def __init__(self, drafter: Drafter, tally: Tally):
-        self.drafter, self.tally = drafter, tally
-        self.name, self.traits = drafter.name, DrafterTraits(taps=drafter.traits.taps)
+    def __init__(self, drafter: Drafter):
+        self.drafter, self.name, self.traits = drafter, drafter.name, DrafterTraits(taps=drafter.traits.taps)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = self.drafter.propose(seqs, budget)
-        for b, room in enumerate(budget):
-            nodes = range(draft.splits[b], draft.splits[b + 1])
-            deep = max((draft.depths[n] for n in nodes if draft.acceptable is None or draft.acceptable[n]), default=0)
-            self.tally.able.update(range(1, room + 1))
-            self.tally.drafted.update(range(1, deep + 1))
-        return draft
+        return self.drafter.propose(seqs, budget)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.drafter.observe(seqs, draft, out, verdict)
 
     def release(self, seq_id: int) -> None:
         self.drafter.release(seq_id)
+
+
+class Counting(WrappedDrafter):
+    """Counts in `tally` how deep a drafter drafts."""
+
+    def __init__(self, drafter: Drafter, tally: Tally):
+        super().__init__(drafter)
+        self.tally = tally
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        draft = super().propose(seqs, budget)
+        for b, room in enumerate(budget):
+            nodes = range(draft.splits[b], draft.splits[b + 1])
+            deep = max((draft.depths[n] for n in nodes if draft.acceptable is None or draft.acceptable[n]), default=0)
+            self.tally.able.update(range(1, room + 1))
+            self.tally.drafted.update(range(1, deep + 1))
+        return draft
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The conditions of a measurement: machine, its other load, memory, versions, commit, weights, prompts, command."""
+"""The conditions of a measurement: machine, its other load, versions, commit, weights, prompts, command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -22,11 +22,11 @@ from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
+    from slipstream.bench.configs import Contender
     from slipstream.llm import LLM
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, if the package is in one."""
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 
 
@@ -102,38 +102,6 @@ def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
     return {0: steal} | {process: used for process, used in ticks.items() if process not in started_here}
 
 
-def forget_peak(device: Any) -> bool:
-    """Have `peak` begin anew; False if the system cannot (only Linux can, without CUDA)."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return True
-    try:
-        _RESET.write_text("5")  # proc(5): resets VmHWM to what is resident now
-    except OSError:
-        return False
-    return True
-
-
-def peak(device: Any) -> int:
-    """Bytes: on CUDA those allocated by tensors, elsewhere `process_peak`."""
-    import torch
-
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_peak()
-
-
-def process_peak() -> int:
-    """Largest resident set of this process, in bytes, libraries and all loaded models included (on Linux: since
-    `forget_peak`)."""
-    if _STATUS.exists():  # ru_maxrss on Linux starts at the parent's size, which survives fork and exec
-        rows = _STATUS.read_text().splitlines()
-        return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM"))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def commit() -> str | None:
     """The checked-out commit, with a note if files were changed; None outside the project's repository."""
     git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True)  # noqa: E731
@@ -185,15 +153,8 @@ def public_values(value: Any) -> Any:
 
 def conditions(seed: int | None = None, **more: Any) -> dict[str, Any]:
     """The conditions of any measurement, as plain JSON values."""
-    return {
-        "date": now(),
-        "command": command_line(),
-        "commit": commit(),
-        "versions": versions(),
-        "machine": machine(),
-        "seed": seed,
-        **more,
-    }
+    here = {"date": now(), "command": command_line(), "commit": commit(), "versions": versions(), "machine": machine()}
+    return here | {"seed": seed, **more}
 
 
 def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]:
@@ -201,9 +162,9 @@ def provenance(llm: LLM, seed: int | None = None, **more: Any) -> dict[str, Any]
     return conditions(seed, **engine_facts(llm), **more)
 
 
-def drafts(drafters: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Name and digest of every checkpoint that these drafters load; (drafter, options) are arguments of `LLM.use`."""
-    paths = [path for drafter, options in drafters for path in DraftPlan.of(drafter, options).checkpoints]
+def drafts(contenders: Iterable[Contender]) -> dict[str, Any]:
+    """Name and digest of every checkpoint that these drafters load."""
+    paths = [path for each in contenders for path in DraftPlan.of(each.drafter, each.options).checkpoints]
     return {str(path): model(checkpoint_of(path, "draft")) for path in paths}
 
 
@@ -212,23 +173,16 @@ def engine_facts(llm: LLM) -> dict[str, Any]:
     import torch
 
     target, template = llm.target, getattr(llm.tokenizer, "chat_template", None)
-    runtime = target.capabilities.runtime
+    runtime, unnamed = target.capabilities.runtime, {"name": type(target).__name__, "sha256": None}
+    on_gpu = target.device.type == "cuda"
     return {
-        "target": model(runtime.source)
-        if runtime and runtime.source
-        else {"name": type(target).__name__, "sha256": None},
+        "target": model(runtime.source) if runtime and runtime.source else unnamed,
         "executor": runtime.backend if runtime else None,
         "dtype": str(runtime.dtype).removeprefix("torch.") if runtime else None,
         "quantize": runtime.quantize if runtime else None,
         "kv_dtype": runtime.kv_dtype if runtime else None,
-        "device": _device(target.device),
+        "device": f"{target.device} ({torch.cuda.get_device_name(target.device)})" if on_gpu else str(target.device),
         "torch_threads": torch.get_num_threads(),
         "rule": llm.rule.name,
         "template": None if template is None else text_digest(str(template)),
     }
-
-
-def _device(device: Any) -> str:
-    import torch
-
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -39,7 +39,7 @@ def section(result: Result) -> Section:
             report.tables.append(by_category(arms))
             report.plots.append(category_plot(fast, conditions, names))
         report.tables.append(by_position(fast))
-    report.tables.append(memory_and_time(arms))
+    report.tables.append(times_spent(arms))
     if len(conditions) == 1:
         report.tables = [part for table in report.tables for part in table.divided("setting")]
     report.notes += [f"{name(arm)}, prompt {d['prompt']}: {parted(d)}" for arm in fast for d in arm["divergences"]]
@@ -136,8 +136,8 @@ def by_position(fast: list[dict[str, Any]]) -> Table:
     )  # fmt: skip
 
 
-def memory_and_time(arms: list[dict[str, Any]]) -> Table:
-    columns = [*WHO, Column("first", "ms"), Column("next", "ms", 1), Column("memory", "B"),
+def times_spent(arms: list[dict[str, Any]]) -> Table:
+    columns = [*WHO, Column("first", "ms"), Column("next", "ms", 1),
                *(Column(phase, "%") for phase in PHASES[:-1])]  # fmt: skip
     rows = []
     for arm in arms:
@@ -145,12 +145,11 @@ def memory_and_time(arms: list[dict[str, Any]]) -> Table:
         seconds = f["first_token_seconds"], f["seconds_per_later_token"]
         draft, target, verify, host, outside = (f["shares"][phase] for phase in PHASES)
         shares = draft, target, verify, host + outside
-        rows.append([name(arm), setting(arm), *seconds, arm["peak_memory"], *shares])
+        rows.append([name(arm), setting(arm), *seconds, *shares])
     return Table(
-        "Latency, memory, and where the time goes", columns, rows,
-        "first, next: time to the first token and per later token. Memory: peak of the whole process on a CPU, of "
-        "tensors on CUDA. draft: proposing and observing; target: forward and commit; verify: probabilities, rule, "
-        "stop conditions; host: the rest of a step, and the time between steps.",
+        "Latency, and where the time goes", columns, rows,
+        "first, next: time to the first token and per later token. draft: proposing and observing; target: forward and "
+        "commit; verify: probabilities, rule, stop conditions; host: the rest of a step, and the time between steps.",
     )  # fmt: skip
 
 

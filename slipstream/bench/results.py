@@ -20,7 +20,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,7 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": self.kind, "complete": self.complete}
-        body = {name: getattr(self, name) for name in ("settings", "provenance", "warnings", "data")}
-        return head | _plain(body)
+        return head | _plain(vars(self))
 
 
 def write(result: Result, path: str | Path) -> None:
@@ -92,19 +91,31 @@ def check_writable(path: str | Path, option: str = "--out") -> None:
         raise ResultError(f"{path} exists and may not be written", fix=f"choose another {option}")
 
 
-def read(path: str | Path, kind: str | None = None) -> Result:
-    """Loads a result file. Raises ResultError if it is not one of this version, or not of `kind` if that is given."""
-    path = Path(path)
+def read(path: str | Path) -> Result:
+    """Loads a result file. Raises ResultError if it is not one of this version."""
+    return _checked(str(path), _loaded(path))
+
+
+def read_all(path: str | Path) -> list[Result]:
+    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
+    `read`."""
+    content = _loaded(path)
+    runs = content.get("runs") if isinstance(content, dict) else None
+    if not isinstance(runs, dict) or not runs:
+        return [_checked(str(path), content)]
+    return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
+
+
+def _loaded(path: str | Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
         raise ResultError(f"{path} cannot be read: {fault.strerror}", fix="check the name") from fault
     except (UnicodeDecodeError, json.JSONDecodeError) as fault:
         raise ResultError(f"{path} is not JSON: {fault}", fix="give a file that a slipstream command wrote") from fault
-    return _checked(str(path), content, kind)
 
 
-def _checked(path: str, content: Any, kind: str | None = None) -> Result:
+def _checked(path: str, content: Any) -> Result:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultError(
             f"{path} is not a result file of Slipstream", fix="give a file that bench, tune or trace wrote with --out"
@@ -116,26 +127,11 @@ def _checked(path: str, content: Any, kind: str | None = None) -> Result:
             why="the meaning of fields changes between versions",
             fix="measure again with this version, or read it with the Slipstream that wrote it",
         )
-    names = ("kind", "settings", "provenance", "warnings", "data", "complete")
+    names = [each.name for each in fields(Result)]
     missing = [name for name in names if name not in content]
     if missing:
         raise ResultError(f"{path} lacks {', '.join(missing)}", why="it is damaged", fix="measure again")
-    if kind is not None and content["kind"] != kind:
-        raise ResultError(f"{path} is the result of {content['kind']!r}, one of {kind!r} is needed")
     return Result(**{name: content[name] for name in names})
-
-
-def read_all(path: str | Path) -> list[Result]:
-    """The results of a file: one, or those of a benchmark of this project, which keeps several under "runs". Raises as
-    `read`."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None  # `read` says what is wrong
-    runs = content.get("runs") if isinstance(content, dict) else None
-    if not isinstance(runs, dict) or not runs:
-        return [read(path)]
-    return [_checked(f"{path}, run {name!r},", run) for name, run in runs.items()]
 
 
 @contextmanager

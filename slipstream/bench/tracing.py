@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from slipstream.bench.benchmark import Contender, checkpoints
-from slipstream.bench.provenance import provenance
+from slipstream.bench.benchmark import Contender
+from slipstream.bench.measured_steps import WrappedDrafter
+from slipstream.bench.provenance import drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import CompositeDrafter, Drafter, DrafterTraits, Lookup
+from slipstream.core.drafter import CompositeDrafter, Drafter, Lookup
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -43,9 +44,8 @@ class StepRecord:
     tokens: int
 
 
-@dataclass
-class Recorder:
-    """Wraps a drafter and records the steps of one sequence, and each output token as JSON values:
+class Recorder(WrappedDrafter):
+    """Records the steps of one sequence, and each output token as JSON values:
 
     token, by  its id, and what proposed it: "target", or the name of the drafter (for a stack, of the member).
     drafted    whether it is an accepted draft token.
@@ -56,22 +56,14 @@ class Recorder:
     rejected   draft tokens for this position that were rejected: token, by, p, q of each.
     """
 
-    drafter: Drafter
-    tokens: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.name, self.traits = self.drafter.name, DrafterTraits(taps=self.drafter.traits.taps)
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        return self.drafter.propose(seqs, budget)
+    def __init__(self, drafter: Drafter):
+        super().__init__(drafter)
+        self.tokens: list[dict[str, Any]] = []
+        self.steps: list[StepRecord] = []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self._note(seqs[0], draft, out.logits[: len(draft.nodes(0)) + 1], verdict)
-        self.drafter.observe(seqs, draft, out, verdict)
-
-    def release(self, seq_id: int) -> None:
-        self.drafter.release(seq_id)
+        super().observe(seqs, draft, out, verdict)
 
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
         run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
@@ -84,25 +76,11 @@ class Recorder:
         at = -1
         for place, (token, node) in enumerate(zip(run, nodes, strict=True)):
             row = probs[at + 1]
-            rejected = [n for n in children.get(at, []) if n != node]
-            if node >= 0:  # siblings after it were not tried
-                rejected = [n for n in rejected if n < node]
-            self.tokens.append(
-                {
-                    "token": token,
-                    "drafted": place < accepted,
-                    "by": who[node] if node >= 0 else "target",
-                    "step": len(self.steps),
-                    "place": place,
-                    "p": float(row[token]),
-                    "q": _q(draft, node, token) if node >= 0 else None,
-                    "rejected": [
-                        {"token": t, "by": who[n], "p": float(row[t]), "q": _q(draft, n, t)}
-                        for n in rejected
-                        for t in [draft.ids[n]]
-                    ],
-                }
-            )
+            tried = children.get(at, [])  # of siblings, those after the accepted one were not tried
+            lost = [_drafted(draft, n, row, who) for n in tried if n < node or node < 0]
+            head = _drafted(draft, node, row, who) if node >= 0 else _token(token, "target", row, None)
+            where = {"drafted": place < accepted, "step": len(self.steps), "place": place}
+            self.tokens.append(head | where | {"rejected": lost})
             at = node
         depths = draft.depths
         if seq.finish:
@@ -120,36 +98,33 @@ def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> T
     return distributions(logits, [before], draft).cpu()
 
 
-class RecordedMember:
-    """Wraps a member of a stack and records the paths that it proposed for the traced sequence in this step."""
+class RecordedMember(WrappedDrafter):
+    """Records the paths that a member of a stack proposed for the traced sequence in this step."""
 
     def __init__(self, member: Drafter):
-        self.member, self.name, self.traits = member, member.name, DrafterTraits(taps=member.traits.taps)
+        super().__init__(member)
         self.paths: set[tuple[int, ...]] = set()
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = self.member.propose(seqs, budget)
+        draft = super().propose(seqs, budget)
         self.paths = {tuple(path) for path in paths(draft)}
         return draft
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.member.observe(seqs, draft, out, verdict)
+        super().observe(seqs, draft, out, verdict)
         self.paths = set()  # a member that is not called in the next step proposes nothing in it
-
-    def release(self, seq_id: int) -> None:
-        self.member.release(seq_id)
 
 
 class RecordedLookup(RecordedMember):
     """The same for a lookup, whose match length and continuation of other draft tokens a stack also uses."""
 
-    member: Lookup
+    drafter: Lookup
 
     def match_length(self, seq_id: int) -> int:
-        return self.member.match_length(seq_id)
+        return self.drafter.match_length(seq_id)
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        more, match = self.member.continue_from(seq, drafted, depth)
+        more, match = self.drafter.continue_from(seq, drafted, depth)
         self.paths |= {(*drafted, *more[: i + 1]) for i in range(len(more))}
         return more, match
 
@@ -174,8 +149,13 @@ def proposers(drafter: Drafter, draft: Draft) -> list[str]:
     return [next((w.name for w in recorded if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
 
 
-def _q(draft: Draft, node: int, token: int) -> float | None:
-    return None if draft.q is None else float(draft.q[node, token])
+def _drafted(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> dict[str, Any]:
+    token = draft.ids[node]
+    return _token(token, who[node], row, None if draft.q is None else float(draft.q[node, token]))
+
+
+def _token(token: int, by: str, row: Tensor, q: float | None) -> dict[str, Any]:
+    return {"token": token, "by": by, "p": float(row[token]), "q": q}
 
 
 def rolling(steps: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
@@ -213,7 +193,7 @@ def trace(
         "distribution": "softmax" if params.greedy else "warped",
         "params": asdict(params),
     }
-    result = Result("trace", settings, provenance(llm, params.seed, drafts=checkpoints([contender])))
+    result = Result("trace", settings, provenance(llm, params.seed, drafts=drafts([contender])))
     llm.use(contender.drafter, **contender.options)
     llm.draft_tokens = contender.draft_tokens
     recorder = Recorder(with_recorded_members(llm.drafter))  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.contender import Contender
+    from slipstream.bench.configs import Contender
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from slipstream.errors import ParameterError, ServedError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.contender import Contender
+    from slipstream.bench.configs import Contender
     from slipstream.bench.prompts import PromptSet
     from slipstream.bench.results import Result
     from slipstream.llm import LLM
@@ -155,7 +155,7 @@ class LabModels(ModelOptions):
 def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
     """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
     `draft_tokens=auto` unless `adaptive`."""
-    from slipstream.bench.contender import Contender
+    from slipstream.bench.configs import Contender
 
     one, options = parsed(models, spec, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]

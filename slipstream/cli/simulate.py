@@ -161,9 +161,8 @@ def _plan(
     draft: DraftOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
     from slipstream.core.params import check_number
-    from slipstream.plan.capacity import Serving
     from slipstream.plan.known_pairs import CONTEXT
-    from slipstream.plan.roofline import placed
+    from slipstream.plan.roofline import Serving, placed
 
     hardware = _hardware(place)
     if target is None or model is None:
@@ -180,7 +179,6 @@ def _plan(
     models = whole, small.at(draft_bits, place.kv_bits)
     hardware = placed(models, hardware, context, place.gpus)
     serving = Serving(*models, hardware, rates, context)
-    loads = [serving.load(b, draft.draft_tokens) for b in batches]
     bound = None if place.latency_ms is None else place.latency_ms / 1e3
     if bound is not None:
         check_number("latency_ms", place.latency_ms, 0.0, float("inf"), open_low=True)
@@ -193,7 +191,7 @@ def _plan(
         "hardware": vars(hardware),
         "models": [vars(m) | {"weight_bytes": m.weight_bytes, "kv_bytes": m.kv_bytes} for m in models],
         "context": context,
-        "loads": [load_.as_dict() for load_ in loads],
+        "loads": [serving.load(batch, draft.draft_tokens) for batch in batches],
         "latency_ms": place.latency_ms,
         "users_a_group": each,
         "users": place.users,

@@ -6,8 +6,6 @@ import json
 from html import escape
 from typing import Any
 
-from slipstream.bench import plots
-from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Alarm, Column, Section, Table, interval, percent, remark, times, words
 from slipstream.plan.diagnosis import NOTHING
@@ -22,10 +20,9 @@ def section(result: Result) -> Section:
         report.tables.append(raced(data["raced"], data["choice"]))
         best = max(data["raced"], key=lambda row: row["speedup"]["value"])
         shown = next((row for row in data["raced"] if is_chosen(row, data["choice"])), best)
-        report.tables += [without(data["raced"]), numbers(shown), costs(shown["measured"]["costs"])]
+        report.tables += [without(data["raced"]), costs(shown["measured"]["costs"])]
         report.notes += [*map(reason, data["raced"]), *map(remark, shown["diagnosis"]["evidence"])]
     if data["drafters"]:
-        report.plots.append(predictions(data["drafters"], data["raced"]))
         report.tables.append(recorded(data["drafters"]))
     if data["configs"]:
         report.html = configs(data["configs"])
@@ -92,32 +89,6 @@ def recorded(rows: list[dict[str, Any]]) -> Table:
     return Table("Measured at the longest draft", columns, cells, note)
 
 
-def predictions(rows: list[dict[str, Any]], confirmed: list[dict[str, Any]]) -> Plot:
-    def draw(axes: Any, narrow: bool) -> None:
-        for i, row in enumerate(rows):
-            colour, gains = plots.SERIES[i % len(plots.SERIES)], row["predicted"]
-            dash, marker = plots.DASHES[i % len(plots.DASHES)], plots.MARKERS[i % len(plots.MARKERS)]
-            axes.plot(range(1, len(gains) + 1), gains, color=colour, linestyle=dash, label=row["label"])
-            for done in confirmed:
-                if done["contender"] == i:
-                    gain = done["speedup"]
-                    spread, at = plots.errors([gain]), [done["draft_tokens"]]
-                    axes.errorbar(at, [gain["value"]], spread, fmt=marker, color=colour, capsize=3)
-        axes.axhline(1, color=plots.SOFT, linewidth=1, linestyle=(0, (3, 2)))
-        axes.set_xlabel("draft length K")
-        axes.set_ylabel("speed-up over plain decoding")
-        plots.ticks(axes, range(1, max(len(row["predicted"]) for row in rows) + 1))
-        plots.legend(axes, narrow, columns=3)
-
-    return Plot(
-        "tune-predicted", "Predicted and measured speed-up",
-        "Lines: predicted from one measurement. Points: measured against plain decoding, with 95 % intervals. Plain "
-        "decoding is 1.",
-        "; ".join(f"{r['label']}: {', '.join(times(g) for g in r['predicted'])} at K = 1, 2, ..." for r in rows),
-        draw, height=3.6,
-    )  # fmt: skip
-
-
 def configs(choices: dict[str, Any]) -> str:
     """The choice as a configuration for every program, to copy."""
     parts = []
@@ -158,29 +129,6 @@ def without(rows: list[dict[str, Any]]) -> Table:
     columns = [words("setting"), Column("as it is", "x"), *(Column(cause, "x") for cause in causes)]
     note = "Predicted from the parts measured beside plain decoding. Other columns: without that cause."
     return Table("What limits the speed-up", columns, cells, note)
-
-
-def numbers(shown: dict[str, Any]) -> Table:
-    m, d = shown["measured"], shown["diagnosis"]
-    step = m["costs"]["seconds"][0] + m["plain_host"]
-    draft = m["draft_fixed"] + m["draft_each"] * m["draft_tokens"]
-    even, best = d["break_even"], d["best_length"]
-    rows = [
-        ("acceptance of one draft token", percent(d["acceptance"])),
-        ("break-even acceptance", "none, not even 100%" if even is None else percent(even)),
-        ("draft length", str(m["draft_tokens"])),
-        (
-            "best draft length up to that",
-            f"{best} ({times(d['best_speedup'])})" if best else "none: no length saves time",
-        ),
-        ("target pass of one row", f"{m['costs']['seconds'][0] * MS:.2f} ms"),
-        ("drafting, per step", f"{draft * MS:.2f} ms, {draft / step:.2f} plain steps"),
-        ("host, per speculative step", f"{m['step_host'] * MS:.2f} ms"),
-        ("host, per plain step", f"{m['plain_host'] * MS:.2f} ms"),
-        ("prefill", f"{m['prefill'] * MS:.1f} ms, plus {m['draft_prefill'] * MS:.1f} ms for the drafter"),
-        ("sequences at once", str(m["batch"])),
-    ]
-    return Table(f"Measured: {setting(shown)}", [words(""), words("value")], rows)
 
 
 def costs(curve: dict[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""Hardware, and the time of a forward pass on it, predicted with a roofline model.
+"""Hardware, the time of a forward pass on it, predicted with a roofline model, and how many users it serves.
 
     seconds = matrix products + attention + exchanges between devices + overhead
     each of the first two: max(bytes / bandwidth, operations / peak)
@@ -25,12 +25,12 @@ import math
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import StepCosts
+from slipstream.theory.forecast import Rates, StepCosts, forecast
 
 if TYPE_CHECKING:
     from slipstream.models.facts import ModelFacts
@@ -226,10 +226,8 @@ def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, c
 
 @dataclass(frozen=True)
 class PairCosts(StepCosts):
-    """draft: seconds of one draft step of the whole batch. draft_devices: number of devices of the draft model: one, or
-    all of the target's, whichever is faster."""
+    """draft_devices: number of devices of the draft model: one, or all of the target's, whichever is faster."""
 
-    draft: float = 0.0
     draft_devices: int = 1
 
 
@@ -242,7 +240,7 @@ def pair_costs(
     devices = min(steps, key=lambda n: (steps[n], n))
     bits = " and ".join(f"{b:g}" for b in dict.fromkeys((target.bits, draft.bits)))
     basis = f"roofline of {hardware.title}, {bits}-bit weights, {context:g} tokens of context"
-    return PairCosts(steps[devices] / curve(batch), curve, batch, 0.0, basis, steps[devices], devices)
+    return PairCosts(steps[devices] / curve(batch), curve, batch, 0.0, basis, devices)
 
 
 def placed(models: Seq[ModelSize], hardware: Hardware, context: float = 0, devices: int | None = None) -> Hardware:
@@ -272,3 +270,72 @@ def devices_needed(models: Seq[ModelSize], hardware: Hardware, batch: int = 1, c
     memory. None if 64 do not."""
     needed = memory_needed(models, batch, context)
     return next((n for n in (1, 2, 4, 8, 16, 32, 64) if needed <= MEMORY_SHARE * hardware.memory * n), None)
+
+
+MOST_ROWS = 65536
+"""Largest number of rows of one step."""
+
+
+@dataclass(frozen=True)
+class Serving(Strict):
+    """Target and draft model on a group of devices.
+
+    Small batches are memory-bound: more sequences share one read of the weights. Large batches are compute-bound: every
+    rejected draft token delays other sequences, so the best draft length shrinks as the batch grows, down to 0.
+
+    rates    their length limits the draft length.
+    context  mean number of tokens in a sequence.
+    """
+
+    target: ModelSize
+    draft: ModelSize
+    hardware: Hardware
+    rates: Rates
+    context: float = 1024
+
+    def memory(self, batch: int, speculative: bool = True) -> float:
+        models = (self.target, self.draft) if speculative else (self.target,)
+        return memory_needed(models, batch, self.context)
+
+    def fits(self, batch: int, speculative: bool = True) -> bool:
+        return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.memory * self.hardware.devices
+
+    def load(self, batch: int, draft_tokens: int | None = None) -> dict[str, Any]:
+        """The predictions for this batch size as plain JSON values; draft_tokens None: at the best draft length.
+
+        seconds, plain_seconds  mean time between two tokens of one user, with and without speculation.
+        memory                  bytes of the weights of both models and the KV caches.
+        """
+        costs = pair_costs(self.target, self.draft, self.hardware, batch, self.context)
+        predicted = forecast(self.rates.up_to(max(1, MOST_ROWS // batch - 1)), costs, draft_tokens)
+        assert costs.target is not None
+        plain = costs.target(batch)
+        seconds = plain / predicted.speedup
+        return predicted.as_dict() | {
+            "batch": batch,
+            "plain_seconds": plain,
+            "seconds": seconds,
+            "memory": self.memory(batch),
+            "fits": self.fits(batch),
+            "draft_devices": costs.draft_devices,
+            "tokens_per_second_per_user": 1 / seconds,
+            "plain_tokens_per_second_per_user": 1 / plain,
+            "tokens_per_second": batch / seconds,
+            "plain_tokens_per_second": batch / plain,
+        }
+
+    def users(self, bound: float | None, speculative: bool = True) -> int:
+        """The largest batch of one group that fits and has a mean time between tokens of at most `bound` seconds (None:
+        only memory limits it); 0 if not even one sequence does."""
+        key = "seconds" if speculative else "plain_seconds"
+
+        def served(batch: int) -> bool:
+            return self.fits(batch, speculative) and (bound is None or self.load(batch)[key] <= bound)
+
+        low, high = 0, 1
+        while high <= MOST_ROWS and served(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if served(middle) else (low, middle)
+        return low

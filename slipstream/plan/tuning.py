@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.benchmark import Contender, checkpoints, figures, warnings
+from slipstream.bench.benchmark import Contender, figures, warnings
 from slipstream.bench.configs import Choice, equivalents, slipstream
 from slipstream.bench.measure import Arm, Run, line_up, load_weights_once, passes, race, recreated_per_pass
 from slipstream.bench.measured_steps import CountingArm, Measured, measured, target_costs
 from slipstream.bench.prompts import PromptSet
-from slipstream.bench.provenance import OtherProcesses, provenance
+from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
 from slipstream.drafters.draft_plan import embedded_role
@@ -131,7 +131,7 @@ def tune(
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
-    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=checkpoints(contenders))
+    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
     result = Result("tune", {"contenders": named, **asdict(config)}, source)
     work = _Tuning(llm, contenders, prompts, config, origin or Choice("none"))
     neighbours = OtherProcesses()
@@ -151,36 +151,33 @@ def tune(
 class _Tuning:
     def __init__(self, llm: LLM, contenders: Seq[Contender], prompts: PromptSet, config: TuneConfig, origin: Choice):
         self.llm, self.contenders, self.prompts, self.config, self.origin = llm, contenders, prompts, config, origin
+        self.plain = Arm("plain", llm, params=replace(config.params, max_tokens=config.tokens), batch=config.batch)
         self.facts: list[Measured] = []
         self.costs = CostCurve.flat(0.0)
         self.shortlisted: list[Candidate] = []
-        self.recorded: list[Run] = []
         self.raced: list[Run] = []
         self._ready: list[tuple[Any, dict[str, Any]]] = []
-        self._names: list[str] = []
 
     def record(self, advance: Callable[[], None]) -> None:
-        plain = self._plain()
-        arms: list[Arm] = [plain]
-        for c in self.contenders:
+        arms = [self.plain]
+        for i, c in enumerate(self.contenders):
             self._ready.append(load_weights_once(self.llm, c.drafter, c.options))
-            self._names.append(_name(self._ready[-1][0]))
-            arms.append(self._arm(len(self._ready) - 1, c.draft_tokens, plain))
+            arms.append(self._arm(i, c.draft_tokens))
             if _has_slope(c):
-                arms.append(self._arm(len(self._ready) - 1, SHORT, plain))
+                arms.append(self._arm(i, SHORT))
         most = self.config.batch * (1 + max(c.draft_tokens for c in self.contenders))
-        self.costs = self._costs(max(most, 64))
-        self.recorded = line_up(arms, self.prompts.ids, self.prompts.categories)
-        race(self.recorded, RECORDED, advance, seed=self.config.seed)
-        runs = iter(self.recorded[1:])
+        past = sum(map(len, self.prompts.ids)) // len(self.prompts.ids) + self.config.tokens // 2
+        self.costs = target_costs(self.llm.target, past, max(most, 64))
+        recorded = line_up(arms, self.prompts.ids, self.prompts.categories)
+        race(recorded, RECORDED, advance, seed=self.config.seed)
+        runs = iter(recorded[1:])
         for c in self.contenders:
             long, short = next(runs), next(runs) if _has_slope(c) else None
             self.facts.append(measured(long, self.costs, short))
         self.shortlisted = shortlist(candidates([c.label for c in self.contenders], self.facts), self.config.confirm)
 
     def confirm(self, advance: Callable[[], None], save: Callable[[], None]) -> None:
-        plain = self._plain()
-        arms: list[Arm] = [plain, *(self._arm(c.contender, c.draft_tokens, plain) for c in self.shortlisted)]
+        arms = [self.plain, *(self._arm(c.contender, c.draft_tokens) for c in self.shortlisted)]
         self.raced += line_up(arms, self.prompts.ids, self.prompts.categories)
         race(self.raced, self.config.rounds, advance, self.config.seconds, save, self.config.seed + 1)
 
@@ -206,15 +203,12 @@ class _Tuning:
         if raced:
             picked = replace(self.origin, drafter="none", draft_tokens=0)
             if best is not None:
-                m, i = self.facts[best["contender"]], best["contender"]
+                i, length = best["contender"], best["draft_tokens"]
+                name, even = _name(self._ready[i][0]), replace(self.facts[i], draft_tokens=length).break_even()
                 values["choice"] = {k: best[k] for k in ("label", "contender", "draft_tokens", "predicted", "speedup")}
-                even = replace(m, draft_tokens=best["draft_tokens"]).break_even()
-                values["choice"] |= {"drafter": self._names[i], "break_even": even}
-                options = self.contenders[i].options
-                picked = replace(
-                    self.origin, drafter=self._names[i], draft_tokens=best["draft_tokens"],
-                    options={k: v for k, v in options.items() if k not in ("head", "model")},
-                )  # fmt: skip
+                values["choice"] |= {"drafter": name, "break_even": even}
+                options = {k: v for k, v in self.contenders[i].options.items() if k not in ("head", "model")}
+                picked = replace(self.origin, drafter=name, draft_tokens=length, options=options)
             values["configs"] = configurations(picked)
         return values
 
@@ -232,25 +226,17 @@ class _Tuning:
             if run.rounds and abs(c.predicted / run.speedup().value - 1) > 0.2
         ]
 
-    def _plain(self) -> Arm:
-        params = replace(self.config.params, max_tokens=self.config.tokens)
-        return Arm("plain", self.llm, params=params, batch=self.config.batch)
-
-    def _arm(self, contender: int, k: int, plain: Arm) -> CountingArm:
+    def _arm(self, contender: int, k: int) -> Arm:
         drafter, options = self._ready[contender]
-        label = self.contenders[contender].label
+        label, plain = self.contenders[contender].label, self.plain
         return CountingArm(label, self.llm, drafter, k, options, plain.params, plain.batch, against=plain)
-
-    def _costs(self, most: int) -> CostCurve:
-        past = sum(map(len, self.prompts.ids)) // len(self.prompts.ids) + self.config.tokens // 2
-        return target_costs(self.llm.target, past, most)
 
 
 def configurations(picked: Choice) -> dict[str, Any]:
     """The choice for Slipstream and for other programs; for those, "embedded" is replaced by the folder."""
     folder = None if picked.draft is None else str(checkpoint_of(picked.draft, embedded_role(picked.drafter)))
     elsewhere = equivalents(replace(picked, draft=folder))
-    return {"slipstream": slipstream(picked)} | {name: settings.as_dict() for name, settings in elsewhere.items()}
+    return {"slipstream": slipstream(picked)} | {name: dict(vars(settings)) for name, settings in elsewhere.items()}
 
 
 def _name(drafter: Any) -> str:

@@ -157,7 +157,6 @@ def predict(
     prefill: float = 0.0,
     draft_prefill: float = 0.0,
     tokens: int | None = None,
-    batch: int = 1,
 ) -> Prediction:
     """Expected time of a text from what was measured, with chains of len(position_rates) draft tokens a step.
 
@@ -171,7 +170,6 @@ def predict(
     prefill, draft_prefill   seconds of the step that reads the prompt (it yields the first token): the target's share,
                              which plain decoding pays too, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
-    batch           sequences a step, each counted as the mean one; seconds are those of the whole batch.
 
     Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
     last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain. Raises
@@ -189,12 +187,12 @@ def predict(
         check_integer("tokens", tokens, 1)
     deep = [1.0, *(drafted or [1.0] * len(position_rates)), 0.0]  # share of the steps at depth j or deeper
     reach = [1.0, *(rate * share for rate, share in zip(position_rates, deep[1:], strict=False))]
-    plain = costs(batch) + plain_host
+    plain = costs(1) + plain_host
 
     def verification(room: int) -> float:
         """Seconds of the target in a step that may draft `room` deep."""
         depths = enumerate(pairwise(deep))
-        return sum((here - below) * costs(batch * (min(depth, room) + 1)) for depth, (here, below) in depths)
+        return sum((here - below) * costs(min(depth, room) + 1) for depth, (here, below) in depths)
 
     longest = len(position_rates)
     tau = sum(reach)

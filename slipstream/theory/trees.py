@@ -18,7 +18,7 @@ Fractions give exact fractions.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, product
@@ -112,9 +112,9 @@ class Tree:
 
     def chances(self, acceptance: Acceptance) -> list[Number]:
         """Probability that each node is accepted, 0 where `acceptance` has no entry."""
-        rows, chances = Rows(acceptance), list[Number]()
+        at, chances = by_depth(acceptance), list[Number]()
         for parent, rank, depth in zip(self.parents, self.ranks, self.depths, strict=True):
-            row = rows.at(depth)
+            row = at(depth)
             rate = row[rank] if rank < len(row) else 0
             chances.append(rate if parent < 0 else chances[parent] * rate)
         return chances
@@ -126,26 +126,24 @@ def renumbered(parents: Seq[int], nodes: Seq[int]) -> tuple[int, ...]:
     return tuple(new[parents[i]] for i in nodes)
 
 
-class Rows:
-    """`acceptance` by depth. Raises ParameterError unless each row holds probabilities of mutually exclusive events."""
+def by_depth(acceptance: Acceptance) -> Callable[[int], Seq[Number]]:
+    """depth, counted from 1 -> probabilities of the ranks there; none below the last. Raises ParameterError unless each
+    row holds probabilities of mutually exclusive events."""
+    values: list[Any] = list(acceptance)
+    nested = bool(values) and isinstance(values[0], (list, tuple))
+    rows: list[Seq[Number]] = values if nested else [values]
+    for row in rows:
+        if any(not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
+            raise ParameterError(
+                f"{tuple(row)} are no acceptance probabilities of siblings",
+                why="each is in [0, 1], and since only one can be accepted they sum to at most 1",
+                fix="give each rank its own probability, not that of all ranks up to it",
+            )
 
-    def __init__(self, acceptance: Acceptance):
-        values: list[Any] = list(acceptance)
-        self.by_depth = bool(values) and isinstance(values[0], (list, tuple))
-        self.rows: list[Seq[Number]] = values if self.by_depth else [values]
-        for row in self.rows:
-            if any(not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
-                raise ParameterError(
-                    f"{tuple(row)} are no acceptance probabilities of siblings",
-                    why="each is in [0, 1], and since only one can be accepted they sum to at most 1",
-                    fix="give each rank its own probability, not that of all ranks up to it",
-                )
+    def at(depth: int) -> Seq[Number]:
+        return (rows[depth - 1] if depth <= len(rows) else ()) if nested else rows[0]
 
-    def at(self, depth: int) -> Seq[Number]:
-        """Probabilities of the ranks at this depth, counted from 1; none below the last."""
-        if not self.by_depth:
-            return self.rows[0]
-        return self.rows[depth - 1] if depth <= len(self.rows) else ()
+    return at
 
 
 def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -> Tree:
@@ -154,7 +152,7 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
     Nodes are in the order of their probabilities, so the first m of them are the optimal tree of m nodes. There are
     fewer if no other path has a positive probability. Ties go to the shallower node, then to the smaller ranks.
     """
-    rows = Rows(acceptance)
+    at = by_depth(acceptance)
     if nodes < 0:
         raise ParameterError(f"a tree of {nodes} nodes was asked for", fix="choose at least 0")
     parents, ranks, order = list[int](), list[int](), count()
@@ -162,7 +160,7 @@ def optimal_tree(acceptance: Acceptance, nodes: int, depth: int | None = None) -
 
     def offer(parent: int, below: int, chance: Number) -> None:
         if depth is None or below <= depth:
-            for rank, rate in enumerate(rows.at(below)):
+            for rank, rate in enumerate(at(below)):
                 if chance * rate > 0:
                     heapq.heappush(waiting, (-chance * rate, below, next(order), parent, rank))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.bench.benchmark import BenchConfig, bench, horizontal, is_tree, predicted, varied
-from slipstream.bench.contender import Contender
+from slipstream.bench.configs import Contender
 from slipstream.bench.measure import Arm, Cell, line_up
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats

@@ -15,7 +15,7 @@ def result() -> Result:
 
 def test_what_is_written_is_read(tmp_path):
     write(result(), tmp_path / "a.json")
-    assert read(tmp_path / "a.json", "bench") == result()
+    assert read(tmp_path / "a.json") == result()
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]  # nothing temporary stays
 
 
@@ -48,12 +48,9 @@ def test_an_invalid_result_is_refused(tmp_path, text, said):
         read(tmp_path / "a.json")
 
 
-def test_a_missing_file_and_another_kind_are_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ResultError, match="cannot be read"):
         read(tmp_path / "none.json")
-    write(result(), tmp_path / "a.json")
-    with pytest.raises(ResultError, match="result of 'bench', one of 'trace' is needed"):
-        read(tmp_path / "a.json", "trace")
 
 
 def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):

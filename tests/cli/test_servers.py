@@ -41,7 +41,7 @@ def test_tables_for_people(cli, host, texts, tmp_path):
         assert part in said
     assert max(map(len, result.out.splitlines())) <= 80
     assert "not enough passes" in result.said
-    served = read(out, "bench-served")
+    served = read(out)
     assert [arm["load"] for arm in served.data["arms"]] == ["1 at once", "2 at once", "50 a second"]
     for arm in served.data["arms"]:
         assert (arm["answered"], arm["errors"], arm["output_tokens"]) == (8, {}, 48)

@@ -18,7 +18,7 @@ def test_the_choice_is_shown_and_written_and_read_again(cli, pair, texts, tmp_pa
     said = " ".join(result.out.split())
     for part in ("Measured at the longest draft", "Measured against plain decoding", "Choice: ", "vllm: ",
                  "sglang: ", "llama-server: ", "transformers: ", "What limits the speed-up",
-                 "plain step", "break-even acceptance", "rows per pass 1 2 4 8 16 32 64"):  # fmt: skip
+                 "plain step", "rows per pass 1 2 4 8 16 32 64"):  # fmt: skip
         assert part in said
     data = json.loads(out.read_text())["data"]
     written = json.loads(choice.read_text())

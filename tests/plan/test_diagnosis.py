@@ -268,7 +268,7 @@ def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     row = result.data["raced"][0]
     assert row["diagnosis"]["cause"] == "nothing is wrong"
     assert row["diagnosis"]["acceptance"] == pytest.approx(1)
-    assert read(tmp_path / "r.json", "tune").data["raced"][0]["measured"]["drafted"] == [1.0] * row["draft_tokens"]
+    assert read(tmp_path / "r.json").data["raced"][0]["measured"]["drafted"] == [1.0] * row["draft_tokens"]
     assert any(note.endswith("nothing is wrong.") for note in section(result).notes)
 
 

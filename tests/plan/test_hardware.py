@@ -1,4 +1,6 @@
-"""Presets are the vendors' figures; the roofline reproduces measured speeds."""
+"""Presets are the vendors' figures; the roofline reproduces measured speeds; plans for many users follow from it."""
+
+from itertools import pairwise
 
 import pytest
 
@@ -8,6 +10,7 @@ from slipstream.plan.roofline import (
     PRESETS,
     Hardware,
     ModelSize,
+    Serving,
     devices_needed,
     find_hardware,
     forward_seconds,
@@ -103,7 +106,8 @@ def test_more_devices_read_faster_but_exchange():
 def test_a_small_draft_stays_on_one_device():
     costs = pair_costs(LLAMA_70B, MODELS["GPT-2"].size, H100.times(8))
     assert costs.draft_devices == 1
-    assert costs.c == pytest.approx(costs.draft / costs.target(1))
+    draft = forward_seconds(MODELS["GPT-2"].size, H100, 1, 1)
+    assert costs.c == pytest.approx(draft / costs.target(1))
     assert pair_costs(LLAMA_70B, LLAMA_7B, H100.times(4)).draft_devices == 4
 
 
@@ -127,3 +131,49 @@ def test_bits_scale_weights_and_cache():
     assert small.kv_bytes == LLAMA_7B.kv_bytes / 2
     with pytest.raises(ParameterError, match="bits is 0"):
         LLAMA_7B.at(0)
+
+
+# --- many users ------------------------------------------------------------------------------------------------------
+
+PLAN = Serving(
+    MODELS["Llama-3.1-70B"].size, MODELS["Llama-3.1-8B"].size, PRESETS["h100"].times(4),
+    Rates.constant(0.8, longest=8), 1024,
+)  # fmt: skip
+
+
+def test_speculation_helps_few_users_and_is_switched_off_for_many():
+    loads = [PLAN.load(batch) for batch in (1, 16, 64, 256, 1024)]
+    assert loads[0]["speedup"] > 1.8
+    assert loads[-1]["draft_tokens"] == 0
+    assert loads[-1]["speedup"] == 1
+    assert all(a["draft_tokens"] >= b["draft_tokens"] for a, b in pairwise(loads))
+    assert all(load["speedup"] >= 1 for load in loads)
+
+
+def test_a_fixed_draft_length_costs_throughput_under_load():
+    assert PLAN.load(1024, draft_tokens=4)["speedup"] < 0.8
+
+
+def test_throughput_and_latency_of_a_load_agree():
+    load = PLAN.load(16)
+    assert load["tokens_per_second"] == pytest.approx(16 * load["tokens_per_second_per_user"])
+    assert load["speedup"] == pytest.approx(load["plain_seconds"] / load["seconds"])
+
+
+def test_users_at_a_bound_are_as_many_as_the_bound_and_memory_allow():
+    for bound in (0.012, 0.02, 0.03):
+        for speculative in (False, True):
+            n = PLAN.users(bound, speculative)
+            seconds = [PLAN.load(b)["seconds" if speculative else "plain_seconds"] for b in (max(n, 1), n + 1)]
+            assert n == 0 or seconds[0] <= bound
+            assert seconds[1] > bound or not PLAN.fits(n + 1, speculative)
+    assert PLAN.users(0.012) > 0
+    assert PLAN.users(0.012, speculative=False) == 0
+    assert PLAN.users(1e-6) == 0
+
+
+def test_without_a_bound_memory_decides_and_the_draft_takes_its_share():
+    plain, speculative = PLAN.users(None, False), PLAN.users(None, True)
+    assert plain > speculative > 0
+    assert PLAN.fits(speculative)
+    assert not PLAN.fits(speculative + 1)

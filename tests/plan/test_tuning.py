@@ -111,7 +111,7 @@ def test_the_better_drafter_is_chosen_and_predicted(tmp_path):
     assert data["configs"]["slipstream"]["drafter"] == "scripted"
     assert "no counterpart" in data["configs"]["vllm"]["note"]
     assert 0 < len(calls) <= steps(llm, given, PROMPTS, QUICK)
-    assert read(tmp_path / "r.json", "tune").data["choice"] == data["choice"]
+    assert read(tmp_path / "r.json").data["choice"] == data["choice"]
 
 
 def test_a_setting_slower_than_plain_decoding_is_never_chosen():
@@ -183,7 +183,7 @@ def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):
             LLM(target, draft_tokens=4), [Contender("x", scripted(target, wrong_at(3)), 4)], PROMPTS, QUICK,
             tmp_path / "r.json",
         )  # fmt: skip
-    kept = read(tmp_path / "r.json", "tune")
+    kept = read(tmp_path / "r.json")
     assert not kept.complete
     assert kept.data["drafters"][0]["label"] == "x"
     assert (kept.data["raced"], kept.data["choice"], kept.data["configs"]) == ([], None, None)

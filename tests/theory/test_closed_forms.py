@@ -213,11 +213,6 @@ def test_steps_that_draft_nothing_are_counted_at_their_own_cost():
     )
 
 
-def test_batches_verify_all_their_rows_at_once():
-    prediction = predict([0.5], STEEP, 0.0, batch=4)
-    assert prediction.speedup == pytest.approx(1.5 * STEEP(4) / STEEP(8))
-
-
 def test_predictions_from_counters_of_the_decoder_itself():
     """A thousand steps counted by production: the prediction equals the measurement."""
     stats, rng = SpecStats(), random.Random(0)

@@ -277,7 +277,7 @@ def test_interruption_keeps_what_was_checked(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         verify(toy(), PROMPTS, FEW, tmp_path / "r.json", stop)
-    kept = read(tmp_path / "r.json", "verify")
+    kept = read(tmp_path / "r.json")
     assert (kept.complete, kept.data["control"]["verdict"], kept.data["distribution"]) == (False, "identical", [])
     assert len(kept.data["greedy"]) > 6
     assert kept.data["coupled"] == []
