@@ -18,17 +18,14 @@ from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:
-    from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import Load, LoadArm
+    from slipstream.bench.load import Load
     from slipstream.bench.load_client import LoadPrompts
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     PANEL: ClassVar[str] = "Servers"
-    concurrency: str | None = option(
-        None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"
-    )
+    concurrency: str | None = option(None, "Requests in flight, one or several, as in 1,16.", shown="1,4,16")
     rate: str | None = option(None, "Requests a second, arriving at random (Poisson), one or several.")
     requests: int | None = option(None, "Requests of a pass.", shown="16, or twice as many as are in flight", min=1)
     warm_up: int | None = option(
@@ -38,11 +35,10 @@ class LoadOptions:
     served_model: str = option("", "Model name at the servers.", shown="the first listed")
     distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
 
-    def loads(self, at_once: str) -> list[Load]:
-        """at_once: requests in flight, if neither these nor a rate is given."""
+    def loads(self) -> list[Load]:
         from slipstream.bench.load import Load
 
-        given = self.concurrency or (None if self.rate else at_once)
+        given = self.concurrency or (None if self.rate else "1,4,16")
         kinds: list[dict[str, Any]] = []
         kinds += [{"concurrency": n} for n in values_of("--concurrency", given, int)] if given else []
         kinds += [{"rate": rate} for rate in values_of("--rate", self.rate, float)] if self.rate else []
@@ -64,15 +60,14 @@ def of_servers(
     load: Any = None,
     local: Mapping[str, bool] | None = None,
 ) -> bool:
-    """Whether a command is about servers: `url` is what the option `flag` names ("": it has no such option), or vLLM's
-    are started. Raises ParameterError for options that would be ignored. models, load: groups of options, for models
-    and for servers; local: options that have no meaning for servers, and whether they were given."""
+    """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
+    ParameterError for options that would be ignored. models, load: groups of options, for models and for servers;
+    local: options that have no meaning for servers, and whether they were given."""
     if url and engine.vllm:
         raise ParameterError(f"{flag} and --engine are given", fix="give one of them")
     if not url and not engine.vllm:
         if load is not None and (given := changed(load)):
-            fix = f"name one: {flag} URL" if flag else "start one: --engine vllm"
-            raise ParameterError(f"{given} is given without a server", fix=fix)
+            raise ParameterError(f"{given} is given without a server", fix=f"name one: {flag} URL")
         return False
     if url and (given := changed(models)):
         raise ParameterError(f"{given} would be ignored: a server brings its own settings", fix="leave these out")
@@ -92,19 +87,6 @@ def request_fields(params: SamplingParams) -> dict[str, Any]:
     return {name: value for name, (value, default) in values.items() if name not in every and value != default}
 
 
-def arms_of(servers: Mapping[str, Endpoint], loads: list[Load], asked: LoadPrompts) -> list[LoadArm]:
-    """Each server under each load; the others are compared with the first."""
-    from slipstream.bench.load import LoadArm
-
-    arms: list[LoadArm] = []
-    for load in loads:
-        base: LoadArm | None = None
-        for name, place in servers.items():
-            arms.append(LoadArm(name, place, load, asked.request, base))
-            base = base or arms[-1]
-    return arms
-
-
 def short(url: str) -> str:
     """http://localhost:8000/v1 -> localhost:8000"""
     return re.sub(r"^https?://|(/v1)?/*$", "", url)
@@ -114,14 +96,19 @@ def bench_servers(
     servers: Mapping[str, str], load: LoadOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
     seconds: float, files: OutputOptions,
 ) -> None:  # fmt: skip
-    """Measure and print. servers: name -> URL."""
+    """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
     from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import LoadConfig, load_test, requests_of
+    from slipstream.bench.load import LoadArm, LoadConfig, load_test, requests_of
 
-    loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
+    loads, asked = load.loads(), load.asked(texts, params.max_tokens, params)
     files.check()
     config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
-    arms = arms_of({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
+    arms: list[LoadArm] = []
+    for each in loads:
+        base: LoadArm | None = None
+        for name, url in servers.items():
+            arms.append(LoadArm(name, Endpoint(url, load.served_model), each, asked.request, base))
+            base = base or arms[-1]
     render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
     with render.progress("asking", requests_of(arms, config)) as advance:
         result, code = unfinished(lambda: load_test(arms, config, asked.settings, files.out, advance))
