@@ -14,8 +14,7 @@ from benchmarks.protocol import DRIVER_PYTHON, ROOT, THREADS
 from slipstream import zoo
 from slipstream.bench.configs import Choice
 from slipstream.bench.endpoint import Endpoint
-from slipstream.bench.server_process import ServerProcess
-from slipstream.bench.vllm_server import VllmServer, preloaded
+from slipstream.bench.vllm_server import ServerProcess, VllmServer, preloaded
 from slipstream.errors import ServedError
 
 CONTEXT = 1024

@@ -18,7 +18,7 @@ from slipstream.bench.estimates import Estimate
 from slipstream.bench.measure import Arm, Run
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter, DrafterTraits
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
@@ -68,14 +68,6 @@ class Measured(Strict):
     experts: tuple[int, int] | None = None
     noise: float = 0.0
     tau: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("draft_tokens", "tokens", "batch"):
-            check_integer(name, getattr(self, name), 1)
-        for name in (
-            "draft_fixed", "draft_each", "step_host", "plain_host", "prefill", "draft_prefill", "width",
-        ):  # fmt: skip
-            check_number(name, getattr(self, name), 0.0, float("inf"))
 
     @property
     def plain_step(self) -> float:

@@ -18,12 +18,12 @@ includes 1, or if other processes took a part of the machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from slipstream.bench.benchmark import QUIET
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
 from slipstream.bench.measured_steps import Measured
-from slipstream.core.params import Strict
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
 
@@ -52,37 +52,19 @@ FIXES = {
 }
 
 
-@dataclass(frozen=True)
-class Diagnosis(Strict):
-    """cause       `NOTHING`, `UNKNOWN`, or what to change first.
-    speedup     measured if it was measured, else predicted.
-    predicted   predicted from the measured parts.
+def diagnose(m: Measured, neighbours: float | None = None) -> dict[str, Any]:
+    """The diagnosis for these measurements as plain JSON values; a pure function. neighbours: share of the machine's
+    time that went to other processes, None if unknown.
+
+    cause, fix  `NOTHING`, `UNKNOWN`, or what to change first, and how.
+    speedup     measured if it was measured, else predicted; predicted: from the measured parts.
     break_even  acceptance rate at which a speculative step is as fast as plain decoding; None: not even at 1.
     acceptance  the constant acceptance rate that yields the measured tokens per step in the closed forms.
-    best_length, best_speedup   predicted, among lengths up to the measured one; 0 if none saves time.
     enough      whether removing this one cause would make speculation save time.
     evidence    the numbers behind the diagnosis, in sentences.
-    counterfactuals   cause -> speed-up predicted without it, largest first.
+    counterfactuals  cause -> speed-up predicted without it, largest first.
     reason      why there is no diagnosis, in a clause; empty if there is one.
     """
-
-    cause: str
-    fix: str
-    speedup: float
-    predicted: float
-    break_even: float | None
-    acceptance: float | None
-    best_length: int
-    best_speedup: float
-    enough: bool
-    evidence: tuple[str, ...]
-    counterfactuals: dict[str, float]
-    reason: str = ""
-
-
-def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
-    """The diagnosis for these measurements; a pure function. neighbours: share of the machine's time that went to other
-    processes, None if unknown."""
     predicted = m.prediction().speedup
     length, best = m.best_length()
     gains = {cause: without(m, cause).prediction().speedup for cause in causes(m)}
@@ -98,10 +80,11 @@ def diagnose(m: Measured, neighbours: float | None = None) -> Diagnosis:
     else:
         cause, gain = next(iter(removed.items()))
         fix, enough = FIXES[cause], gain >= FINE
-    return Diagnosis(
-        cause, fix, value, predicted, m.break_even(), acceptance(m), length, best, enough,
-        tuple(evidence(m, cause)), removed, unsure,
-    )  # fmt: skip
+    return {
+        "cause": cause, "fix": fix, "speedup": value, "predicted": predicted, "break_even": m.break_even(),
+        "acceptance": acceptance(m), "enough": enough, "evidence": evidence(m, cause), "counterfactuals": removed,
+        "reason": unsure,
+    }  # fmt: skip
 
 
 def doubt(m: Measured, neighbours: float | None) -> tuple[str, str]:

@@ -196,7 +196,7 @@ class _Tuning:
                     {"label": c.label, "contender": c.contender, "draft_tokens": c.draft_tokens}
                     | {"predicted": c.predicted, "speedup": asdict(run.speedup()), "exact": run.exact}
                     | {"overall": figures(run), "rounds": run.rounds, "measured": asdict(m)}
-                    | {"diagnosis": asdict(diagnose(m, neighbours))}
+                    | {"diagnosis": diagnose(m, neighbours)}
                 )
         best = choose(raced)
         values: dict[str, Any] = {"drafters": table, "raced": raced, "choice": None, "configs": None}

@@ -10,7 +10,6 @@ from slipstream.bench.measured_steps import Counting, Measured, Tally
 from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.report import section
-from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis, tuning
 from slipstream.plan.diagnosis import diagnose, without
@@ -29,16 +28,16 @@ GOOD = Measured(
 
 
 def cause(m: Measured) -> str:
-    return diagnose(m).cause
+    return diagnose(m)["cause"]
 
 
 def test_a_good_pair_has_no_cause():
     diagnosis = diagnose(GOOD)
-    assert (diagnosis.cause, diagnosis.fix) == ("nothing is wrong", "")
-    assert diagnosis.speedup == diagnosis.predicted == pytest.approx(GOOD.prediction().speedup)
-    assert 2.4 < diagnosis.speedup < 3
-    assert diagnosis.acceptance == pytest.approx(0.8)
-    assert diagnosis.break_even == pytest.approx(0.2, abs=0.05)
+    assert (diagnosis["cause"], diagnosis["fix"]) == ("nothing is wrong", "")
+    assert diagnosis["speedup"] == diagnosis["predicted"] == pytest.approx(GOOD.prediction().speedup)
+    assert 2.4 < diagnosis["speedup"] < 3
+    assert diagnosis["acceptance"] == pytest.approx(0.8)
+    assert diagnosis["break_even"] == pytest.approx(0.2, abs=0.05)
 
 
 PLANTED = {
@@ -53,11 +52,11 @@ PLANTED = {
 def test_each_cause_is_named(name):
     sick = replace(GOOD, **PLANTED[name])
     causes = diagnose(sick)
-    assert causes.cause == name
-    assert causes.fix == diagnosis.FIXES[name]
-    assert causes.enough
-    assert causes.predicted < 1.05
-    first, gain = next(iter(causes.counterfactuals.items()))
+    assert causes["cause"] == name
+    assert causes["fix"] == diagnosis.FIXES[name]
+    assert causes["enough"]
+    assert causes["predicted"] < 1.05
+    first, gain = next(iter(causes["counterfactuals"].items()))
     assert first == name
     assert gain == pytest.approx(without(sick, name).prediction().speedup)
     assert gain > 2
@@ -65,11 +64,11 @@ def test_each_cause_is_named(name):
 
 def test_a_lookup_that_finds_nothing_has_low_acceptance():
     diagnosis = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
-    assert diagnosis.cause == "acceptance too low"
-    assert "in the 2% of the steps that drafted" in diagnosis.evidence[0]
+    assert diagnosis["cause"] == "acceptance too low"
+    assert "in the 2% of the steps that drafted" in diagnosis["evidence"][0]
     nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
-    assert (nothing.cause, nothing.acceptance) == ("acceptance too low", None)
-    assert nothing.evidence[0] == "nothing was drafted"
+    assert (nothing["cause"], nothing["acceptance"]) == ("acceptance too low", None)
+    assert nothing["evidence"][0] == "nothing was drafted"
 
 
 def test_a_batch_that_fills_the_machine_is_too_large():
@@ -84,15 +83,15 @@ def test_a_mixture_of_experts_is_named_as_a_cause():
     steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
     assert cause(steep) == "compute-bound target"
     diagnosis = diagnose(replace(steep, experts=(2, 8)))
-    assert diagnosis.cause == "few active experts"
-    assert "2 of 8 experts" in diagnosis.evidence[0]
+    assert diagnosis["cause"] == "few active experts"
+    assert "2 of 8 experts" in diagnosis["evidence"][0]
     assert cause(replace(steep, experts=(8, 8))) == "compute-bound target"
 
 
 def test_measurements_count_more_than_predictions():
     slow = diagnose(replace(GOOD, speedup=Estimate(0.8, 0.7, 0.9)))
-    assert (slow.speedup, slow.reason) == (0.8, "")
-    assert slow.cause != "nothing is wrong"
+    assert (slow["speedup"], slow["reason"]) == (0.8, "")
+    assert slow["cause"] != "nothing is wrong"
     assert cause(replace(GOOD, draft_each=0.010, speedup=Estimate(1.5, 1.4, 1.6))) == "nothing is wrong"
 
 
@@ -108,15 +107,15 @@ def test_measurements_count_more_than_predictions():
 )
 def test_what_noise_could_have_made_is_not_diagnosed(speedup, neighbours, reason, fix):
     diagnosis = diagnose(replace(GOOD, speedup=speedup), neighbours)
-    assert diagnosis.cause == "not diagnosed"
-    assert reason in diagnosis.reason
-    assert fix in diagnosis.fix
-    assert diagnose(GOOD, neighbours=0.02).cause == "nothing is wrong"
+    assert diagnosis["cause"] == "not diagnosed"
+    assert reason in diagnosis["reason"]
+    assert fix in diagnosis["fix"]
+    assert diagnose(GOOD, neighbours=0.02)["cause"] == "nothing is wrong"
 
 
 def test_a_drafter_that_drafted_nothing_is_not_praised_for_a_chance_gain():
     nothing = replace(GOOD, position_rates=(), drafted=(), speedup=Estimate(1.07, None, None, "no drafts"))
-    assert diagnose(nothing).cause == "acceptance too low"
+    assert diagnose(nothing)["cause"] == "acceptance too low"
 
 
 def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
@@ -124,13 +123,14 @@ def test_a_gain_is_not_praised_where_a_shorter_draft_gains_more():
     rates = tuple(geometric_rates(0.72, 16))
     long = replace(GOOD, draft_tokens=16, position_rates=rates, drafted=(1.0,) * 16, draft_each=0.0009)
     predicted = long.prediction().speedup
-    diagnosis = diagnose(replace(long, speedup=Estimate(1.28, 1.2, 1.36)))
+    measured = replace(long, speedup=Estimate(1.28, 1.2, 1.36))
+    diagnosis, (length, gain) = diagnose(measured), measured.best_length()
     assert predicted == pytest.approx(1.28, abs=0.15)
-    assert diagnosis.cause == "drafts too long"
-    assert diagnosis.best_length in range(3, 7)
-    assert diagnosis.best_speedup == pytest.approx(1.9, abs=0.15)
-    assert diagnosis.fix == f"lower --draft-tokens to {diagnosis.best_length}"
-    assert f"{diagnosis.best_length} draft tokens are predicted at" in diagnosis.evidence[0]
+    assert diagnosis["cause"] == "drafts too long"
+    assert length in range(3, 7)
+    assert gain == pytest.approx(1.9, abs=0.15)
+    assert diagnosis["fix"] == f"lower --draft-tokens to {length}"
+    assert f"{length} draft tokens are predicted at" in diagnosis["evidence"][0]
 
 
 def test_no_prediction_is_above_the_mean_acceptance_length():
@@ -144,8 +144,8 @@ def test_no_prediction_is_above_the_mean_acceptance_length():
 
 def test_with_two_faults_removing_one_is_reported_as_not_enough():
     diagnosis = diagnose(replace(GOOD, draft_each=0.1, costs=CostCurve((1, 2), (0.01, 0.04))))
-    assert diagnosis.cause == "draft too expensive"
-    assert not diagnosis.enough
+    assert diagnosis["cause"] == "draft too expensive"
+    assert not diagnosis["enough"]
 
 
 def test_predictions_are_the_closed_form():
@@ -164,13 +164,6 @@ def test_trees_are_wider_than_they_are_deep():
     tree = replace(GOOD, width=4.0, costs=CostCurve((1, 64), (0.01, 0.64)))
     assert tree.rows == 17
     assert tree.prediction().speedup < replace(tree, width=1.0).prediction().speedup
-
-
-def test_impossible_measurements_are_refused():
-    with pytest.raises(ParameterError, match="draft_tokens"):
-        replace(GOOD, draft_tokens=0)
-    with pytest.raises(ParameterError, match="prefill"):
-        replace(GOOD, prefill=-1.0)
 
 
 # --- end to end, with slow parts -------------------------------------------------------------------------------------

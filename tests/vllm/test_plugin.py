@@ -11,8 +11,7 @@ import pytest
 
 from slipstream import zoo
 from slipstream.bench.configs import Choice
-from slipstream.bench.server_process import ServerProcess
-from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
+from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, ServerProcess, VllmServer, interpreter
 from slipstream.errors import ServedError
 
 if not ENVIRONMENT.exists():
