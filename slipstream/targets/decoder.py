@@ -261,7 +261,7 @@ class DescribedDecoder(Described):
         """The native executor keeps 16-bit weights as they are stored."""
         seen, quantised = self.facts, self.settings.weight_format
         if quantised is not None:
-            head = 0 if quantised.head is None else self.vocab_size * seen.config.hidden_size
+            head = 0 if quantised.head is None else seen.config.vocab_size * seen.config.hidden_size
             return round((seen.parameters - head) * quantised.bytes_per_weight) + head
         whole = seen.parameters * self.settings.dtype.itemsize
         return min(whole, sum(seen.stored.values())) if self.runner == "native" and seen.stored else whole
@@ -273,7 +273,7 @@ class DescribedDecoder(Described):
         return self.facts.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
 
     def usual_kv_tokens(self, requests: int) -> int:
-        return self.settings.kv_tokens or requests * self.context
+        return self.settings.kv_tokens or requests * self.facts.config.context
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
         settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.source)

@@ -50,18 +50,6 @@ class Described(ABC):
         return facts(self.source)
 
     @property
-    def vocab_size(self) -> int:
-        return self.facts.config.vocab_size
-
-    @property
-    def context(self) -> int:
-        return self.facts.config.context
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self.facts.config.eos_ids
-
-    @property
     @abstractmethod
     def kind(self) -> Kind:
         """How it takes part: trees, draft heads, early exit, batches (see `plan.support_matrix`)."""

@@ -2,6 +2,7 @@
 full pass, whether or not the draft is used."""
 
 from collections.abc import Callable, Sequence as Seq
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,6 @@ from tests.targets.conftest import EXECUTORS
 EXIT = 2
 
 
-@pytest.fixture(params=["torch-float64", "native"])
-def executor(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(params=["llama", "gpt2", "qwen2-window"])
 def case(request, executor, decoder, reference):
     _, dtype, tolerance = EXECUTORS[executor]
@@ -31,27 +27,23 @@ def case(request, executor, decoder, reference):
     made.close()
 
 
-class Spy:
-    """Records the layers and the number of rows of every pass."""
+def passes_of(target: Decoder, patch: pytest.MonkeyPatch) -> list[tuple[tuple[int, int] | None, int]]:
+    """The layers and the number of rows of every pass from now on."""
+    passes: list[tuple[tuple[int, int] | None, int]] = []
+    forward = target.executor.forward
 
-    def __init__(self, target: Decoder, patch: pytest.MonkeyPatch):
-        self.passes: list[tuple[tuple[int, int] | None, int]] = []
-        forward = target.executor.forward
+    def noted(batch: Batch, taps: tuple[int, ...] = (), layers: Any = None, hidden: Tensor | None = None) -> Output:
+        passes.append((layers, len(batch.tokens)))
+        return forward(batch, taps, layers, hidden)
 
-        def spied(
-            batch: Batch,
-            taps: tuple[int, ...] = (),
-            layers: tuple[int, int] | None = None,
-            hidden: Tensor | None = None,
-        ) -> Output:
-            self.passes.append((layers, len(batch.tokens)))
-            return forward(batch, taps, layers, hidden)
+    patch.setattr(target.executor, "forward", noted)
+    return passes
 
-        patch.setattr(target.executor, "forward", spied)
 
-    def take(self) -> list[tuple[tuple[int, int] | None, int]]:
-        passes, self.passes = self.passes, []
-        return passes
+def taken(passes: list[Any]) -> list[Any]:
+    """What was noted since the last call."""
+    noted, passes[:] = list(passes), []
+    return noted
 
 
 def step_by_step(target: Decoder, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> None:
@@ -74,7 +66,7 @@ def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(case, 
     """Ragged depths, one sequence without a draft, rollbacks of differing depth, one after another."""
     target = case.target
     seqs = [case.prefilled(5), case.prefilled(9), case.prefilled(3)]
-    spy = Spy(target, monkeypatch)
+    passes = passes_of(target, monkeypatch)
     layers = target.config.layers
     for depths, kept in (
         ((3, 1, 0), (3, 0, 0)),
@@ -84,11 +76,11 @@ def test_steps_that_resume_equal_the_oracle_and_leave_the_KV_of_a_prefill(case, 
     ):
         chains = [case.ids(n) for n in depths]
         step_by_step(target, seqs, chains)
-        spy.take()
+        taken(passes)
         draft = Draft.chains(chains)
         case.run(seqs, draft)
         undrafted = sum(1 for n in depths if n == 0)
-        assert spy.take() == [((0, EXIT), 3), ((EXIT, layers), sum(depths) + 3)]
+        assert taken(passes) == [((0, EXIT), 3), ((EXIT, layers), sum(depths) + 3)]
         assert undrafted <= 1
         case.keep(seqs, draft, [list(range(n)) for n in kept])
         case.check_kv(seqs)
@@ -109,12 +101,12 @@ def test_rows_of_the_first_layers_are_reused_as_far_as_they_are_verified(case, m
     ]
     for draft, known, fresh in drafts:
         seq = case.prefilled(4)
-        spy = Spy(target, monkeypatch)
+        passes = passes_of(target, monkeypatch)
         step_by_step(target, [seq], [[a, b, c]])
-        spy.take()
+        taken(passes)
         case.run([seq], draft)
         early = [((0, EXIT), fresh)] if fresh else []
-        assert spy.passes == [*early, ((EXIT, layers), known + fresh)]
+        assert passes == [*early, ((EXIT, layers), known + fresh)]
         case.keep([seq], draft, [[0] if len(draft) else []])
         case.check_kv([seq])
         case.run([seq], Draft.empty(1))
@@ -125,7 +117,7 @@ def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
     target = case.target
     seq = case.prefilled(4)
     chain = case.ids(3)
-    spy = Spy(target, monkeypatch)
+    passes = passes_of(target, monkeypatch)
     for forget in (
         lambda: target.run([seq], Draft.chains([[1, 2]])),
         lambda: target.run([seq], Draft.chains([[1, 2]]), layers=(0, 1)),
@@ -135,9 +127,9 @@ def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
         forget()
         if seq.id not in target._early_exits._rows:
             seq.kv_len = 0  # after a release everything is pending
-        spy.take()
+        taken(passes)
         case.run([seq], Draft.chains([chain]))
-        assert [layers for layers, _ in spy.take()] == [None]
+        assert [layers for layers, _ in taken(passes)] == [None]
         assert not target._early_exits._rows
         case.keep([seq], Draft.empty(1), [[]])
 
@@ -145,11 +137,11 @@ def test_rows_of_the_first_layers_are_used_once_and_dropped_with_their_sequence(
 def test_drafting_again_without_a_run_reuses_the_rows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     target = case.target
     seq = case.prefilled(4)
-    spy = Spy(target, monkeypatch)
+    passes = passes_of(target, monkeypatch)
     first, second = case.ids(3), case.ids(3)
     step_by_step(target, [seq], [first])
     step_by_step(target, [seq], [second])
-    assert [rows for _, rows in spy.take()] == [1] * 6
+    assert [rows for _, rows in taken(passes)] == [1] * 6
     draft = Draft.chains([second])
     case.run([seq], draft)
     case.keep([seq], draft, [[0, 1, 2]])
@@ -189,19 +181,19 @@ def test_after_an_unrolled_exit_only_the_later_layers_run(case, executor, monkey
         pytest.skip("torch drafts step by step")
     layers = target.config.layers
     seqs = [case.prefilled(5), case.prefilled(8)]
-    spy = Spy(target, monkeypatch)
+    passes = passes_of(target, monkeypatch)
     for kept in ((0, 3), (2, 1), (3, 0)):
         tokens = target.decode_steps(seqs, 3, exit=EXIT)[0].T.tolist()
         draft = Draft.chains([tokens[0], tokens[1][:2]])  # one is cut
         case.run(seqs, draft)
-        assert spy.take() == [((EXIT, layers), 7)]
+        assert taken(passes) == [((EXIT, layers), 7)]
         case.keep(seqs, draft, [list(range(kept[0])), list(range(min(2, kept[1])))])
         case.check_kv(seqs)
-        spy.take()
+        taken(passes)
     target.decode_steps(seqs, 2, exit=EXIT)
     tokens = target.decode_steps(seqs, 2)[0].T.tolist()  # the whole model: the rows of the first layers are dropped
     case.run(seqs, Draft.chains(tokens))
-    assert [ran for ran, _ in spy.take()] == [None]
+    assert [ran for ran, _ in taken(passes)] == [None]
 
 
 def test_hidden_states_must_come_with_a_later_slice(decoder: Callable[..., Decoder], executor: str) -> None:

@@ -62,11 +62,6 @@ class CachedTexts(Case):
             seq.kv_len = len(seq.tokens)
 
 
-@pytest.fixture(params=list(EXECUTORS))
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(params=["llama", "mistral-window", "gpt2"])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -76,15 +71,15 @@ Make = Callable[..., CachedTexts]
 
 
 @pytest.fixture
-def make(decoder, reference, name, family):
+def make(decoder, reference, executor, family):
     """A new executor, with a cache of `kv_blocks` blocks."""
 
     def made(kv_blocks: int | None = None) -> CachedTexts:
-        _, dtype, tolerance = EXECUTORS[name]
-        loaded = decoder(family, name)
+        _, dtype, tolerance = EXECUTORS[executor]
+        loaded = decoder(family, executor)
         settings = LoadSettings(kv_tokens=None if kv_blocks is None else BLOCK * kv_blocks)
-        executor = type(loaded.executor)(loaded.config, loaded.weights, settings)
-        return CachedTexts(Decoder(executor), reference(family, dtype), tolerance)
+        own = type(loaded.executor)(loaded.config, loaded.weights, settings)
+        return CachedTexts(Decoder(own), reference(family, dtype), tolerance)
 
     return made
 
