@@ -36,12 +36,7 @@ ENCODER_DECODER = Kind(
     heads=False,
 )
 ENCODER_DECODER_EACH = Kind(
-    "encoder-decoder, one each",
-    "the same, a cache for each text",
-    trees=False,
-    early_exit=False,
-    one_forward=False,
-    heads=False,
+    "encoder-decoder, one each", "the same, a cache for each text", False, False, False, heads=False
 )
 GGUF = Kind(
     "gguf",

@@ -7,9 +7,8 @@ prefix cache, hidden states, early exits. What makes it possible is described in
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.huggingface.few_rows import FewRows
 from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.packed_pass import NAME, PackedPass, PackedRow, Picked, running
+from slipstream.targets.huggingface.packed_pass import NAME, PackedPass, PackedRow, running
 
 if TYPE_CHECKING:
     from slipstream.targets.huggingface.packed_cross import CrossAttention
@@ -42,7 +41,6 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
         self,
         batch: Batch,
         apart: bool = False,
-        picked: Picked | None = None,
         cross: CrossAttention | None = None,
     ) -> PackedPass:
         """The pass over a batch, whose slots are reserved. Masks compare the positions of the batch with slots."""
@@ -51,10 +49,9 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
         rows: list[PackedRow] = []
         for b, (start, stop) in enumerate(pairwise(batch.splits)):
             total, in_place, first = self._placed(batch, b, scattered)
-            total = total if picked is None else len(picked.slots)
             offset = rows[-1].offset + rows[-1].total if rows else 0
             positions = torch.tensor(list(batch.positions[start:stop]))
-            rows.append(PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset, picked))
+            rows.append(PackedRow(start, stop, total, positions, batch.trees[b], in_place, first, offset))
         copied = torch.tensor(scattered) if scattered else None
         return PackedPass(self.kind, rows, self._blocks, batch.tokens, places, copied, self.device, apart, cross)
 
@@ -114,13 +111,11 @@ class PackedModule(PackedLayers):
             first, last = layers or (0, self.config.layers)
             check_slice(self.config, first, last, taps)
             wanted = tuple(dict.fromkeys(taps if layers is None else (*taps, last)))
-            through = partial(self._through, taps=wanted, span=(first, last), sliced=layers is not None)
-            logits, seen = through(batch, hidden)
+            through = partial(self._through, batch, hidden, wanted, (first, last), layers is not None)
+            logits, seen = through()
             # In a dense pass, even rows of different sequences meet in attention.
-            if self.kind == "dense" and spoilt(logits, 1):
-                logits, seen = self._row_by_row(batch, hidden, through)
-            elif self.kind != "dense" and spoilt(logits, len(batch.seq_ids)):
-                logits, seen = through(batch, hidden, apart=True)
+            if spoilt(logits, 1 if self.kind == "dense" else len(batch.seq_ids)):
+                logits, seen = through(apart=True)
             stream = seen.get(last)
             if layers is not None and -1 not in taps and last not in taps:
                 seen.pop(last, None)
@@ -142,11 +137,10 @@ class PackedModule(PackedLayers):
         span: tuple[int, int],
         sliced: bool,
         apart: bool = False,
-        picked: Picked | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [R, V] of the selected rows, and hidden states by tap, of one pass through the layers of `span`."""
         only = self.parts.only(*span, hidden) if sliced else nullcontext()
-        one = self._packed(batch, apart, picked, self._cross(batch))
+        one = self._packed(batch, apart, self._cross(batch))
         select = torch.tensor(list(batch.select), dtype=torch.int64, device=self.device)
         with self.parts.hidden_states(taps) as seen, only, self._attending(), running(one), self._few_rows.fast():
             given = self._inputs(one)
@@ -156,24 +150,12 @@ class PackedModule(PackedLayers):
         one.check_used(span[1] - span[0])
         logits: Tensor = out.logits[0].to(self.device)  # [R, V], or [M, V]
         logits = logits if "logits_to_keep" in self._takes else logits[select]
-        return logits if logits.dtype == torch.float64 else logits.float(), seen
-
-    def _row_by_row(
-        self, batch: Batch, hidden: Tensor | None, through: Callable[..., tuple[Tensor, dict[int, Tensor]]]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The same with each row as a pass of its own, over nothing but the slots that it sees."""
-        logits, states = list[Tensor](), list[dict[int, Tensor]]()
-        for b, start in enumerate(batch.splits[:-1]):
-            for i in range(start, batch.splits[b + 1]):
-                spans = [range(0)] * len(batch.seq_ids)
-                spans[b] = range(i - start, i - start + 1)
-                given = None if hidden is None else hidden[i : i + 1]
-                one = replace(batch.cut(spans), select=[0])
-                row, seen = through(one, given, picked=_picked(batch, b, i - start))
-                logits.append(row)
-                states.append(seen)
-        every = torch.cat(logits)  # [M, V]
-        return every[list(batch.select)], {tap: torch.cat([seen[tap] for seen in states]) for tap in states[0]}
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if lost := one.lost():
+            logits[[i for i, row in enumerate(batch.select) if row in lost]] = torch.nan
+            for states in seen.values():
+                states[list(lost)] = torch.nan
+        return logits, seen
 
     def _cross(self, batch: Batch) -> CrossAttention | None:
         """Of the decoder of an encoder-decoder."""
@@ -189,14 +171,3 @@ class PackedModule(PackedLayers):
 
     def _attending(self) -> AbstractContextManager[None]:
         return attending(self.parts.module.config, self.parts.config, self.parts.cache_config)
-
-
-def _picked(batch: Batch, b: int, row: int) -> Picked | None:
-    """The slots that a row of sequence `b` sees, where it does not see all before its own."""
-    tree, past = batch.trees[b], batch.past[b]
-    if tree is None:
-        return None
-    new = [i for i in range(row + 1) if tree[row, i]]
-    positions = batch.positions[batch.splits[b] : batch.splits[b + 1]]
-    slots, at = [past + i for i in new], [positions[i] for i in new]
-    return Picked(torch.tensor([*range(past), *slots]), torch.tensor([*range(past), *at]))

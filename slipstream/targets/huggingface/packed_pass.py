@@ -58,21 +58,12 @@ class PackedError(TargetError):
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """Some slots of a sequence [S], and their positions [S]."""
-
-    slots: Tensor
-    at: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class PackedRow:
     """One sequence of a pass: rows start:stop, and slots 0..total-1 after it.
 
     positions  [n] of its new tokens. tree: bool [n, n], what a new token sees among the new ones; None: a chain.
     in_place   whether its blocks are consecutive; first: place of slot 0 in the cache, or in the gathered blocks.
     offset     of slot 0, where the slots of all sequences lie one after another.
-    picked     the only slots that exist in the pass, `total` of them; None: all.
     """
 
     start: int
@@ -83,13 +74,10 @@ class PackedRow:
     in_place: bool
     first: int
     offset: int
-    picked: Picked | None = None
 
     @property
     def at(self) -> Tensor:
         """[total]: the position of each slot."""
-        if self.picked is not None:
-            return self.picked.at
         return torch.cat((torch.arange(self.total - len(self.positions)), self.positions))
 
 
@@ -101,9 +89,11 @@ Pair = tuple[Tensor, Tensor]
 class PackedPass:
     """kind: one of KINDS. tokens: int64 [M]; places: int64 [M], where each one's keys and values go; scattered: blocks
     of the sequences whose blocks are not consecutive, one after another. device: of the embeddings. apart: whether each
-    row attends on its own (see `rows_apart`). cross: cross-attention of the decoder of an encoder-decoder.
+    row attends on its own (see `rows_apart`); what is not finite is kept from an attention of the model's own. cross:
+    cross-attention of the decoder of an encoder-decoder.
 
     cached, attended  how many layers have written keys and values, and have used `packed_attention`.
+    kept_back  bool [M]: rows whose keys and values were kept from it.
     """
 
     kind: str
@@ -117,6 +107,7 @@ class PackedPass:
     cross: CrossAttention | None = None
     cached: int = 0
     attended: int = 0
+    kept_back: Tensor | None = None
     _written: Pair | None = None
     _held: Pair | None = None
     _copied: Pair | None = None
@@ -151,6 +142,11 @@ class PackedPass:
         if self.kind == "blocks":
             return keys, values
         each = [self._own(row, 0) for row in self.rows]
+        if self.apart and self.kind == "dense":
+            finite = [x.isfinite().all(-1).all(1)[0].cpu() for x in (keys, values)]  # [M] each
+            bad = ~(finite[0] & finite[1])
+            self.kept_back = bad if self.kept_back is None else self.kept_back | bad
+            each = [(k.where(k.isfinite(), 0), v.where(v.isfinite(), 0)) for k, v in each]
         if len(each) == 1:
             return each[0][0][None], each[0][1][None]
         return torch.cat([k for k, _ in each], 1)[None], torch.cat([v for _, v in each], 1)[None]
@@ -187,11 +183,19 @@ class PackedPass:
     def _own(self, row: PackedRow, hidden: int) -> Pair:
         cached = self._held if row.in_place else self._copied
         assert cached is not None
-        if row.picked is not None:
-            places = (row.first + row.picked.slots).to(cached[0].device)
-            return cached[0][:, places], cached[1][:, places]
         first, last = row.first + hidden, row.first + row.total
         return cached[0][:, first:last], cached[1][:, first:last]
+
+    def lost(self) -> set[int]:
+        """Rows that see one whose keys and values were kept back: what the model makes of them is nothing."""
+        if self.kept_back is None:
+            return set()
+        lost = set()
+        for row in self.rows:
+            bad = self.kept_back[row.start : row.stop]
+            sees = torch.ones(len(bad), len(bad), dtype=torch.bool).tril() if row.tree is None else row.tree.cpu()
+            lost |= {row.start + i for i in (sees & bad).any(1).nonzero().flatten().tolist()}
+        return lost
 
     def bias(self, row: PackedRow, bias: Tensor) -> Tensor:
         """A sequence's share [H, n, S] of a bias of positions [1, H, M, K], whose columns are positions."""
