@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 
@@ -63,12 +61,6 @@ def test_each_prompt_may_have_its_own_parameters(llm):
     assert (len(short.token_ids), len(long.token_ids)) == (3, 9)
     with pytest.raises(ParameterError, match="1 sampling parameters for 2 prompts"):
         llm.generate(PROMPTS[:2], [greedy()])
-
-
-def test_token_ids_are_prompts_too(llm):
-    ids = llm.tokenizer.encode(PROMPTS[0])
-    assert llm.generate(ids, greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
-    assert [d.text for d in llm.generate([ids, ids], greedy())] == [llm.generate(ids, greedy())[0].text] * 2
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -133,18 +125,6 @@ def test_drafters_can_be_changed_between_requests(tiny, plain):
         llm.draft_tokens = -1
 
 
-def test_seeds_repeat_and_coupled_texts_do_not_depend_on_the_drafter(tiny, llm, plain):
-    params = SamplingParams(temperature=1.0, max_tokens=24, seed=5)
-    assert llm.generate(PROMPTS[0], params)[0].token_ids == llm.generate(PROMPTS[0], params)[0].token_ids
-    unseeded = SamplingParams(temperature=1.0, max_tokens=24)
-    assert llm.generate(PROMPTS[0], unseeded)[0].token_ids != llm.generate(PROMPTS[0], unseeded)[0].token_ids
-    coupled = [
-        LLM(tiny.target, draft, rule="coupled", **EXACT, draft_tokens=4) for draft in (None, tiny.draft, "ngram")
-    ]
-    texts = {engine.generate(PROMPTS[0], params)[0].text for engine in coupled}
-    assert len(texts) == 1
-
-
 def test_loaded_models_are_used_directly(tiny, llm):
     from transformers import AutoModelForCausalLM
 
@@ -187,7 +167,7 @@ def test_chat_without_a_template_is_refused(tiny, plain):
         LLM(tiny.target, tokenizer=Bare(), **EXACT, draft_tokens=4).chat("hi")
 
 
-def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog):
+def test_a_faulty_drafter_never_changes_the_text(tiny, plain):
     """What counts as a fault is in `tests/drafters/test_guard.py`."""
 
     class Broken(NoDrafter):
@@ -196,15 +176,9 @@ def test_a_faulty_drafter_never_changes_the_text(tiny, plain, caplog):
         def propose(self, seqs, budget):
             raise ZeroDivisionError("division by zero")
 
-    engine = LLM(tiny.target, Broken(), **EXACT, draft_tokens=4)
-    with caplog.at_level(logging.WARNING, "slipstream"):
-        done = engine.generate(PROMPTS[0], greedy())[0]
+    done = LLM(tiny.target, Broken(), **EXACT, draft_tokens=4).generate(PROMPTS[0], greedy())[0]
     assert done.token_ids == plain.generate(PROMPTS[0], greedy())[0].token_ids
-    assert done.stats.drafter_faults >= 20
-    assert done.stats.proposed == 0
-    (record,) = caplog.records
-    assert "drafter 'broken' failed in propose" in record.getMessage()
-    assert "Falling back to plain decoding" in record.getMessage()
+    assert (done.stats.drafter_faults >= 20, done.stats.proposed) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -250,11 +224,6 @@ def test_a_draft_model_in_files_has_a_format_of_its_own_as_an_option(tiny):
         llm.use(llm.drafter.model, quantize="int8")
     with pytest.raises(ParameterError, match="quantize is 'int3'"):
         llm.use(tiny.draft, quantize="int3")
-
-
-def test_an_unknown_quantisation_of_the_draft_is_refused():
-    with pytest.raises(ParameterError, match="draft_quantize is 'int3'"):
-        LLM("anything", draft_quantize="int3", draft_tokens=4)
 
 
 @pytest.mark.parametrize("rule", [5, None, "rejektion"])

@@ -180,28 +180,6 @@ def test_only_the_block_is_replaced() -> None:
     assert tutorial.with_figure(made, "one", "old") == made
 
 
-def test_a_block_whose_extra_is_not_there_is_left_as_it_is(monkeypatch, capsys, tmp_path):
-    """And is named."""
-    page = tmp_path / "tutorial.md"
-    page.write_text(TEXT, encoding="utf-8")
-    monkeypatch.setattr(tutorial, "TUTORIAL", page)
-    monkeypatch.setattr(tutorial, "EXTRAS", {"gguf": ("no_such_module", "make gguf")})
-    monkeypatch.setattr("sys.argv", ["tutorial", "--only", "gguf"])
-    tutorial.main()
-    assert page.read_text(encoding="utf-8") == TEXT
-    assert "gguf: left as it is, there is no no_such_module (make gguf)" in capsys.readouterr().err
-
-
-def test_an_output_is_replaced_by_the_printed_text() -> None:
-    text = '```python\nprint("new")\n```\n\n<!-- output -->\n```text\nold\n```\n<!-- /output -->\n'
-    assert tutorial.with_outputs(text) == text.replace("old", "new")
-
-
-def test_a_command_that_fails_stops_the_script(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="returned non-zero"):
-        Kit(tmp_path, tmp_path).run("slipstream drafters nobody")
-
-
 def test_the_pair_with_the_shapes_of_gpt2_agrees_sometimes(tmp_path: Path) -> None:
     target, draft = gpt2_pair.make(tmp_path, layers=4, width=64, vocabulary=4200)
     exact = {"executor": "torch", "dtype": "float64"}

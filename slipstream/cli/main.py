@@ -44,7 +44,7 @@ app = typer.Typer(
 for command in (
     generate, chat, demo, info, drafters, bench, trace, verify, tune, report, simulate, serve, convert,
 ):  # fmt: skip
-    app.command(command.__name__.replace("_", "-"), help=unwrapped(command.__doc__))(command)
+    app.command(command.__name__, help=unwrapped(command.__doc__))(command)
 app.add_typer(train, name="train")
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it
@@ -64,7 +64,7 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Speculative decoding of causal language models: faster, with provably unchanged output."""
+    pass
 
 
 def main(arguments: Seq[str] | None = None) -> None:

@@ -73,11 +73,6 @@ def _how_to_continue(config: RunConfig) -> tuple[str, str]:
 app = typer.Typer(help="Train draft heads and draft models.", no_args_is_help=True)
 
 
-@app.callback()
-def train() -> None:
-    """Train draft heads and draft models."""
-
-
 def _command(method: TrainingMethod) -> Callable[..., None]:
     """The command of a method: its own options after those that all methods have."""
 

@@ -12,24 +12,21 @@ MEASURE = {
 
 
 @pytest.mark.parametrize("command", MEASURE)
-@pytest.mark.parametrize(("turns", "asked"), [([], ["81", "81, turn 2"]), (["--turns", "1"], ["81"])])
-def test_every_command_asks_the_later_turns_of_a_conversation(cli, pair, tmp_path, command, turns, asked):
-    """After the target's own answers, unless only the first is wanted."""
-    file = tmp_path / "talk.jsonl"
-    file.write_text(json.dumps({"question_id": 81, "category": "writing", "turns": ["import os", "def f("]}) + "\n")
-    result = cli(command, file, *pair[:2], *pair[4:], *MEASURE[command], *turns, "--out", tmp_path / "r.json", "--json")
+def test_conversations_are_asked_by_turns_and_prompts_chosen_by_category(cli, pair, tmp_path, command):
+    """Later turns follow the target's own answers."""
+    file, out = tmp_path / "talk.jsonl", tmp_path / "r.json"
+    kinds = [(81, "writing", ["import os", "def f("]), (82, "coding", ["for x in"])]
+    rows = [{"question_id": i, "category": kind, "turns": turns} for i, kind, turns in kinds]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    given = [command, file, *pair[:2], *pair[4:], *MEASURE[command]]
+    result = cli(*given, "--category", "writing", "--out", out, "--json")
     assert result.code in (0, 1), result.said
-    assert f"{len(asked)} prompt{'s' * (len(asked) > 1)} of talk.jsonl" in result.said
-    assert json.loads((tmp_path / "r.json").read_text())["data"]["prompts"]["names"] == asked
+    assert "2 prompts of talk.jsonl" in result.said
+    assert json.loads(out.read_text())["data"]["prompts"]["names"] == ["81", "81, turn 2"]
+    assert "has no category 'other'" in cli(*given, "--category", "other").said
 
 
-@pytest.mark.parametrize("command", MEASURE)
-def test_only_the_named_category_is_used(cli, pair, tmp_path, command):
-    file = tmp_path / "two.jsonl"
-    kinds = [{"prompt": text, "category": kind} for kind, text in (("a", "import os"), ("b", "def f("))]
-    file.write_text("\n".join(map(json.dumps, kinds)))
-    result = cli(command, file, *pair[:2], *pair[4:], *MEASURE[command], "--category", "b", "--json")
-    assert "1 prompt of two.jsonl" in result.said
-    refused = cli(command, file, *pair[:2], *pair[4:], *MEASURE[command], "--category", "c")
-    assert refused.code == 2
-    assert "has no category 'c'" in refused.said
+def test_only_the_first_turn_is_asked_if_it_alone_is_wanted(cli, pair, tmp_path):
+    file = tmp_path / "talk.jsonl"
+    file.write_text(json.dumps({"question_id": 81, "category": "writing", "turns": ["import os", "def f("]}))
+    assert "1 prompt of talk.jsonl" in cli("bench", file, *pair, *MEASURE["bench"], "--turns", "1").said
