@@ -114,8 +114,8 @@ class Chains:
             most, chain, probs = depth[b], tokens[r], None
             if not each[r].greedy:
                 raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
-                own_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
-                probs, most = widened(own_probs, self.vocab_size), len(own_probs)
+                row_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
+                probs, most = widened(row_probs, self.vocab_size), len(row_probs)
                 if not most:
                     continue
                 if drawn.probs is None:

@@ -41,7 +41,7 @@ class LayerSkipConfig(Strict):
 
 
 class LayerSkipDrafter(Drafter):
-    """target: the target that verifies; it must declare `early_exit`. `found`: the exits that "auto" measured, or [].
+    """target: the target that verifies; it must declare `early_exit`. `exits`: those that "auto" measured, or [].
 
     Raises PairError for a target without early exit."""
 
@@ -55,7 +55,7 @@ class LayerSkipDrafter(Drafter):
         self.device, self.width = target.device, target.vocab_size
         self.multi_step = self._multi_step is not None
         self.longest: int | None = None
-        self.found: list[Any] = []
+        self.exits: list[Any] = []
         if isinstance(self.config.exit, int):
             self.exit = self.config.exit
             if not 1 <= self.exit < layers:
@@ -69,8 +69,8 @@ class LayerSkipDrafter(Drafter):
     def _measure(self, layers: int) -> None:
         from slipstream.targets.target_costs import measure_exits
 
-        self.found = measure_exits(self.target)
-        best = max(self.found, key=lambda e: e.speedup)
+        self.exits = measure_exits(self.target)
+        best = max(self.exits, key=lambda e: e.speedup)
         self.exit, self.longest = best.layers, best.gamma
         log.info(
             "layerskip exits after %d of %d layers: agreement %.0f %%, cost %.0f %% of a decode step, %d draft tokens, "
@@ -81,7 +81,7 @@ class LayerSkipDrafter(Drafter):
             100 * best.cost,
             best.gamma,
             best.speedup,
-            ", ".join(f"{e.layers}: {e.agreement:.2f}/{e.cost:.2f}" for e in self.found),
+            ", ".join(f"{e.layers}: {e.agreement:.2f}/{e.cost:.2f}" for e in self.exits),
         )
         if best.agreement <= best.cost:
             log.warning(

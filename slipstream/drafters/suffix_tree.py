@@ -175,11 +175,11 @@ class Store:
             self.young.extend(tokens[begin : begin + room])
             begin += room
 
-    def longest(self, tail: Seq[int], own: bool) -> tuple[SuffixTree, int, Node | int]:
+    def longest(self, tail: Seq[int], at_end: bool) -> tuple[SuffixTree, int, Node | int]:
         """(tree, length, where it ends) of the longest end of `tail` that occurred before; of the younger tree where
-        both have it. own: `tail` is the end of what the store holds."""
+        both have it. at_end: `tail` is the end of what the store holds."""
         tree = self.young
-        match, where = tree.before() if own else tree.longest(tail)
+        match, where = tree.before() if at_end else tree.longest(tail)
         if self.old is not None:
             longer, there = self.old.longest(tail, match)
             if longer > match:

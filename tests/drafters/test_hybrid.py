@@ -15,19 +15,10 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
+from tests.drafters.makers import V, other, target
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
-
-V = 5
-
-
-def target() -> ToyTarget:
-    return ToyTarget(V, order=3, seed=21, sharpness=1.5)
-
-
-def other() -> ToyTarget:
-    return ToyTarget(V, order=2, seed=22, sharpness=1.0)
 
 
 class Fixed:

@@ -78,10 +78,10 @@ def test_the_store_drops_the_oldest_half() -> None:
     store = Store(depth=6, max_tokens=100)
     store.extend([1000, 1001, 1002])
     store.extend(list(range(60)))
-    assert store.longest([1000, 1001], own=False)[1] == 2
+    assert store.longest([1000, 1001], at_end=False)[1] == 2
     store.extend(list(range(60, 100)))
-    assert store.longest([1000, 1001], own=False)[1] == 0, "it was in the half that was dropped"
-    assert store.longest([60, 61], own=False)[1] == 2
+    assert store.longest([1000, 1001], at_end=False)[1] == 0, "it was in the half that was dropped"
+    assert store.longest([60, 61], at_end=False)[1] == 2
     assert len(store) <= 100
 
 

@@ -63,13 +63,6 @@ def close(rows: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert error <= tolerance, f"differs by {error:.1e} of the largest value"
 
 
-def drawn_from(distributions: Tensor | None, logits: Tensor, inv_temperature: Tensor) -> None:
-    """A call that samples in float64 returns the distributions."""
-    if distributions is not None:
-        own = torch.softmax(logits.double() * inv_temperature[:, None], -1)
-        torch.testing.assert_close(distributions[:, : logits.shape[1]], own, rtol=1e-12, atol=1e-15)
-
-
 def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(made, run):
     """Ragged: one sequence is new, one has rows in the cache, and one has own rows of an earlier draft there."""
     runtime, tolerance = run
@@ -85,37 +78,31 @@ def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(made, run):
         close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
 
 
-def test_noise_and_temperature_choose_as_gumbel_max_does(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+@pytest.mark.parametrize("kind", ["noise", "uniforms"])
+def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead, run: Any, kind: str) -> None:
+    """By Gumbel noise at two temperatures, or by inversion; then one of the sequences is greedy."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
-    heat = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    inverse = torch.tensor([2.0, 0.5] if kind == "noise" else [0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
     noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
-    batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(1 / heat, noise=noise))[:3]
-    drawn_from(distributions, logits, 1 / heat)
-    for b, rows in enumerate((4, 7)):
-        wanted = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: int((x / heat[b] + noise[j, b]).argmax()))
-        assert tokens[:, b].tolist() == [token for token, _ in wanted]
-        close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
-
-
-def test_uniforms_choose_by_inversion(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
-    """One sequence is sampled, one is greedy."""
-    runtime, tolerance = run
-    texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
-    heat = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
+
+    def pick(x: Tensor, j: int, b: int) -> int:
+        if kind == "noise":
+            return int((x * inverse[b] + noise[j, b]).argmax())
+        return int(x.argmax()) if b else int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum())
+
     batch, features = true_batch(texts, [0, 0], [4, 7])
-    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, StepSampling(heat, uniforms))[:3]
-    drawn_from(distributions, logits[:, :1], heat[:1])
-    picks = [
-        lambda x, j: int((torch.softmax(x * 0.8, -1).cumsum(-1) <= uniforms[j, 0]).sum()),
-        lambda x, j: int(x.argmax()),
-    ]
+    sampling = StepSampling(inverse, noise=noise) if kind == "noise" else StepSampling(inverse, uniforms)
+    tokens, logits, distributions = runtime.decode_steps(batch, features, 3, sampling)[:3]
+    if distributions is not None:  # a call that samples in float64 returns them
+        drawn = 2 if kind == "noise" else 1
+        wanted = torch.softmax(logits[:, :drawn].double() * inverse[:drawn, None], -1)
+        torch.testing.assert_close(distributions[:, :drawn], wanted, rtol=1e-12, atol=1e-15)
     for b, rows in enumerate((4, 7)):
-        wanted = chain_by_hand(made, texts[b], rows, 3, picks[b])
-        assert tokens[:, b].tolist() == [token for token, _ in wanted]
-        close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+        chain = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: pick(x, j, b))
+        assert tokens[:, b].tolist() == [token for token, _ in chain]
+        close(logits[:, b], torch.stack([x for _, x in chain]), tolerance)
 
 
 def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:

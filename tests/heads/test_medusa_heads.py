@@ -173,16 +173,11 @@ def test_names_may_have_the_usual_prefixes(prefix: str, tmp_path: Path) -> None:
     made = tiny_heads()
     stored = Stored(tmp_path, made)
     stored.tensors = {prefix + name: t for name, t in stored.tensors.items()}
-    del stored.config["medusa_num_heads"], stored.config["model_type"]
-    hidden = torch.randn(2, 8)
-    torch.testing.assert_close(stored.load()(hidden), made(hidden))
+    stored.config = {}  # sizes are taken from the tensors
+    loaded, hidden = stored.load(), torch.randn(2, 8)
+    assert loaded.config == made.config
+    torch.testing.assert_close(loaded(hidden), made(hidden))
     assert recognise(tmp_path) == "medusa"
-
-
-def test_sizes_missing_in_the_config_are_taken_from_the_tensors(tmp_path: Path) -> None:
-    stored = Stored(tmp_path, tiny_heads())
-    stored.config = {"medusa_num_heads": 3}
-    assert stored.load().config == tiny_heads().config
 
 
 def test_more_heads_than_the_config_names_are_used_and_reported(
@@ -280,13 +275,6 @@ def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
     save_file({"token_map": torch.arange(3)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="no residual block"):
         load_medusa(tmp_path)
-
-
-def test_heads_that_could_not_be_read_again_are_not_written(tmp_path: Path) -> None:
-    made = tiny_heads()
-    made.blocks[0, 0, 0, 0] = 1e6  # too large for float16
-    with pytest.raises(CheckpointError, match=r"0\.0\.linear\.weight .*not finite"):
-        save_medusa(made, tmp_path)
 
 
 # --- heads and target -------------------------------------------------------------------------------------------------
