@@ -142,6 +142,14 @@ def recomputed(of: Target, layers: Any, text: list[int], k: int) -> list[int]:
     return ids[n:]
 
 
+def check_recomputed(of: Target, recording: Recording, prompt: Seq[int], text: Seq[int]) -> None:
+    """Every draft after a beginning of the text, which begins with the prompt, is what `recomputed` gives."""
+    drafts = recording.drafts[tuple(prompt)]
+    assert drafts
+    for n, draft in drafts.items():
+        assert draft == recomputed(of, recording.drafter.runtime, list(text[:n]), len(draft)), f"after {n} tokens"
+
+
 class TestDraftTokens:
     @pytest.mark.parametrize(("family", "mtp"), NATIVE)
     def test_are_those_of_transformers_own_mtp_decoding(self, family: str, mtp: int) -> None:
@@ -167,9 +175,7 @@ class TestDraftTokens:
         assert [one.token_ids for one in done] == plain(family, mtp)
         assert sum(one.stats.accepted for one in done) > 0
         for prompt, text in zip(PROMPTS, plain(family, mtp), strict=True):
-            for n, draft in recording.drafts[tuple(prompt)].items():
-                whole = [*prompt, *text][:n]
-                assert draft == recomputed(of, recording.drafter.runtime, whole, len(draft)), f"after {n} tokens"
+            check_recomputed(of, recording, prompt, [*prompt, *text])
 
     def test_drafts_shorter_than_there_are_layers_leave_later_ones_as_they_would_be(self) -> None:
         """A draft of one token runs one layer of three; the others catch up."""
@@ -182,8 +188,7 @@ class TestDraftTokens:
         of.release(seq.id)
         drafts = recording.drafts[tuple(PROMPTS[0])]
         assert {len(draft) for draft in drafts.values()} >= {1, 2, 3, 4}
-        for n, draft in drafts.items():
-            assert draft == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(draft)), f"after {n} tokens"
+        check_recomputed(of, recording, PROMPTS[0], seq.tokens)
 
     def test_rows_that_all_layers_have_run_are_not_run_again(self) -> None:
         of = target("glm4_moe", 3)
@@ -204,11 +209,8 @@ class TestDraftTokens:
         of = as_target(folder, dtype="float64", device="cpu")
         prompt = [(i * i + i // 7) % 8 for i in range(2 * CHUNK + 100)]
         _, recording = drafted(of, [prompt, PROMPTS[0]], 4, SamplingParams(max_tokens=5))
-        drafts = recording.drafts[tuple(prompt)]
         text = [*prompt, *LLM(of).generate([prompt], SamplingParams(max_tokens=5))[0].token_ids]
-        assert drafts
-        for n, draft in drafts.items():
-            assert draft == recomputed(of, recording.drafter.runtime, text[:n], len(draft)), f"after {n} tokens"
+        check_recomputed(of, recording, prompt, text)
 
     @pytest.mark.parametrize("mtp", [1, 2])
     def test_are_the_same_after_a_beginning_that_was_kept(self, mtp: int) -> None:
@@ -221,12 +223,7 @@ class TestDraftTokens:
             engine.add(seq)
             while not seq.finish:
                 engine.step()
-            drafts = recording.drafts[(*prompt, end)]
-            assert drafts
-            for n, draft in drafts.items():
-                assert draft == recomputed(of, recording.drafter.runtime, seq.tokens[:n], len(draft)), (
-                    f"after {n} tokens"
-                )
+            check_recomputed(of, recording, (*prompt, end), seq.tokens)
         assert recording.drafter.cached_prefix(seq) == 64
 
 
@@ -287,15 +284,10 @@ def changed(tmp_path: Path, drop: str = "", family: str = "glm4_moe", mtp: int =
 class TestRefusals:
     """Each names what is wrong and what to do."""
 
-    def test_layers_that_the_configuration_promises_and_no_weights_hold(self, tmp_path: Path) -> None:
-        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS}."), device="cpu")
-        with pytest.raises(ConfigError, match="holds 0 MTP layers and promises 1") as refused:
-            make_drafter("mtp", of)
-        assert refused.value.fix
-
-    def test_fewer_layers_than_the_configuration_promises(self, tmp_path: Path) -> None:
-        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS + 1}.", mtp=2), device="cpu")
-        with pytest.raises(ConfigError, match="holds 1 MTP layers and promises 2") as refused:
+    @pytest.mark.parametrize(("mtp", "stored"), [(1, 0), (2, 1)])
+    def test_fewer_layers_than_the_configuration_promises(self, tmp_path: Path, mtp: int, stored: int) -> None:
+        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS + stored}.", mtp=mtp), device="cpu")
+        with pytest.raises(ConfigError, match=f"holds {stored} MTP layers and promises {mtp}") as refused:
             make_drafter("mtp", of)
         assert refused.value.fix
 

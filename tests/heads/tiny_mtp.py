@@ -19,48 +19,36 @@ from tests.targets.huggingface.architectures import _EXPERTS, _LINEAR, _MLA, _co
 LAYERS = 2
 """Of each target."""
 
-_GLM = {
-    **_EXPERTS, "n_routed_experts": 4, "moe_intermediate_size": 16, "n_shared_experts": 1, "n_group": 2,
-    "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8,
-}  # fmt: skip
+
+def _moe(model: str, layers: int, **more: Any) -> Any:
+    """A mixture of experts."""
+    return _config(model, **_EXPERTS | {"num_hidden_layers": layers, "moe_intermediate_size": 16} | more)
+
+
 CONFIGS: dict[str, Callable[[int], Any]] = {
     "deepseek_v3": lambda n: _config("DeepseekV3", **_MLA | {"num_hidden_layers": n}),
-    "glm4_moe": lambda n: _config("Glm4Moe", **_GLM | {"num_hidden_layers": n}),
-    "mellum": lambda n: _config(
-        "Mellum",
-        **_EXPERTS | {"num_hidden_layers": n, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16},
-        layer_types=["full_attention", "sliding_attention", "sliding_attention"][:n],
-        mlp_layer_types=["sparse"] * n,
-        sliding_window=6,
-    ),
-    "qwen3_next": lambda n: _config(
-        "Qwen3Next",
-        **_EXPERTS | {"num_hidden_layers": n},
+    "glm4_moe": lambda n: _moe(
+        "Glm4Moe", n, n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1,
         head_dim=8,
-        num_experts=4,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        layer_types=["linear_attention", "full_attention", "full_attention"][:n],
-        **_LINEAR,
     ),
-    "ernie4_5_moe": lambda n: _config(
-        "Ernie4_5_Moe",
-        **_EXPERTS | {"num_hidden_layers": n, "moe_k": 2},
-        moe_num_experts=4,
-        moe_intermediate_size=16,
-        moe_num_shared_experts=1,
-        moe_layer_start_index=1,
+    "mellum": lambda n: _moe(
+        "Mellum", n, head_dim=8, num_experts=4, mlp_layer_types=["sparse"] * n, sliding_window=6,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"][:n],
+    ),
+    "qwen3_next": lambda n: _moe(
+        "Qwen3Next", n, head_dim=8, num_experts=4, shared_expert_intermediate_size=16, **_LINEAR,
+        layer_types=["linear_attention", "full_attention", "full_attention"][:n],
+    ),
+    "ernie4_5_moe": lambda n: _moe(
+        "Ernie4_5_Moe", n, moe_k=2, moe_num_experts=4, moe_num_shared_experts=1, moe_layer_start_index=1,
         moe_layer_end_index=1,
     ),
-    "mimo_v2_flash": lambda n: _config(
-        "MiMoV2Flash",
-        **_EXPERTS | {"num_hidden_layers": n, "head_dim": 12, "v_head_dim": 8, "sliding_window": 6},
-        n_routed_experts=4,
-        moe_intermediate_size=16,
+    "mimo_v2_flash": lambda n: _moe(
+        "MiMoV2Flash", n, head_dim=12, v_head_dim=8, sliding_window=6, n_routed_experts=4,
         layer_types=["full_attention", *["sliding_attention"] * 4][:n],
         mlp_layer_types=["sparse", "sparse", *["dense"] * 4][:n],
     ),
-}
+}  # fmt: skip
 """`model_type` -> the configuration of a target with n layers. The last ones are as MTP layers are built."""
 
 BRINGS = [(family, n) for family in CONFIGS for n in (1, 2, 3) if n == 1 or family in ("deepseek_v3", "glm4_moe")]
