@@ -1,8 +1,7 @@
 """Chat templates: the Jinja text of a checkpoint that turns a conversation into a prompt.
 
-A template is code that somebody else wrote, so it runs in Jinja's sandbox. What it finds there is what transformers
-offers: `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `break` and `continue` in loops, and
-the `generation` block, which marks the assistant's own words.
+A template is code that somebody else wrote, so it runs in Jinja's sandbox, with what transformers offers there:
+`raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, loop controls and the `generation` block.
 """
 
 from __future__ import annotations

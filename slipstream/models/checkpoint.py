@@ -68,11 +68,14 @@ def is_gguf(source: str | Path) -> bool:
         return False
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ConfigError if the file is missing, unreadable or not an object."""
+def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`; an empty one if the file is missing and may be. Raises ConfigError if it is missing,
+    unreadable or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
+        if missing_ok:
+            return {}
         raise ConfigError(f"{path} does not exist", fix="complete the checkpoint's folder") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(

@@ -1,8 +1,7 @@
 """`DecoderConfig`: the architecture of a checkpoint, normalised from its Hugging Face `config.json`.
 
-Both executors build the model from this alone, so every difference between families (norm, bias, rotary
-scaling, windows, experts) is decided here. Unknown settings raise an error and are never ignored: without its rotary
-scaling, a model generates fluent nonsense after a few thousand tokens.
+Executors build the model from this alone, so every difference between families is decided here. Unknown settings raise
+an error: without its rotary scaling, a model generates fluent nonsense after a few thousand tokens.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class DecoderConfig(ModelShape):
 
             return gguf_config(read_header(folder))
         config = read_json(folder / "config.json")
-        generation = folder / "generation_config.json"
-        eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+        eos = read_json(folder / "generation_config.json", missing_ok=True).get("eos_token_id")
         return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})
 
     @staticmethod

@@ -1,8 +1,5 @@
-"""Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer.
-
-`slipstream info` prints them, and `pair_check` compares those of two checkpoints. For hub ids only the small files are
-downloaded, not the weights.
-"""
+"""Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer. Of hub ids only the small files are
+downloaded."""
 
 from __future__ import annotations
 
@@ -12,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from slipstream.errors import LoadError, UnsupportedModelError
-from slipstream.models.checkpoint import read_json, resolve, unreadable, weight_files
+from slipstream.models.checkpoint import resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.folder_tokenizer import content_of
+from slipstream.models.folder_tokenizer import content_of, settings_of
 from slipstream.models.gguf_header import CONTROL, GgufHeader, GgufShape, gguf_shape, read_header
 from slipstream.models.module_shape import ModelShape, shape_in
 from slipstream.models.text import tokenizer_of
@@ -61,7 +57,7 @@ class ModelFacts:
         if isinstance(self.config, GgufShape):
             return "tokenizer.chat_template" in self.config.header.metadata
         files = [self.folder / f"chat_template.{kind}" for kind in ("jinja", "json")]
-        return any(file.exists() for file in files) or "chat_template" in _settings(self.folder)
+        return any(file.exists() for file in files) or "chat_template" in settings_of(self.folder)
 
     @cached_property
     def parameters(self) -> int:
@@ -146,20 +142,13 @@ def _tokens_in_folder(folder: Path) -> TokenMap | None:
             why="without it text cannot be tokenized",
             fix="download or export it again",
         ) from fault
-    ids, names = tokenizer.get_vocab(with_added_tokens=True), _settings(folder)
-    if (listed := folder / "special_tokens_map.json").exists():
-        names = read_json(listed) | names
+    ids, names = tokenizer.get_vocab(with_added_tokens=True), settings_of(folder)
     named = {role: content_of(names.get(f"{role}_token")) for role in ROLES}
     return TokenMap(
         tokens={i: token for token, i in ids.items()},
         special=frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special),
         roles={role: None if name is None else ids.get(name) for role, name in named.items()},
     )
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
-    return read_json(file) if file.exists() else {}
 
 
 def _stored(folder: Path) -> dict[str, int]:

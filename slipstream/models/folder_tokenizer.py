@@ -1,19 +1,19 @@
 """`FolderTokenizer`: the tokenizer of a folder, read by the tokenizers library alone.
 
 Importing transformers takes as long as everything else that a short text needs. For a folder whose tokenizer.json is
-the whole tokenizer it is not needed: transformers would load the same file and add nothing. Where the folder asks for
-more than `open_folder` knows, transformers is used.
+the whole tokenizer it would add nothing; where a folder asks for more than `open_folder` knows, it is used.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from slipstream.models.checkpoint import read_json
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Values of tokenizer_class with which transformers uses tokenizer.json as it is. Most other classes rebuild it."""
@@ -159,25 +159,23 @@ def backend_of(tokenizer: Any) -> Tokenizer | None:
 def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None:
     """The tokenizer of a folder; None if only transformers can read it. load: as in `FolderTokenizer`.
 
-    Raises Exception, the class that the library raises, for a tokenizer.json that is none, and OSError or
-    UnicodeDecodeError for a chat template that cannot be read.
+    Raises Exception, the class that the library raises, for a tokenizer.json that is none, ConfigError for damaged
+    settings, and OSError or UnicodeDecodeError for a chat template that cannot be read.
     """
-    config = _json(folder / "tokenizer_config.json") or {}
-    if config.get("tokenizer_class") not in CLASSES or not (folder / "tokenizer.json").is_file():
+    settings = settings_of(folder)
+    if settings.get("tokenizer_class") not in CLASSES or not (folder / "tokenizer.json").is_file():
         return None
-    model_type = (_json(folder / "config.json") or {}).get("model_type")
+    model_type = read_json(folder / "config.json", missing_ok=True).get("model_type")
     if model_type in OTHER_CLASSES or any((folder / name).exists() for name in _ADDITIONS):
         return None
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    settings = dict(config)
-    if "added_tokens_decoder" not in config:
-        settings |= _json(folder / "special_tokens_map.json") or {}
     if backend.padding is not None:
         settings.setdefault("pad_token", backend.padding["pad_token"])
-    template = _template(folder, config)
+    file = folder / "chat_template.jinja"  # it comes before the settings
+    template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
     if not settings.keys() <= {*_NAMED, *_LISTS, *_OTHERS} or not isinstance(template, (str, type(None))):
         return None
-    if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
+    if settings.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
         return None
     named = {name: content_of(settings[name]) for name in _NAMED if settings.get(name) is not None}
     if not _adds_nothing(backend, settings, named.values()):
@@ -202,20 +200,15 @@ def _adds_nothing(backend: Tokenizer, settings: Mapping[str, Any], named: Iterab
     )
 
 
-def _json(file: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What a folder says of its tokenizer, as transformers joins it. Raises ConfigError for damaged files."""
+    settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
+    if "added_tokens_decoder" not in settings:
+        settings |= read_json(folder / "special_tokens_map.json", missing_ok=True)
+    return settings
 
 
 def content_of(token: Any) -> str | None:
     """Text of a token as configurations write it; None, which is no added token, for anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> Any:
-    file = folder / "chat_template.jinja"
-    return file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")

@@ -116,6 +116,5 @@ def generation_defaults(
         generation = getattr(module, "generation_config", None)
         settings = {} if generation is None else generation.to_dict()
     else:
-        file = resolve(folder) / FILE  # a GGUF file has none
-        settings = read_json(file) if file.is_file() else {}
+        settings = read_json(resolve(folder) / FILE, missing_ok=True)  # a GGUF file has none
     return GenerationDefaults.of(settings, encoder_decoder)

@@ -1,12 +1,9 @@
 """The tokenizer of a GGUF file: how it is read, and how that of a checkpoint is written.
 
-A file that holds the tokenizer.json of its checkpoint (key `tokenizer.huggingface.json` of the format) has exactly that
-tokenizer. One of byte-level BPE (`tokenizer.ggml.model` is "gpt2") is built from its tokens and merges, if it is known
-how its texts are split into words (`SPLITS`). For other files, llama.cpp encodes and decodes.
-
-llama.cpp knows two kinds that our families have: byte-level BPE ("gpt2"), and BPE of characters that falls back to
-bytes ("llama"). How texts are split into words it knows by name only, so its programs may encode a text
-differently. Files that are written here hold tokenizer.json, too.
+A file that holds the tokenizer.json of its checkpoint has exactly that tokenizer, as files that are written here do.
+One of byte-level BPE ("gpt2") is built from its tokens and merges, if it is known how its texts are split into words
+(`SPLITS`). For other files llama.cpp encodes and decodes; how texts are split it knows by name only, so its programs
+may encode a text differently.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """`ModelShape`: what is known of every model before its weights are read. `ModuleShape`: that of a model that
-transformers runs. Importing it does not import torch.
-
-`DecoderConfig` decides every difference between the families that our decoder runs. For a `ModuleShape` transformers
-decides them; sizes are read from its configuration, whose names differ between families.
+transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
 """
 
 from __future__ import annotations

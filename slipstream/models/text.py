@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.text_ends import completed_at
-from slipstream.errors import LoadError
+from slipstream.errors import ConfigError, LoadError
 from slipstream.models.checkpoint import resolve
 from slipstream.models.folder_tokenizer import FolderTokenizer, open_folder
 from slipstream.models.gguf_header import read_header
@@ -33,9 +33,8 @@ def load_tokenizer(path: str | Path) -> Any:
     try:
         return open_folder(folder, lambda: _transformers_tokenizer(folder)) or _transformers_tokenizer(folder)
     except Exception as fault:
-        known = isinstance(fault, (OSError, ValueError, KeyError)) or type(fault) is Exception  # the last: tokenizers
-        if not known:
-            raise
+        if not isinstance(fault, (OSError, ValueError, KeyError, ConfigError)) and type(fault) is not Exception:
+            raise  # bare exceptions are those of tokenizers
         raise LoadError(
             f"no tokenizer could be loaded from {str(path)!r} ({fault})",
             fix="put tokenizer.json and tokenizer_config.json next to the weights, or pass token ids as prompts",

@@ -11,7 +11,7 @@ import pytest
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
 from slipstream.drafters.draft_plan import DraftPlan
-from tests.models.gguf_bytes import tiny_model
+from tests.models.gguf_files import tiny_model
 
 pytest.importorskip("gguf")
 

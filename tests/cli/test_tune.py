@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from slipstream.cli.tune import TuneModels
-from tests.models.gguf_models import family_config, gguf_model
+from tests.models.gguf_files import family_config, gguf_model
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
 

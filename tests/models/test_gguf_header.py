@@ -14,7 +14,7 @@ from slipstream.models.checkpoint import is_gguf
 from slipstream.models.facts import facts
 from slipstream.models.gguf_header import gguf_shape, read_header
 from slipstream.models.text import load_tokenizer, tokenizer_of
-from tests.models.gguf_bytes import gguf_bytes, tiny_model
+from tests.models.gguf_files import gguf_bytes, tiny_model
 
 TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
 WITH_TOKENS = {

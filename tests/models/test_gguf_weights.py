@@ -14,8 +14,7 @@ from slipstream.models.executor import Batch, Executor
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
 from slipstream.models.weight_blocks import READERS, stacked
-from tests.models.gguf_bytes import SIZES, random_bytes
-from tests.models.gguf_models import VOCAB, family_config, gguf_model
+from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
 
 KINDS = [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
 

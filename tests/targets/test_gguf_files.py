@@ -15,7 +15,7 @@ from slipstream.models.llamacpp_library import llama_cpp
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.describe import as_target, describe
 from tests.checkpoints import Tiny
-from tests.models.gguf_models import family_config, gguf_model
+from tests.models.gguf_files import family_config, gguf_model
 
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -21,7 +21,7 @@ from slipstream.models.gguf_weights import GgufWeights, gguf_config
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weight_blocks import READERS
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
-from tests.models.gguf_models import VOCAB, family_config, gguf_model
+from tests.models.gguf_files import VOCAB, family_config, gguf_model
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 KINDS = [*READERS, *FLOATS, "int4"]

@@ -9,7 +9,7 @@ import torch
 from slipstream.backends.native.kernels.formats import BLOCKS, Format
 from slipstream.models.weight_blocks import READERS, Blocks, Scales, stacked
 from tests.backends.native.products import Product, model_of_blocks
-from tests.models.gguf_bytes import SIZES, random_bytes
+from tests.models.gguf_files import SIZES, random_bytes
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]
 

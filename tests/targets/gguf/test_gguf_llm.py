@@ -26,7 +26,7 @@ from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from tests.checkpoints import Tiny
 from tests.end_to_end.sampling import sample
-from tests.models.gguf_bytes import tiny_model
+from tests.models.gguf_files import tiny_model
 from tests.significance import assert_distribution, beginnings, distribution
 
 pytest.importorskip("llama_cpp")
