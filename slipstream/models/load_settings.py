@@ -10,26 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from slipstream import settings
 from slipstream.core.params import check_integer
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.kv.blocks import BLOCK
-from slipstream.settings import (
-    AUTO,
-    DRAFT_QUANTISATIONS,
-    DRAFT_TOKENIZERS,
-    DTYPES,
-    EXECUTORS,
-    FORMAT_BY_ROLE,
-    KV_DTYPES,
-    OFF,
-    QUANTISATIONS,
-    SAME,
-    TRANSFORMERS,
-    WEIGHT_FORMATS,
-    WeightFormat,
-    check_threads,
-    one_of,
-)
 
 
 def setting(default: Any, help: str = "", *, shown: str | None = None) -> Any:
@@ -64,21 +48,22 @@ class LoadSettings:
     """
 
     executor: str = setting(
-        AUTO, "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model."
+        settings.AUTO,
+        "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model.",
     )
     dtype: Any = setting(None, "float32, bfloat16, float16 or float64; the native executor supports the first two.")
     device: Any = setting(None, "Device: cpu, cuda, cuda:1, ...")
     quantize: str | None = setting(
         None,
         "Weights in fewer bits, on a CPU: "
-        + ", ".join(f"{f.name} ({f.bits} bits, activations {f.activations})" for f in WEIGHT_FORMATS.values())
+        + ", ".join(f"{f.name} ({f.bits} bits, activations {f.activations})" for f in settings.WEIGHT_FORMATS.values())
         + ", int8 (w8a16; draft: w8a8) or int4 (w4a8).",
     )
     draft_quantize: str | None = setting(
         None, "Quantisation of the draft model: int8 (w8a8), int4 (w4a8), w8a16 or none.", shown="as --quantize"
     )
     draft_tokenizer: str = setting(
-        SAME,
+        settings.SAME,
         "What to do with a draft model of another tokenizer: refuse it (same), or split its text (string).",
     )
     threads: int | None = setting(None, "Number of CPU threads.")
@@ -87,7 +72,7 @@ class LoadSettings:
         None, "Size of the KV cache, in tokens of all requests together.", shown="as many as memory holds"
     )
     generation_config: str = setting(
-        AUTO,
+        settings.AUTO,
         "Penalties, forbidden ids and, for chat and serve, sampling of requests that give none: as the target's "
         "generation_config.json says (auto), or none.",
     )
@@ -98,18 +83,18 @@ class LoadSettings:
 
     def __post_init__(self) -> None:
         known = (
-            ("executor", self.executor, EXECUTORS),
-            ("dtype", self.dtype if isinstance(self.dtype, str) else None, DTYPES),
-            ("quantize", self.quantize, QUANTISATIONS),
-            ("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS),
-            ("draft_tokenizer", self.draft_tokenizer, DRAFT_TOKENIZERS),
-            ("kv_dtype", self.kv_dtype, KV_DTYPES),
-            ("generation_config", self.generation_config, (AUTO, OFF)),
+            ("executor", self.executor, settings.EXECUTORS),
+            ("dtype", self.dtype if isinstance(self.dtype, str) else None, settings.DTYPES),
+            ("quantize", self.quantize, settings.QUANTISATIONS),
+            ("draft_quantize", self.draft_quantize, settings.DRAFT_QUANTISATIONS),
+            ("draft_tokenizer", self.draft_tokenizer, settings.DRAFT_TOKENIZERS),
+            ("kv_dtype", self.kv_dtype, settings.KV_DTYPES),
+            ("generation_config", self.generation_config, (settings.AUTO, settings.OFF)),
         )
         for each, value, allowed in known:
             if value is not None:
-                one_of(each, value, allowed)
-        check_threads(self.threads)
+                settings.one_of(each, value, allowed)
+        settings.check_threads(self.threads)
         if self.kv_tokens is not None:
             check_integer("kv_tokens", self.kv_tokens, BLOCK)
 
@@ -140,10 +125,10 @@ class LoadSettings:
         return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}
 
     @property
-    def weight_format(self) -> WeightFormat | None:
+    def weight_format(self) -> settings.WeightFormat | None:
         """The format of quantised weights; None: weights as they are stored."""
-        name = FORMAT_BY_ROLE.get(self.quantize or "", {}).get(self.role, self.quantize)
-        return None if name is None else WEIGHT_FORMATS[name]
+        name = settings.FORMAT_BY_ROLE.get(self.quantize or "", {}).get(self.role, self.quantize)
+        return None if name is None else settings.WEIGHT_FORMATS[name]
 
     def of_draft(self) -> LoadSettings:
         """The settings of the draft model of a target that is loaded with these."""
@@ -167,7 +152,7 @@ class LoadSettings:
 
     def check_device_map(self) -> None:
         """Raise ParameterError where a device map would not be honoured."""
-        if self.executor not in (AUTO, TRANSFORMERS):
+        if self.executor not in (settings.AUTO, settings.TRANSFORMERS):
             why = "only transformers spreads a model over several devices"
             fix = "leave device_map out, or choose executor='transformers'"
             self.refuse(("device_map",), f"given with {self.executor}", why, fix)
