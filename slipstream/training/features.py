@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.core.draft import Draft
@@ -27,7 +27,6 @@ from slipstream.errors import TrainingError
 from slipstream.models.executor import batch_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.packing import Stream
-from slipstream.training.resume_state import writing
 
 FINAL = -1
 """The tap after the final norm: the input of the output head."""
@@ -98,66 +97,60 @@ class Teacher:
 
 
 class HiddenCache:
-    """Hidden states of every window of a stream, float16, in shards of `SHARD` windows.
+    """Hidden states of every window of a stream: a file of float16 [windows, taps, length, d]. Windows are appended, so
+    an interrupted run continues after the last whole one."""
 
-    Each shard is written atomically, so an interrupted run continues with the next one.
-    """
-
-    SHARD = 64
-
-    def __init__(self, folder: Path, stream: Stream, length: int, taps: Seq[int], identity: str):
-        self.stream, self.length, self.taps = stream, length, tuple(taps)
+    def __init__(self, folder: Path, stream: Stream, length: int, taps: Seq[int], teacher: Teacher):
+        self.stream, self.length, self.taps, self.teacher = stream, length, tuple(taps), teacher
         self.count = len(stream.windows(length))
-        key = json.dumps([identity, length, list(taps), int(stream.starts[-1]), len(stream.starts), stream.whole])
-        self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:12]
+        self.shape = len(self.taps), length, teacher.config.hidden_size
+        self.window_bytes = 2 * math.prod(self.shape)
+        key = [teacher.identity, length, list(taps), int(stream.starts[-1]), len(stream.starts), stream.whole]
+        self.path = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}.bin"
 
-    def _path(self, shard: int) -> Path:
-        return self.folder / f"{shard:05d}.safetensors"
+    @property
+    def nbytes(self) -> int:
+        """Size on disk when complete."""
+        return self.count * self.window_bytes
 
-    def nbytes(self, width: int) -> int:
-        """Size on disk in bytes when complete."""
-        return 2 * self.count * self.length * width * len(self.taps)
+    @property
+    def missing(self) -> int:
+        """Windows that are not stored yet."""
+        return self.count - (self.path.stat().st_size // self.window_bytes if self.path.is_file() else 0)
 
-    def missing(self) -> list[int]:
-        return [s for s in range(-(-self.count // self.SHARD)) if not self._path(s).is_file()]
-
-    def build(self, teacher: Teacher, rows: int, say: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Write the missing shards. say: called with (tokens done, tokens in total) after each.
+    def build(self, rows: int, say: Callable[[int, int], None]) -> None:
+        """Append the missing windows, so many at a time. say: called with (tokens done, tokens in total) after each.
 
         Raises TrainingError if the disk is too small (before it starts) or a state exceeds the float16 range.
         """
-        todo = self.missing()
-        shards = -(-self.count // self.SHARD)
-        need = int(self.nbytes(teacher.config.hidden_size) * len(todo) / max(1, shards))
-        at = next(folder for folder in self.folder.absolute().parents if folder.exists())
-        free = shutil.disk_usage(at).free
+        folder, need, begin = self.path.parent, self.missing * self.window_bytes, self.count - self.missing
+        free = shutil.disk_usage(next(each for each in folder.absolute().parents if each.exists())).free
         if need * 1.1 > free:
             raise TrainingError(
-                f"the hidden states take {size(need)}, the disk of {self.folder.parent} has {size(free)} free",
+                f"the hidden states take {size(need)}, the disk of {folder} has {size(free)} free",
                 why="the run would stop when the disk is full",
                 fix="free some space, choose another --out, or remove --cache-hidden",
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for shard in todo:
-            windows = range(shard * self.SHARD, min(self.count, (shard + 1) * self.SHARD))
-            parts = []
-            for i in range(0, len(windows), rows):
-                parts.append(teacher.read(self.stream.rows(windows[i : i + rows], self.length)[:, :-1], self.taps))
-            tensors = {}
-            for tap in self.taps:
-                whole = torch.cat([p[tap] for p in parts]).cpu()
-                if float(whole.abs().max()) > torch.finfo(torch.float16).max:
-                    raise TrainingError(
-                        f"hidden states at tap {tap} reach {float(whole.abs().max()):.0f}, float16 ends at 65504",
-                        fix="remove --cache-hidden: the states are then computed when needed",
-                    )
-                tensors[str(tap)] = whole.half().contiguous()
-            with writing(self._path(shard), "the hidden states ") as temporary:
-                save_file(tensors, temporary)
-            say((windows[-1] + 1) * self.length, self.count * self.length)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.path.open("ab") as file:
+                file.truncate(begin * self.window_bytes)  # without a window of which only a part was written
+                for i in range(begin, self.count, rows):
+                    windows = range(i, min(self.count, i + rows))
+                    states = self.teacher.read(self.stream.rows(windows, self.length)[:, :-1], self.taps)
+                    whole = torch.stack([states[tap] for tap in self.taps], 1).cpu()  # [rows, taps, T, d]
+                    if (most := float(whole.abs().max())) > torch.finfo(torch.float16).max:
+                        raise TrainingError(
+                            f"the hidden states reach {most:.0f}, float16 ends at 65504",
+                            fix="remove --cache-hidden: the states are then computed when needed",
+                        )
+                    file.write(whole.half().numpy().tobytes())
+                    say(windows.stop * self.length, self.count * self.length)
+        except OSError as fault:
+            text = f"the hidden states {self.path} could not be written ({fault})"
+            raise TrainingError(text, fix="free some space there") from fault
 
     def read(self, window: int) -> dict[int, Tensor]:
         """Hidden states of one window: tap -> [T, d], float16."""
-        shard, row = divmod(window, self.SHARD)
-        with safe_open(self._path(shard), framework="pt") as file:
-            return {tap: file.get_slice(str(tap))[row] for tap in self.taps}
+        stored = np.fromfile(self.path, np.float16, math.prod(self.shape), offset=window * self.window_bytes)
+        return dict(zip(self.taps, torch.from_numpy(stored.reshape(self.shape)), strict=True))

@@ -109,7 +109,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     caches = {}
     if config.cache_hidden:
         caches = {
-            str(i): HiddenCache(config.out / "states", s, config.length, objective.taps, teacher.identity)
+            str(i): HiddenCache(config.out / "states", s, config.length, objective.taps, teacher)
             for i, s in enumerate(streams)
         }
     return Run(Loop(config, objective, streams, windows, texts, caches), prepared.about)
@@ -135,10 +135,9 @@ class Run:
         write_json(config.out / "run.json", config)
         loop.log({"step": loop.progress.step, "command": config.command, "time": time.time()})
         for cache in loop.caches.values():
-            if cache.missing():
-                size_of = size(cache.nbytes(loop.teacher.config.hidden_size))
-                say(f"computing the target's hidden states: {size_of}, {len(cache.taps)} layers in 16 bits")
-                cache.build(loop.teacher, config.micro_rows or config.rows, counted("hidden states of", say))
+            if cache.missing:
+                say(f"computing the target's hidden states: {size(cache.nbytes)}, {len(cache.taps)} layers in 16 bits")
+                cache.build(config.micro_rows or config.rows, counted("hidden states of", say))
         figures: dict[str, Any] = dict(loop.run())
         if figures:
             self.export(figures)

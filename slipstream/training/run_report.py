@@ -42,9 +42,9 @@ def estimate(loop: Loop) -> list[str]:
         f"disk       {size(2 * (stored + 2 * states // 3))} for checkpoints (previous and new)",
     ]
     if loop.caches:
-        cache = sum(c.nbytes(width) for c in loop.caches.values())
-        missing = sum(len(c.missing()) * c.SHARD for c in loop.caches.values()) * config.length
-        lines.append(f"states     {size(cache)} of disk, {duration(missing / reading_rate)} to compute them")
+        stored = sum(c.nbytes for c in loop.caches.values())
+        missing = sum(c.missing for c in loop.caches.values()) * config.length
+        lines.append(f"states     {size(stored)} of disk, {duration(missing / reading_rate)} to compute them")
     return lines
 
 
