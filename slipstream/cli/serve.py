@@ -40,7 +40,6 @@ class ServerOptions:
     max_waiting: int = option(256, "Most requests that wait; more are refused (429).", panel=_LIMITS, min=0)
     max_body: int = option(8 << 20, "Most bytes of a request.", panel=_LIMITS, min=1)
     max_per_key: int = option(0, "Most requests of one API key that run or wait; 0: no limit.", panel=_LIMITS, min=0)
-    engine_restart: int = option(3, "How often the engine's process is started again if it dies.", panel=_LIMITS, min=0)
     engine_timeout: float = option(
         300.0, "Longest time without a step while requests run; then it is ended.", panel=_LIMITS
     )
@@ -93,7 +92,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
         text = tokenizer(models)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
         model = partial(checked_model, models, server.max_batch)
-        engine = RemoteEngine(model, server.engine_restart, server.engine_timeout)
+        engine = RemoteEngine(model, server.engine_timeout)
         try:
             limits = Limits(
                 body=server.max_body,

@@ -145,14 +145,6 @@ class Streams:
         for key in list(self._unread):
             self._lose(key, fault)
 
-    def revive(self) -> None:
-        """Take requests again, in any thread: there is another engine."""
-        if self._loop is None:
-            self.dead = None
-        else:
-            with suppress(RuntimeError):  # as above
-                self._loop.call_soon_threadsafe(setattr, self, "dead", None)
-
     def _take(self, report: Report) -> None:
         self.load = report.load
         if report.dead is not None:

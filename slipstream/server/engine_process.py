@@ -39,33 +39,28 @@ class RemoteEngine:
     """A process with an engine, and its streams.
 
     model     called in that process, so it is pickled: what to load.
-    restarts  how often the process is started again if it dies; the requests that it had end with an error.
     timeout   seconds without a report, while requests run or wait, after which the process is killed.
 
     Raises what `model` and loading raise.
     """
 
-    def __init__(self, model: Callable[[], Model], restarts: int = 0, timeout: float = 300.0):
-        self._model = model
-        self._restarts, self._timeout = restarts, timeout
+    def __init__(self, model: Callable[[], Model], timeout: float = 300.0):
+        self._timeout = timeout
         self._stopped = False
         self.over = False
-        """Whether the process has died, and is not started again."""
+        """Whether the process has died."""
         self.ended: Callable[[], None] = lambda: None
         """Called in a thread when that happens."""
         self.streams = Streams(partial(self._send, "submit"), partial(self._send, "abort"))
-        self._start()
-        self.facts = self._loaded()
-        threading.Thread(target=self._live, name="slipstream-reports", daemon=True).start()
-
-    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
         self._pipe, child_end = context.Pipe()
         self.process = context.Process(
-            target=run_engine, args=(child_end, self._model), name="slipstream-engine", daemon=True
+            target=run_engine, args=(child_end, model), name="slipstream-engine", daemon=True
         )
         self.process.start()
         child_end.close()  # so that the pipe ends with the process
+        self.facts = self._loaded()
+        threading.Thread(target=self._live, name="slipstream-reports", daemon=True).start()
 
     def _loaded(self) -> ModelFacts:
         try:
@@ -96,35 +91,14 @@ class RemoteEngine:
         try:
             self._pipe.send(command)
         except OSError as fault:
-            raise EngineError("the engine's process has ended", fix=self._advice) from fault
-
-    @property
-    def _advice(self) -> str:
-        return "send the request again when the engine has started anew" if self._restarts else "start the server again"
+            raise EngineError("the engine's process has ended", fix="start the server again") from fault
 
     def _live(self) -> None:
-        """Read reports until the process is not started again."""
-        while True:
-            fault = self._read()
-            if self._stopped:
-                return
+        fault = self._read()
+        if not self._stopped:
             self.streams.deliver(Report([], Load(), fault))
-            if not (self._restarts and self._restarted(fault)):
-                self.over = True
-                self.ended()
-                return
-
-    def _restarted(self, fault: EngineError) -> bool:
-        self._restarts -= 1
-        log.warning("%s; it is started again (and %d more times)", fault.what, self._restarts)
-        try:
-            self._start()
-            self._loaded()
-        except SlipstreamError as fault:
-            log.error("the engine could not be started again: %s", fault)
-            return False
-        self.streams.revive()
-        return True
+            self.over = True
+            self.ended()
 
     def _read(self) -> EngineError:
         """Hand out reports until the process ends; why it did. It is killed if its engine has stopped or does not
@@ -145,7 +119,7 @@ class RemoteEngine:
                     self.process.kill()
         except (EOFError, OSError):
             self.process.join()
-            return EngineError(f"{what} (exit code {self.process.exitcode})", fix=self._advice)
+            return EngineError(f"{what} (exit code {self.process.exitcode})", fix="start the server again")
 
 
 def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:

@@ -100,7 +100,7 @@ class ServerMetrics:
         self.running.set(load.running)
         self.waiting.set(load.waiting)
         self.kv.set(load.kv_usage)
-        for name, (part, _) in _COUNTED.items():  # an engine that has died counts nothing, and the next one anew
+        for name, (part, _) in _COUNTED.items():  # an engine that has died counts nothing
             self._loads[name].inc(max(0, getattr(load, part) - getattr(last, part)))
         self._last = load
         gained = sum(len(update.ids) for update in report.updates if not update.given)
