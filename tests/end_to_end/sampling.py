@@ -1,5 +1,6 @@
 """Thousands of short requests through `LLM`, fast enough for statistical tests."""
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
@@ -109,21 +110,13 @@ class RememberedForm:
     """A constraint whose answers are kept: what may follow a text is a function of the text."""
 
     def __init__(self, form: Constraint):
-        self.form = form
-        self.rows: dict[object, NDArray[np.bool_]] = {}
-        self.ends: dict[object, bool] = {}
+        self._allowed, self._complete = functools.cache(form.allowed), functools.cache(form.complete)
 
     def allowed(self, output: Seq[int], tails: Seq[Seq[int]]) -> NDArray[np.bool_]:
-        key = tuple(output), tuple(map(tuple, tails))
-        if key not in self.rows:
-            self.rows[key] = self.form.allowed(output, tails)
-        return self.rows[key]
+        return self._allowed(tuple(output), tuple(map(tuple, tails)))
 
     def complete(self, output: Seq[int], tail: Seq[int]) -> bool:
-        key = tuple(output), tuple(tail)
-        if key not in self.ends:
-            self.ends[key] = self.form.complete(output, tail)
-        return self.ends[key]
+        return self._complete(tuple(output), tuple(tail))
 
 
 def sample(
