@@ -94,14 +94,7 @@ class RemoteEngine:
             raise EngineError("the engine's process has ended", fix="start the server again") from fault
 
     def _live(self) -> None:
-        fault = self._read()
-        if not self._stopped:
-            self.streams.deliver(Report([], Load(), fault))
-            self.over = True
-            self.ended()
-
-    def _read(self) -> EngineError:
-        """Hand out reports until the process ends; why it did. It is killed if its engine has stopped or does not
+        """Hand out reports until the process ends, then the reason. It is killed if its engine has stopped or does not
         answer."""
         what = "the engine's process has ended"
         looks = 0  # counted, because this process may have been suspended, too
@@ -119,7 +112,11 @@ class RemoteEngine:
                     self.process.kill()
         except (EOFError, OSError):
             self.process.join()
-            return EngineError(f"{what} (exit code {self.process.exitcode})", fix="start the server again")
+        if not self._stopped:
+            fault = EngineError(f"{what} (exit code {self.process.exitcode})", fix="start the server again")
+            self.streams.deliver(Report([], Load(), fault))
+            self.over = True
+            self.ended()
 
 
 def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
