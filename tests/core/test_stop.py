@@ -3,12 +3,14 @@
 import random
 from collections.abc import Sequence as Seq
 
+import pytest
 import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stop import stop
+from slipstream.core.text_ends import common_beginning
 
 PIECES = [b"a", b"b", b"ab", b"ba", b"c", "é".encode()[:1], "é".encode()[1:], "字".encode(), b"a b", b"bc"]
 EOS, STOP_ID = len(PIECES), len(PIECES) + 1
@@ -95,3 +97,14 @@ def test_each_sequence_of_a_batch_stops_by_itself() -> None:
     assert [verdict.run(draft, b) for b in range(3)] == [[1, 2], [5], [4]]
     assert verdict.finish == ["length", "stop", None]
     assert verdict.cut == [True, True, False]
+
+
+# --- where two texts part --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "count"),
+    [([], [], 0), ([], [1], 0), ([1], [2], 0), ([1, 2], [1, 3], 1), ([1, 2], [1, 2, 3], 2), ([1, 2, 1], [1, 2, 1], 3)],
+)
+def test_two_texts_part_at_the_first_difference_or_with_the_shorter_one(a: list[int], b: list[int], count: int) -> None:
+    assert common_beginning(a, b) == common_beginning(tuple(b), a) == count

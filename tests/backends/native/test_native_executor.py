@@ -3,10 +3,13 @@ rollbacks, slices of layers. The promises of every executor are in the conforman
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native import native_executor, packed_weights as native_weights
-from slipstream.backends.native.kernels import passes, processor
+from slipstream.backends.native.kernels import passes, processor, records
 from slipstream.backends.native.native_backend import MOST_COLUMNS, refusal
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.table import choose, resolve
@@ -293,3 +296,44 @@ def test_everything_is_compiled_on_loading(form: str) -> None:
     model.forward(tree(9, 0, ids(5), TREE), (-1,), (1, 2), lower.hidden)
     model.forward(chain(9, 0, ids(5), []))
     assert compiled() == before
+
+
+# --- mixtures of experts ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def poisoned(model: NativeExecutor, expert: int) -> Iterator[None]:
+    """NaN in every weight of an expert of layer 0."""
+    record = model._model[0]
+    table = (ctypes.c_char * (int(record["expert_count"]) * 2 * records.MATRIX.itemsize)).from_address(
+        int(record["experts"])
+    )
+    pair = torch.frombuffer(table, dtype=torch.uint8).numpy().view(records.MATRIX).reshape(-1, 2)[expert]
+    regions = [(int(each["weights"]), int(each["outs"] * each["out_bytes"])) for each in pair]
+    kept = [ctypes.string_at(*region) for region in regions]
+    for address, size in regions:
+        ctypes.memset(address, 0xFF, size)
+    yield
+    for (address, size), content in zip(regions, kept, strict=True):
+        ctypes.memmove(address, content, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("per_token", [1, 2])
+@pytest.mark.parametrize("count", [1, 24])
+def test_only_the_experts_that_a_row_chose_are_read_for_it(count: int, per_token: int, dtype: torch.dtype) -> None:
+    """If an expert is poisoned, the rows that did not choose it do not change."""
+    mixture = config(1, experts=Experts(6, per_token, 48, True, (True,)))
+    model = NativeExecutor(mixture, weights(mixture, dtype), LoadSettings(threads=1))
+    for seed in range(6 if count == 1 else 1):
+        rows = forest([(b, 0, [token], []) for b, token in enumerate(ids(count, seed))])
+        plain, chosen = model.forward(rows).logits.clone(), 0
+        for expert in range(6):
+            with poisoned(model, expert):
+                logits = model.forward(rows).logits
+            bad = logits.isnan().any(1)
+            assert logits[bad].isnan().all()
+            assert torch.equal(logits[~bad], plain[~bad])
+            chosen += int(bad.sum())
+        assert chosen == per_token * count
+        assert torch.equal(model.forward(rows).logits, plain)
