@@ -199,7 +199,11 @@ class Loop:
                     progress.seconds += time.monotonic() - begun
                 if time.monotonic() - saved > 60 * config.save_minutes:
                     saved = time.monotonic()
-                    self._try_save()
+                    try:
+                        self.save()
+                    except TrainingError as fault:
+                        self.log({"step": progress.step, "error": str(fault)})
+                        print(f"step {progress.step}: {fault} The run continues.", flush=True)
                     progress.seconds += time.monotonic() - saved
             if self.done:
                 self.save()
@@ -212,13 +216,6 @@ class Loop:
     def done(self) -> int:
         """Steps of this call."""
         return self.progress.step - self.first
-
-    def _try_save(self) -> None:
-        try:
-            self.save()
-        except TrainingError as fault:
-            self.log({"step": self.progress.step, "error": str(fault)})
-            print(f"step {self.progress.step}: {fault} The run continues.", flush=True)
 
     def _evaluate(self, train: float | None = None) -> dict[str, float]:
         losses = self.evaluate()

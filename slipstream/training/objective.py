@@ -39,7 +39,7 @@ class Objective(nn.Module, ABC):
     @classmethod
     def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
         """The objective of a run. streams: the training data."""
-        return cls(teacher, config.options, config.seed)
+        return cls(teacher, config.options, config.seed)  # each kind takes a seed and knows its depth
 
     @abstractmethod
     def predictions(self, window: Window) -> Predictions:

@@ -28,14 +28,6 @@ def drawn(request: pytest.FixtureRequest) -> str:
     )
 
 
-def test_tokens_are_laid_out_in_lines_and_columns() -> None:
-    places = [(piece.text, piece.line, piece.column) for piece in pieces(take("", 4, 1.0))]
-    assert places == [
-        ("# a", 0, 0), ("note", 0, 4), ("def", 1, 0), ("f", 1, 4), ("(x", 1, 5), ("):", 1, 7), ("return", 2, 4),
-        ("x", 2, 11), ("<", 2, 13), ("2", 2, 15),
-    ]  # fmt: skip
-
-
 def test_the_picture_shows_both_texts_and_their_figures(drawn: str) -> None:
     root = ElementTree.fromstring(drawn)
     shown = [element.text for element in root.iter(f"{SVG}text")]

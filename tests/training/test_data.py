@@ -69,12 +69,6 @@ def test_a_misspelt_file_gets_a_suggestion(encoder: Encoder, tmp_path: Path) -> 
         check_sources([str(tmp_path / "corpsu.jsonl")], encoder.tokenizer)
 
 
-def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("hello")
-    with pytest.raises(DataError, match="has no tokenizer"):
-        check_sources([str(tmp_path / "a.txt")], None)
-
-
 @pytest.mark.parametrize("length", [64, 4096])
 def test_data_shorter_than_a_window_is_refused(length: int, encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x = 1\n" * 12)
