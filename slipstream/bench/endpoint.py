@@ -33,15 +33,14 @@ class Endpoint:
 
     base_url  with its version, as in "http://localhost:8000/v1".
     model     name of the model; "" takes the first one that the server lists.
-    key       API key; "" takes OPENAI_API_KEY from the environment, if there is one.
     timeout   seconds that one request may take.
 
-    Every method raises ServedError if the server cannot be reached or refuses.
+    The API key is OPENAI_API_KEY of the environment, if there is one. Every method raises ServedError if the server
+    cannot be reached or refuses.
     """
 
     base_url: str
     model: str = ""
-    key: str = ""
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
@@ -70,7 +69,7 @@ class Endpoint:
     @property
     def headers(self) -> dict[str, str]:
         """Of every request: the API key."""
-        key = self.key or os.environ.get("OPENAI_API_KEY", "")
+        key = os.environ.get("OPENAI_API_KEY", "")
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def complete(

@@ -58,15 +58,6 @@ class Load(Strict):
         check_integer("requests", self.requests, 1)
         check_integer("warm_up", self.warm_up, 0)
 
-    @classmethod
-    def of(
-        cls, concurrency: int | None = None, rate: float | None = None, requests: int | None = None,
-        warm_up: int | None = None,
-    ) -> Load:  # fmt: skip
-        """With the usual number of requests where none is given."""
-        many = max(LEAST, 2 * (concurrency or 0)) if requests is None else requests
-        return cls(concurrency, rate, many, (concurrency or 2) if warm_up is None else warm_up)
-
     @property
     def label(self) -> str:
         return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} a second"

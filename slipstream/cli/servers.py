@@ -36,13 +36,17 @@ class LoadOptions:
     distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
 
     def loads(self) -> list[Load]:
-        from slipstream.bench.load import Load
+        from slipstream.bench.load import LEAST, Load
 
         given = self.concurrency or (None if self.rate else "1,4,16")
-        kinds: list[dict[str, Any]] = []
-        kinds += [{"concurrency": n} for n in values_of("--concurrency", given, int)] if given else []
-        kinds += [{"rate": rate} for rate in values_of("--rate", self.rate, float)] if self.rate else []
-        return [Load.of(**kind, requests=self.requests, warm_up=self.warm_up) for kind in kinds]
+        kinds: list[tuple[int | None, float | None]] = []
+        kinds += [(n, None) for n in values_of("--concurrency", given, int)] if given else []
+        kinds += [(None, rate) for rate in values_of("--rate", self.rate, float)] if self.rate else []
+        loads = []
+        for n, rate in kinds:
+            many = self.requests or max(LEAST, 2 * (n or 0))
+            loads.append(Load(n, rate, many, (n or 2) if self.warm_up is None else self.warm_up))
+        return loads
 
     def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> LoadPrompts:
         """The chosen prompts as requests."""

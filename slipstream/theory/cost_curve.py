@@ -46,10 +46,6 @@ class CostCurve(Strict):
         slope = (self.seconds[i] - self.seconds[i - 1]) / (right - left)
         return self.seconds[i - 1] + slope * (rows - left)
 
-    def relative(self, rows: float) -> float:
-        """Cost of `rows` rows in units of one row."""
-        return self(rows) / self.seconds[0]
-
     @staticmethod
     def monotone(rows: Seq[int], seconds: Seq[float]) -> CostCurve:
         """The nearest curve to the measured points on which more rows never cost less: decreasing points, an effect of

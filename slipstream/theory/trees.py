@@ -184,7 +184,7 @@ def best_count(chances: Seq[Number], costs: CostCurve) -> int:
     best, most, tokens = 0, 1.0, 1.0
     for n, chance in enumerate(chances, start=1):
         tokens += float(chance)
-        rate = tokens / costs.relative(1 + n)
+        rate = tokens / (costs(1 + n) / costs(1))
         if rate > most * (1 + 1e-12):
             best, most = n, rate
     return best

@@ -44,14 +44,6 @@ def test_every_setting_has_a_point_and_chains_have_a_prediction(grid_result):
     assert points[0]["predicted"] is None
 
 
-def test_predicted_tokens_per_step_are_exact_at_the_longest_draft(grid_result):
-    """Acceptance by position determines tau, except for the shorter drafts at the ends of texts."""
-    longest = grid_result.data["arms"][-1]
-    stats, texts = longest["overall"]["stats"], 3 * longest["rounds"]
-    behind_the_first = (stats["tokens"] - texts) / (stats["steps"] - texts)
-    assert longest["predicted"]["mean_acceptance_length"] == pytest.approx(behind_the_first, rel=0.2)
-
-
 def test_a_prediction_from_known_cells():
     """All draft tokens are accepted, a step costs 10 ms for any number of rows, a draft 2 ms: 4 tokens in 12 ms against
     10 ms each."""

@@ -155,8 +155,6 @@ def test_impossible_loads_are_refused() -> None:
     for wrong in ({}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": 0.0}, {"rate": 1.0, "requests": 0}):
         with pytest.raises(ParameterError):
             Load(**wrong)
-    assert (Load.of(concurrency=16).requests, Load.of(concurrency=16).warm_up) == (32, 16)
-    assert (Load.of(rate=2.0).requests, Load.of(rate=2.0, requests=5, warm_up=0)) == (16, Load(None, 2.0, 5, 0))
 
 
 def test_a_pass_without_tokens_has_no_speed() -> None:

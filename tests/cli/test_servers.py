@@ -10,6 +10,7 @@ import pytest
 from slipstream import LLM
 from slipstream.bench.load_figures import section
 from slipstream.bench.results import read
+from slipstream.cli.servers import LoadOptions
 from tests.checkpoints import Tiny
 from tests.server.hosting import Host, hosted
 
@@ -110,6 +111,12 @@ def test_bad_input_is_refused_before_anything_is_sent(cli, host, texts, monkeypa
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     result = cli("bench", texts, *url)
     assert (result.code, "answered 401" in result.said) == (2, True)
+
+
+def test_the_usual_number_of_requests_grows_with_those_in_flight():
+    loads = LoadOptions(concurrency="16", rate="2").loads()
+    assert [(load.requests, load.warm_up) for load in loads] == [(32, 16), (16, 2)]
+    assert LoadOptions(rate="2", requests=5, warm_up=0).loads()[0].requests == 5
 
 
 def test_a_report_without_passes_says_so(cli, host, texts, tmp_path):

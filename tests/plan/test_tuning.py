@@ -1,6 +1,5 @@
 """The tuner predicts, confirms, and never chooses what is slower than plain decoding."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -152,14 +151,6 @@ def test_drafts_that_get_cheaper_with_their_length_are_noise():
     run = SimpleNamespace(seconds_per_token=lambda: np.ones((2, 2)), weights=lambda: np.ones(2))
     assert contradiction([run], each=0.001, draft=0.004, fixed=0.0) == 0
     assert contradiction([run], each=0.0, draft=0.004, fixed=0.004) == 1
-
-
-def test_no_schedule_by_batch_is_made_of_one_batch():
-    target = Slow(vocab=16)
-    tuned = tune(
-        LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(99)), 4)], PROMPTS, SHORT
-    ).data
-    assert "batch" not in json.dumps(tuned["configs"]["vllm"]) + json.dumps(tuned["configs"]["slipstream"])
 
 
 def test_a_wrong_text_is_never_chosen(monkeypatch):

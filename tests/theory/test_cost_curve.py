@@ -14,7 +14,6 @@ def test_it_is_linear_between_the_points_and_goes_on_with_the_last_slope() -> No
     assert curve(12) == pytest.approx(6.6)
     assert curve(2.5) == pytest.approx(2.3), "mean rows of a batch need not be whole"
     assert curve(0) == curve(0.5) == 2.0, "there is no forward over less than a row"
-    assert curve.relative(8) == pytest.approx(2.3)
 
 
 def test_flat_is_a_plain_step_and_a_share_of_it_for_each_further_row() -> None:
