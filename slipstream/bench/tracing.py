@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from slipstream.bench.measured_steps import WrappedDrafter
 from slipstream.bench.provenance import drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import CompositeDrafter, Drafter, Lookup
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
@@ -68,7 +68,8 @@ class Recorder(WrappedDrafter):
     def _note(self, seq: Sequence, draft: Draft, logits: Tensor, verdict: Verdict) -> None:
         run, path, accepted = verdict.run(draft, 0), verdict.path[0], verdict.accepted(0)
         probs = target_probs(seq, draft, logits, len(run))  # [1 + N, V]
-        who, children = proposers(self.drafter, draft), draft.children(0)
+        children = draft.children(0)
+        who = [name or self.name for name in draft.by or [""] * len(draft)]  # of each node
         nodes = [*path, -2]  # -2: not a node of the draft
         if verdict.cut[0]:  # the last token is an accepted draft token: find its node
             parent = path[-1] if path else -1
@@ -96,57 +97,6 @@ def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> T
     before = copy(seq)
     before.tokens = seq.tokens[: len(seq.tokens) - emitted]
     return distributions(logits, [before], draft).cpu()
-
-
-class RecordedMember(WrappedDrafter):
-    """Records the paths that a member of a stack proposed for the traced sequence in this step."""
-
-    def __init__(self, member: Drafter):
-        super().__init__(member)
-        self.paths: set[tuple[int, ...]] = set()
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = super().propose(seqs, budget)
-        self.paths = {tuple(path) for path in paths(draft)}
-        return draft
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        super().observe(seqs, draft, out, verdict)
-        self.paths = set()  # a member that is not called in the next step proposes nothing in it
-
-
-class RecordedLookup(RecordedMember):
-    """The same for a lookup, whose match length and continuation of other draft tokens a stack also uses."""
-
-    drafter: Lookup
-
-    def match_length(self, seq_id: int) -> int:
-        return self.drafter.match_length(seq_id)
-
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        more, match = self.drafter.continue_from(seq, drafted, depth)
-        self.paths |= {(*drafted, *more[: i + 1]) for i in range(len(more))}
-        return more, match
-
-
-def with_recorded_members(drafter: Drafter) -> Drafter:
-    """The drafter; if it is a stack, its members are wrapped in `RecordedMember`."""
-    if drafter.traits.composite:
-        stack = cast(CompositeDrafter, drafter)
-        stack.members = tuple(RecordedLookup(m) if m.traits.lookup else RecordedMember(m) for m in stack.members)
-    return drafter
-
-
-def paths(draft: Draft) -> list[list[int]]:
-    """For each node of the first sequence, the tokens on the path from the root to it."""
-    return [[draft.ids[n] for n in draft.ancestors(0, node)] for node in range(len(draft.nodes(0)))]
-
-
-def proposers(drafter: Drafter, draft: Draft) -> list[str]:
-    """The proposer of each node: the drafter, or the first member of a stack that proposed the same path."""
-    members = cast(CompositeDrafter, drafter).members if drafter.traits.composite else ()
-    recorded = [m for m in members if isinstance(m, RecordedMember)]
-    return [next((w.name for w in recorded if path in w.paths), drafter.name) for path in map(tuple, paths(draft))]
 
 
 def _drafted(draft: Draft, node: int, row: Tensor, who: Seq[str]) -> dict[str, Any]:
@@ -196,7 +146,7 @@ def trace(
     result = Result("trace", settings, provenance(llm, params.seed, drafts=drafts([contender])))
     llm.use(contender.drafter, **contender.options)
     llm.draft_tokens = contender.draft_tokens
-    recorder = Recorder(with_recorded_members(llm.drafter))  # type: ignore[attr-defined]
+    recorder = Recorder(llm.drafter)
     llm.use(recorder)
     seq = llm.sequence(prompt, params)
     show = llm.tokenizer.decode if llm.tokenizer is not None else str

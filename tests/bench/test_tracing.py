@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slipstream.bench.benchmark import Contender
-from slipstream.bench.tracing import StepRecord, proposers, rolling, trace, with_recorded_members
-from slipstream.core.draft import Draft
-from slipstream.core.drafter import DrafterTraits
+from slipstream.bench.tracing import StepRecord, rolling, trace
 from slipstream.core.params import SamplingParams
-from slipstream.core.sequence import Sequence
-from slipstream.drafters.hybrid import HybridConfig, HybridDrafter
-from slipstream.drafters.registry import make_drafter
-from tests.targets.toy import ToyTarget
 
 
 def test_the_record_adds_up(trace_result):
@@ -79,20 +73,6 @@ def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
     traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params).data["stats"]
     assert traced["proposed"] == plain.proposed
     assert traced["histogram"] == plain.as_dict()["histogram"]
-
-
-def test_tokens_appended_by_a_lookup_are_attributed_to_it():
-    class Chain:
-        name, traits = "chain", DrafterTraits()
-
-        def propose(self, seqs, budget):
-            return Draft.chains([[8]])
-
-    lookup = make_drafter("ngram", ToyTarget(16))
-    stack = with_recorded_members(HybridDrafter([lookup, Chain()], 16, HybridConfig(append_match=1)))
-    draft = stack.propose([Sequence([1, 8, 2, 3, 9])], [4])
-    assert draft.ids[:3] == [8, 2, 3]
-    assert proposers(stack, draft)[:3] == ["chain", "ngram", "ngram"]
 
 
 def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_llm, contenders):
