@@ -95,7 +95,7 @@ TIMED = {"tok/s", "speed-up (95%)", "predicted"}
 """Columns of tables whose cells are measured times or follow from them."""
 SAME = (
     r"^slipstream .*$", r"^ (?:target|draft) \(.*\d", r"^The models .*$", r"^- (?:a draft token|at \d|assumptions).*$",
-    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)", r"^(acceptance of .*?|draft length|sequences at .*?)  +(.*\S)",
+    r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
     r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
 )  # fmt: skip
 """Lines of what is printed, or parts of them, that hold no time: of the commands, `info` and `tune`."""

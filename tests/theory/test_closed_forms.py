@@ -1,10 +1,7 @@
 """The closed forms reproduce the published tables."""
 
-import random
-
 import pytest
 
-from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError
 from slipstream.theory.closed_forms import (
     acceptance_rate,
@@ -211,18 +208,6 @@ def test_steps_that_draft_nothing_are_counted_at_their_own_cost():
     assert predict([0.8, 0.6], STEEP, 0.1, drafted=[0.5, 0.5], tokens=5000).speedup == pytest.approx(
         prediction.speedup, rel=1e-3
     )
-
-
-def test_predictions_from_counters_of_the_decoder_itself():
-    """A thousand steps counted by production: the prediction equals the measurement."""
-    stats, rng = SpecStats(), random.Random(0)
-    for _ in range(1000):
-        depth = rng.choice((0, 2, 3))
-        accepted = min(depth, rng.choice((0, 1, 1, 2, 3)))
-        stats.count(range(1, depth + 1), accepted, accepted + 1)
-    drafted = [stats.drafted_at[d] / stats.steps for d in sorted(stats.drafted_at)]
-    prediction = predict(stats.position_rates, STEEP, 0.1, drafted=drafted)
-    assert prediction.tau == pytest.approx(stats.mean_acceptance_length)
 
 
 @pytest.mark.parametrize("wrong", [
