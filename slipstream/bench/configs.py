@@ -84,7 +84,7 @@ def slipstream(choice: Choice) -> dict[str, Any]:
 
 
 def vllm(choice: Choice) -> Settings:
-    """Arguments of `vllm serve` by name. Lookups are ours, by the plug-in `integrations.vllm`."""
+    """Arguments of `vllm serve` by name. Lookups are Slipstream's, by the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
         return _off("leave --speculative-config out")
     names = choice.drafter.split("+")

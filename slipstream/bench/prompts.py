@@ -225,14 +225,17 @@ def in_turns(entries: Seq[Entry], count: int | None) -> list[Entry]:
     return [entry for kind, group in groups.items() for entry in group[: taken[kind]]]
 
 
-def encode(llm: LLM, entry: Entry, template: str) -> list[int]:
-    """Token ids of a prompt, in the chat template if `template` asks for it."""
+def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[int]:
+    """Token ids of a prompt, in the chat template if `template` asks for it. later: what the assistant and the user
+    said after it, in turns; without a template, as paragraphs."""
     has = bool(getattr(llm.tokenizer, "chat_template", None))
     if template == "chat" or (template == "auto" and entry.request and has):
-        return llm.chat_prompt(entry.text)  # raises if there is no template
+        roles = ("user", "assistant")
+        said = [{"role": roles[i % 2], "content": text} for i, text in enumerate([entry.text, *later])]
+        return llm.chat_prompt(said)  # raises if there is no template
     if llm.tokenizer is None:
         raise PromptError("a text prompt needs a tokenizer", fix="use a target that has one")
-    return list(llm.tokenizer.encode(entry.text))
+    return list(llm.tokenizer.encode("\n\n".join([entry.text, *later])))
 
 
 def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
@@ -240,29 +243,19 @@ def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) 
     them: at most `tokens` tokens each, greedy, decoded plainly. Turns that do not fit into the context are left out."""
     from slipstream.core.params import SamplingParams
 
-    drafter = llm.drafter
-    chat = template == "chat" or (template == "auto" and bool(getattr(llm.tokenizer, "chat_template", None)))
-    said, prompt_turns = [entry.text], []
+    drafter, said, prompt_turns = llm.drafter, list[str](), list[Prompt]()
     try:
         llm.use(None)
         for turn, question in enumerate(entry.later[: turns - 1], start=2):
-            before = llm.generate([_conversation(llm, said, chat)], SamplingParams(max_tokens=tokens))[0]
+            before = llm.generate([encode(llm, entry, template, said)], SamplingParams(max_tokens=tokens))[0]
             said += [before.text, question]
-            ids = _conversation(llm, said, chat)
+            ids = encode(llm, entry, template, said)
             if len(ids) > llm.checks.longest:
                 break
             prompt_turns.append(Prompt(ids, entry.category, f"{entry.name}, turn {turn}"))
     finally:
         llm.use(drafter)
     return prompt_turns
-
-
-def _conversation(llm: LLM, said: Seq[str], chat: bool) -> list[int]:
-    """Token ids of what the user and the assistant said in turns, the user first; without a template, as paragraphs."""
-    if not chat:
-        return list(llm.tokenizer.encode("\n\n".join(said)))
-    roles = ("user", "assistant")
-    return llm.chat_prompt([{"role": roles[i % 2], "content": text} for i, text in enumerate(said)])
 
 
 def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:

@@ -86,7 +86,7 @@ class OtherProcesses:
 
 def _ticks_elsewhere(proc: Path = Path("/proc")) -> dict[int, int]:
     """Clock ticks that each other process has used so far, with the children that it has waited for; at 0, those that
-    the host has taken from a virtual machine. Of init not its children: it waits for orphans, ours among them."""
+    the host has taken from a virtual machine. Of init not its children: it waits for all orphans."""
     ticks, parents = dict[int, int](), dict[int, int]()
     for stat in proc.glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended

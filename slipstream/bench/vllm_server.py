@@ -1,4 +1,4 @@
-"""A server as a process of its own, and vLLM's as one, with a choice of ours as its settings and our drafters in reach.
+"""A server as a process of its own, and vLLM's as one, with a `Choice` as its settings and our drafters in reach.
 
 vLLM lives in another environment, so nothing here imports it. That environment need not have Slipstream: a folder with
 a link to this package and its entry points is put on the process' path.
@@ -205,7 +205,7 @@ class VllmServer(Strict):
 
 
 def interpreter(given: Path | None) -> Path:
-    """Python of vLLM's environment: the one that is given, or of `make vllm`, or ours. Raises LoadError if there is
+    """Python of vLLM's environment: the one that is given, or of `make vllm`, or this one. Raises LoadError if there is
     none, or if its vLLM is none of the versions that Slipstream knows."""
     environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python = given or (environment.absolute() if environment.exists() else Path(sys.executable))
