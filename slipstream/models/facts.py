@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from slipstream.errors import LoadError, UnsupportedModelError
+from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.folder_tokenizer import content_of, settings_of
@@ -84,19 +84,16 @@ class ModelFacts:
 
     @cached_property
     def stored(self) -> dict[str, int] | None:
-        """Bytes of the weight files per dtype, as safetensors names it ("F16"); None if that is unknown without
-        downloading them. Raises CheckpointError if the files are missing or damaged."""
+        """Bytes of the weight files per dtype, as safetensors names it ("F16"); None for a hub id whose weights are not
+        downloaded. Raises CheckpointError if files of a folder are missing or damaged."""
         if isinstance(self.config, GgufShape):
             return self.config.header.stored
-        if Path(self.source).expanduser().is_dir():
-            return _stored(self.folder)
         try:
-            from huggingface_hub import get_safetensors_metadata
-
-            counts = get_safetensors_metadata(self.source).parameter_count
-        except Exception:  # offline, or no safetensors: only the size stays unknown
+            return _stored(self.folder)
+        except CheckpointError:
+            if Path(self.source).expanduser().is_dir():
+                raise
             return None
-        return {dtype: count * _BYTES.get(dtype, 1) for dtype, count in counts.items()}
 
     def kv_bytes(self, itemsize: int = 4) -> int:
         """Bytes of KV cache per token of context, with `itemsize` bytes per number."""

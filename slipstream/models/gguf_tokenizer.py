@@ -61,27 +61,23 @@ def gguf_tokenizer(source: str | Path) -> FolderTokenizer | GgufTokenizer | None
     header = read_header(source)
     if not header.has_tokenizer:
         return None
-    if WHOLE in header.metadata:
-        try:
-            return _folder_tokenizer(header, Tokenizer.from_str(str(header.metadata[WHOLE])))
-        except Exception as fault:  # the library raises bare Exception
-            raise LoadError(
-                f"the tokenizer in {header.path.name} cannot be read: {fault}", fix="convert the model again"
-            ) from fault
-    if header.metadata.get("tokenizer.ggml.model") == "gpt2" and header.metadata.get("tokenizer.ggml.pre") in SPLITS:
-        return _folder_tokenizer(header, _byte_level(header))
-    return GgufTokenizer(LlamaModel(source, vocab_only=True))
+    metadata = header.metadata
+    known = metadata.get("tokenizer.ggml.model") == "gpt2" and metadata.get("tokenizer.ggml.pre") in SPLITS
+    if WHOLE not in metadata and not known:
+        return GgufTokenizer(LlamaModel(source, vocab_only=True))
+    try:
+        backend = Tokenizer.from_str(str(metadata[WHOLE])) if WHOLE in metadata else _byte_level(header)
+    except Exception as fault:  # the library raises bare Exception
+        raise LoadError(
+            f"the tokenizer in {header.path.name} cannot be read: {fault}", fix="convert the model again"
+        ) from fault
+    return _folder_tokenizer(header, backend)
 
 
 def _byte_level(header: GgufHeader) -> Tokenizer:
     texts, metadata = header.token_texts, header.metadata
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
-    try:
-        backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges))
-    except Exception as fault:  # the library raises bare Exception
-        raise LoadError(
-            f"the tokenizer of {header.path.name} cannot be built: {fault}", fix="convert the model again"
-        ) from fault
+    backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges))
     words = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[str(metadata["tokenizer.ggml.pre"])]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of])

@@ -1,6 +1,7 @@
 """Token maps decide whether two models are compatible, not sizes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,13 +117,15 @@ def test_a_broken_tokenizer_is_an_error_of_loading(tiny, tmp_path):
         require_pair(tiny.target, folder)
 
 
-def test_sizes_are_those_of_the_files(tiny):
+def test_sizes_are_those_of_the_files(tiny, tmp_path):
     from transformers import AutoModelForCausalLM
 
     seen = facts(tiny.target)
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
     assert seen.parameters == seen.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
+    assert replace(seen, source="a/hub-id").stored == {"F32": 4 * count}
+    assert replace(seen, source="a/hub-id", folder=tmp_path).stored is None, "weights that are not downloaded"
     assert seen.step_parameters == count - 320 * 48  # a step reads one row of the input embedding
     assert seen.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
     assert seen.chat_template
