@@ -294,12 +294,6 @@ def widened(probs: Tensor, vocab_size: int) -> Tensor:
     return torch.nn.functional.pad(probs, (0, missing)) if missing else probs
 
 
-def uncut(params: SamplingParams) -> SamplingParams:
-    """For greedy requests, the parameters by which draft tokens are scored: their distribution is a point mass, so how
-    likely each token is to be accepted is estimated by the softmax at temperature 1."""
-    return params.unfiltered if params.greedy else params
-
-
 def joint(chains: Seq[Seq[int]], distributions: Seq[Tensor | None], vocab_size: int) -> Tensor | None:
     """q [N, V] of a packed draft, from the distributions of each sequence. Point masses (None) get one-hot rows; None
     if all draft tokens are point masses."""

@@ -33,7 +33,7 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
-from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible, uncut
+from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
@@ -202,8 +202,9 @@ class EagleDrafter(HeadDrafter):
         0."""
         pairs = [(tree, node) for tree, front in zip(trees, frontiers, strict=True) for node in front]
         seqs = [tree.seq for tree, _ in pairs]
-        uncut_params = {id(tree): uncut(tree.seq.params) for tree in trees}
-        params = [uncut_params[id(tree)] for tree, _ in pairs]
+        # Of greedy requests: how likely each token is to be accepted is estimated by the softmax.
+        scoring = {id(t): t.seq.params.unfiltered if t.seq.params.greedy else t.seq.params for t in trees}
+        params = [scoring[id(tree)] for tree, _ in pairs]
         paths = [[tree.tokens[i] for i in tree.path(node)] for tree, node in pairs]
         return possible(self._scattered(logits), seqs, paths, self.vocab_size, params)[0]
 

@@ -76,17 +76,13 @@ class LookaheadConfig(Strict):
         for name, low in (("window", 1), ("ngram", 2), ("guesses", 1), ("pool", 1)):
             check_integer(name, getattr(self, name), low)
         check_number("row_cost", self.row_cost, 0.0, 1.0)
-        if self.most_nodes > MAX_NODES:
+        nodes = (self.window + self.guesses) * (self.ngram - 1)  # of the largest tree
+        if nodes > MAX_NODES:
             raise ParameterError(
-                f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} make trees of {self.most_nodes} "
+                f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} make trees of {nodes} "
                 f"nodes, at most {MAX_NODES} are verified",
                 fix="lower one of them",
             )
-
-    @property
-    def most_nodes(self) -> int:
-        """Nodes in the largest tree that this configuration can draft."""
-        return (self.window + self.guesses) * (self.ngram - 1)
 
 
 class Pool:
@@ -95,10 +91,6 @@ class Pool:
     def __init__(self, tokens: int, guesses: int):
         self.tokens, self.guesses = tokens, guesses
         self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dictionaries keep the order: the oldest first
-
-    def __len__(self) -> int:
-        """Number of n-grams."""
-        return sum(map(len, self._tails.values()))
 
     def add(self, gram: Seq[int]) -> None:
         first, tail = gram[0], tuple(gram[1:])

@@ -107,9 +107,10 @@ class MedusaDrafter(PrefixKeeper):
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = [
-            min(d, self.heads.config.heads) if self._is_current(seq) else 0 for seq, d in zip(seqs, budget, strict=True)
-        ]
+        depth = [0] * len(seqs)
+        for b, (seq, most) in enumerate(zip(seqs, budget, strict=True)):
+            if seq.id in self._states and self._states[seq.id][0] == len(seq.tokens):  # of the text as it is now
+                depth[b] = min(most, self.heads.config.heads)
         rows = [b for b in range(len(seqs)) if depth[b] > 0]
         if not rows:
             return Draft.empty(len(seqs), self.device)
@@ -140,10 +141,6 @@ class MedusaDrafter(PrefixKeeper):
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
-
-    def _is_current(self, seq: Sequence) -> bool:
-        """Whether the hidden state kept is that of the sequence's current last row."""
-        return seq.id in self._states and self._states[seq.id][0] == len(seq.tokens)
 
     # --- shapes ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.dflash import DFlashDrafter, make
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.engine import Engine
-from slipstream.errors import PairError, ParameterError
+from slipstream.errors import PairError
 from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.models.load_settings import LoadSettings
@@ -269,11 +269,3 @@ class TestMaking:
         assert [
             r.message.startswith("draft_tokens is 9, but the drafter 'dflash' drafts at most 5") for r in caplog.records
         ] == [True]
-
-    def test_a_target_without_hidden_states_is_refused_by_name(self) -> None:
-        with pytest.raises(PairError, match="ToyTarget"):
-            make(toy(), head=head_for())
-
-    def test_options_are_refused_by_name(self) -> None:
-        with pytest.raises(ParameterError, match="no parameter 'shape'"):
-            make(tiny_decoder(), head=head_for(), shape="chain")

@@ -358,10 +358,6 @@ class TestMaking:
         with pytest.raises(PairError, match=r"EAGLE-3 head .* mask token 401, the target has the ids 0\.\.399"):
             make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(head_config))
 
-    def test_a_target_without_embedding_and_lm_head_is_refused_by_name(self) -> None:
-        with pytest.raises(PairError, match="ToyTarget"):
-            make(toy(), head=head_for(1))
-
     def test_options_are_checked(self) -> None:
         for options in (
             {"width": 0},

@@ -13,6 +13,8 @@ from slipstream import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
+from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
+from slipstream.errors import PairError
 from slipstream.heads import eagle_rows
 from slipstream.heads.eagle_rows import Rows
 from tests.drafters.conformance import Recorder
@@ -105,3 +107,9 @@ def depth(parents: list[int]) -> int:
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return max(depths, default=0)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in DRAFTERS.items() if spec.needs is Needs.DRAFT_HEAD])
+def test_a_target_without_hidden_states_is_refused_by_name(name: str) -> None:
+    with pytest.raises(PairError, match="ToyTarget"):
+        make_drafter(name, toy())

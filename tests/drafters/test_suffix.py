@@ -172,7 +172,7 @@ def test_finished_requests_are_forgotten_oldest_first() -> None:
     assert len(drafter.past) <= 60
 
 
-# --- what is remembered is independent of the numbers with which verification decides, for equal seeds too -------------
+# --- what is remembered is independent of the numbers with which verification decides, for equal seeds too ------------
 
 
 V, PROMPT = 5, [0, 1, 2, 0]
