@@ -301,7 +301,7 @@ class LLM:
 
     def chat_prompt(self, messages: str | Seq[Message]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak."""
-        return self.checks.chat(messages)
+        return self.checks.chat_ids(self.checks.chat_text(messages))
 
     def sequence(self, prompt: Prompt, params: SamplingParams | None = None) -> Sequence:
         """A checked request, ready for `decode`."""

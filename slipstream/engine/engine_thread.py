@@ -38,10 +38,6 @@ class Prepared:
     chosen: bool = True
 
 
-Prepare = Callable[[Ask], Prepared]
-"""Makes a request of the engine; raises what is wrong with it."""
-
-
 @dataclass(eq=False)
 class _Live:
     """A request that the engine has. sent: how many of its output tokens were delivered."""
@@ -57,9 +53,11 @@ Command = Callable[[], list[Update]]
 
 
 class EngineThread:
-    """deliver is called in the engine's thread, once a step. It must not wait for long: nobody decodes meanwhile."""
+    """prepare   makes a request of the engine; raises what is wrong with it.
+    deliver  is called in the engine's thread, once a step. It must not wait for long: nobody decodes meanwhile.
+    """
 
-    def __init__(self, engine: Engine, prepare: Prepare, deliver: Callable[[Report], None]):
+    def __init__(self, engine: Engine, prepare: Callable[[Ask], Prepared], deliver: Callable[[Report], None]):
         self.engine = engine
         self.dead: Exception | None = None
         """Why no request can be decoded any more; None while it works."""

@@ -83,10 +83,6 @@ class RequestChecks:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def chat(self, messages: str | Seq[Message]) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak."""
-        return self.chat_ids(self.chat_text(messages))
-
     def chat_text(self, messages: str | Seq[Message], **names: Any) -> str:
         """What the chat template makes of a conversation. names: what else it reads, such as `tools`."""
         if isinstance(messages, str):

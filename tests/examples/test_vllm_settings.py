@@ -1,8 +1,10 @@
-"""examples/vllm-70b.json and examples/ray/vllm_app.py: what vLLM is told, and that the plan behind it holds.
+"""examples/vllm-70b.json and examples/ray/vllm_app.py: what vLLM is told, and that the plan behind it holds. What
+examples import exists.
 
 tests/vllm/test_examples.py gives them to vLLM itself."""
 
 import ast
+import importlib
 import json
 from itertools import pairwise
 
@@ -46,3 +48,11 @@ def test_the_replicas_of_ray_have_the_settings_of_the_plug_in() -> None:
     (given,) = [ast.literal_eval(node.value) for node in ast.walk(tree)
                 if isinstance(node, ast.keyword) and node.arg == "engine_kwargs"]  # fmt: skip
     assert given.items() >= (vllm(Choice("suffix", 16)).values or {}).items()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_what_an_example_imports_of_slipstream_exists(path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slipstream."):
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, alias.name) for alias in node.names)
