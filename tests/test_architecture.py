@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -89,8 +91,6 @@ def test_core_needs_nothing_but_torch_numpy_and_the_standard_library() -> None:
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.add(node.module.split(".")[0])
-    import sys
-
     assert found - set(sys.stdlib_module_names) <= {"torch", "numpy", "slipstream"}
 
 
@@ -109,3 +109,14 @@ def test_no_code_probes_for_what_a_contract_declares(kind: str) -> None:
                 if re.search(rf"\b(self\.)?_?({kind}|model|drafter|runtime)$", of):
                     probes.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert not probes
+
+
+def test_dir_lists_the_public_names_without_importing_torch() -> None:
+    code = """
+import slipstream, sys
+assert dir(slipstream) == sorted(slipstream.__all__)
+assert "torch" not in sys.modules
+assert all(getattr(slipstream, name) is not None for name in dir(slipstream))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {"LLM", "SamplingParams", "SpeculativeDecoder", "check_pair", "load_model_pair"} <= set(dir(slipstream))

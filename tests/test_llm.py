@@ -14,6 +14,7 @@ from slipstream.core.drafter import DrafterTraits
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
 from tests.checkpoints import Tiny
+from tests.targets.toy import ToyTarget
 
 EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 PROMPTS = ["def add(", "for name in", "café"]
@@ -238,3 +239,18 @@ def test_sampling_parameters_as_a_dict_are_refused_with_the_way_to_write_them(ll
             llm.generate("x", given)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="are a int"):
         llm.sequence("x", 3)  # type: ignore[arg-type]
+
+
+def test_the_repr_is_one_line_that_names_the_parts(tiny: Tiny, llm: LLM) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert repr(llm) == (
+        f"LLM(target={str(tiny.target)!r}, backend='torch', dtype='float64', drafter='model', draft_tokens=4, "
+        "rule='rejection')"
+    )
+    quantised = LLM(tiny.target, "ngram", executor="native", quantize="int8", device="cpu", draft_tokens=4)
+    assert "dtype='float32', quantize='w8a16', drafter='ngram', draft_tokens=4," in repr(quantised)
+    around = LLM(AutoModelForCausalLM.from_pretrained(tiny.target), executor="torch", draft_tokens=4)
+    assert repr(around).startswith("LLM(target='Decoder', backend='torch', dtype='float32', ")
+    toy = LLM(ToyTarget(), draft_tokens=4)
+    assert repr(toy) == "LLM(target='ToyTarget', drafter='none', draft_tokens=4, rule='rejection')"

@@ -15,7 +15,7 @@ README = ROOT / "README.md"
 SHOWN = README.read_text() + (ROOT / "docs" / "commands.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
 SHORTER = {
-    "verify": ["--prompts", "2", "--seed", "1", "--texts", "4", "--reach", "0", "-n", "64"],
+    "verify": ["--prompts", "1", "--seed", "1", "--texts", "1", "--reach", "0", "-n", "8"],
 }
 """Options that make a command faster without changing the form of its output. Of its numbers, draft lengths are
 compared."""
@@ -78,11 +78,20 @@ def test_only_times_are_masked() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
+def test_what_a_page_links_to_exists(page: Path) -> None:
+    """Files, and headings of pages."""
     text = page.read_text()
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
-    assert not missing
+    for link in re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
+        file, _, anchor = link.partition("#")
+        there = page.parent / file if file else page
+        if "://" not in link:
+            assert there.exists(), link
+            assert not anchor or anchor in anchors(there.read_text()), link
+
+
+def anchors(text: str) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)

@@ -153,19 +153,6 @@ def test_the_figures_are_there_small_and_used() -> None:
         assert len(text) < 80_000
 
 
-def anchors(text: str) -> set[str]:
-    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
-def test_links_have_a_target() -> None:
-    for place in re.findall(r"\]\(([^)]+)\)", TEXT):
-        file, _, anchor = place.partition("#")
-        there = TUTORIAL.parent / file if file else TUTORIAL
-        assert there.is_file(), place
-        assert not anchor or anchor in anchors(there.read_text()), place
-
-
 def test_the_prose_has_no_measured_numbers() -> None:
     """Outside of code and of generated blocks, numbers with a unit or a decimal are quotations or papers."""
     prose = re.sub(r"```.*?```", "", tutorial.FIGURE.sub("", TEXT), flags=re.DOTALL)

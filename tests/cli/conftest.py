@@ -52,9 +52,10 @@ def pair(tiny: Tiny) -> list[object]:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A file of two prompts."""
+    """A file of two prompts, each of a category."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"for name in names{i}:\n"}) for i in range(2)))
+    rows = [{"prompt": f"for name in names{i}:\n", "category": kind} for i, kind in enumerate("ab")]
+    path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
 

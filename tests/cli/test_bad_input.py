@@ -33,8 +33,7 @@ TABLE: list[tuple[str, str]] = [
     # command line, with {pair} for the options of a tiny pair; what the message must contain
     ("generat x", "Did you mean 'generate'"),
     # generate: options
-    ("generate x --executor torch -md ngrm", "there is no drafter, folder or model 'ngrm'"),
-    ("generate x --executor torch -md ngrm", "did you mean 'ngram'?"),
+    ("generate x --executor torch -md ngrm", "no drafter, folder or model 'ngrm'. Fix: did you mean 'ngram'?"),
     ("generate x --temprature 1", "--temperature"),
     ("generate x -n many", "--max-new-tokens"),
     ("generate x --rule rejction", "did you mean 'rejection'"),
@@ -58,10 +57,8 @@ TABLE: list[tuple[str, str]] = [
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
     ("generate x {pair} --drafter ngram -o max_ngrams=2", "NgramConfig has no parameter 'max_ngrams'"),
-    ("generate x {pair} --drafter ngram -o max_ngrams=2", "did you mean 'max_ngram'?"),
     ("generate x -m mine --drafter model", "without a draft model"),
-    ("generate x -m /nonexistent --kv-dtype float61", "kv_dtype is 'float61'"),
-    ("generate x -m /nonexistent --kv-dtype float61", "did you mean 'float16'?"),
+    ("generate x -m /nonexistent --kv-dtype float61", "must be one of float32, float16. Fix: did you mean 'float16'?"),
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
     ("generate x {pair} --kv-dtype float16", "Fix: drop kv_dtype"),
     ("generate x {pair} --executor native --dtype float64", "executor='native'"),
@@ -92,6 +89,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --config cut.json", "is not JSON"),
     ("generate x --config nowhere.json", "cannot be read"),
     # info, drafters, lists of simulate
+    ("generate x -m missing.gguf --drafter suffix", "there is no file"),
     ("info /nonexistent/model", "/nonexistent/model"),
     ("info /nonexistent/model", "give the folder, or a hub id"),
     ("info 'not a hub id!'", "give the folder, or a hub id"),

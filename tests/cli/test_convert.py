@@ -11,7 +11,6 @@ import pytest
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
 from slipstream.drafters.draft_plan import DraftPlan
-from tests.models.gguf_files import tiny_model
 
 pytest.importorskip("gguf")
 
@@ -75,20 +74,6 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
     assert (done.code, done.out) == (0, wanted.out)
     assert "llamacpp on cpu" in done.said
     assert "llama_" not in done.said  # nothing of its log
-
-
-def test_bad_files_are_one_message(cli, folder: Path, file: Path) -> None:
-    (folder / "cut.gguf").write_bytes(file.read_bytes()[:-100])
-    (folder / "bare.gguf").write_bytes(tiny_model())
-    for name, said in (
-        ("cut.gguf", "is not a whole GGUF file"),
-        ("missing.gguf", "there is no file"),
-        ("bare.gguf", "has no tokenizer"),
-    ):
-        done = cli("generate", "-m", name, "--drafter", "suffix", "x")
-        assert (done.code, done.out) == (2, "")
-        assert said in done.said
-        assert "Fix:" in done.said
 
 
 def test_a_server_reserves_what_is_usual(file: Path, folder: Path) -> None:
