@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +35,9 @@ WINDOW = 10
 """Number of steps of the rolling acceptance rate."""
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One step. drafted: verified draft tokens; accepted: accepted draft tokens; tokens: output tokens."""
-
-    drafted: int
-    accepted: int
-    tokens: int
-
-
 class Recorder(WrappedDrafter):
-    """Records the steps of one sequence, and each output token as JSON values:
+    """Records the steps of one sequence, with their numbers of verified and accepted draft tokens and of output tokens,
+    and each output token, as JSON values:
 
     token, by  its id, and what proposed it: "target", or the name of the drafter (for a stack, of the member).
     drafted    whether it is an accepted draft token.
@@ -59,7 +51,7 @@ class Recorder(WrappedDrafter):
     def __init__(self, drafter: Drafter):
         super().__init__(drafter)
         self.tokens: list[dict[str, Any]] = []
-        self.steps: list[StepRecord] = []
+        self.steps: list[dict[str, int]] = []
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self._note(seqs[0], draft, out.logits[: len(draft.nodes(0)) + 1], verdict)
@@ -86,7 +78,7 @@ class Recorder(WrappedDrafter):
         depths = draft.depths
         if seq.finish:
             depths = [d for d in depths if d <= len(run)]  # as in the counters: the text ends before deeper tokens
-        self.steps.append(StepRecord(len(depths), accepted, len(run)))
+        self.steps.append({"drafted": len(depths), "accepted": accepted, "tokens": len(run)})
 
 
 def target_probs(seq: Sequence, draft: Draft, logits: Tensor, emitted: int) -> Tensor:
@@ -108,23 +100,20 @@ def _token(token: int, by: str, row: Tensor, q: float | None) -> dict[str, Any]:
     return {"token": token, "by": by, "p": float(row[token]), "q": q}
 
 
-def rolling(steps: Seq[StepRecord], window: int = WINDOW) -> list[dict[str, Any]]:
+def rolling(steps: Seq[dict[str, int]], window: int = WINDOW) -> list[dict[str, Any]]:
     """The acceptance rate after each step that drafted: over the last `window` such steps, and since the beginning.
     token: number of output tokens until then."""
     points, drafting, done = [], [], 0
     for each in steps:
-        done += each.tokens
-        if each.drafted:
+        done += each["tokens"]
+        if each["drafted"]:
             drafting.append(each)
-            recent = drafting[-window:]
-            points.append(
-                {
-                    "token": done,
-                    "rate": sum(r.accepted for r in recent) / sum(r.drafted for r in recent),
-                    "overall": sum(r.accepted for r in drafting) / sum(r.drafted for r in drafting),
-                }
-            )
+            points.append({"token": done, "rate": _rate(drafting[-window:]), "overall": _rate(drafting)})
     return points
+
+
+def _rate(steps: Seq[dict[str, int]]) -> float:
+    return sum(each["accepted"] for each in steps) / sum(each["drafted"] for each in steps)
 
 
 def trace(
@@ -159,7 +148,7 @@ def trace(
             "tokens": recorder.tokens,
             "pieces": pieces(llm, seq),
             "vocabulary": {token: show([token]) for token in used},
-            "steps": [asdict(each) for each in recorder.steps],
+            "steps": recorder.steps,
             "rolling": rolling(recorder.steps),
             "stats": {k: v for k, v in seq.stats.as_dict().items() if "second" not in k},
             "finish": seq.finish,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.bench.benchmark import Contender
-from slipstream.bench.tracing import StepRecord, rolling, trace
+from slipstream.bench.tracing import rolling, trace
 from slipstream.core.params import SamplingParams
 
 
@@ -85,9 +85,11 @@ def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_
 
 
 def test_the_rolling_rate_forgets():
-    steps = [StepRecord(0, 0, 1), *[StepRecord(4, 4, 5)] * 3, *[StepRecord(4, 0, 1)] * 2]
+    names, counts = ("drafted", "accepted", "tokens"), ((0, 0, 1), (4, 4, 5), (4, 0, 1))
+    plain, right, wrong = (dict(zip(names, each, strict=True)) for each in counts)
+    steps = [plain, *[right] * 3, *[wrong] * 2]
     points = rolling(steps, window=2)
     assert [p["rate"] for p in points] == [1, 1, 1, 0.5, 0]
     assert [p["token"] for p in points] == [6, 11, 16, 17, 18]
     assert points[-1]["overall"] == pytest.approx(12 / 20)
-    assert rolling([StepRecord(0, 0, 1)]) == []
+    assert rolling([plain]) == []
