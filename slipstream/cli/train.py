@@ -45,13 +45,13 @@ def start(config: RunConfig, dry_run: bool) -> None:
     """Prepare, print the estimate, and train unless it is a dry run."""
     quieten()
     from slipstream.training.run import prepare
-    from slipstream.training.run_report import LIMIT
+    from slipstream.training.run_report import LIMIT, estimate
 
     try:
         with Interrupt((signal.SIGINT, signal.SIGTERM), at_once=True):
             run = prepare(config)
             print(f"measuring one step, for at most {LIMIT:.0f} s", flush=True)
-            print("\n".join(run.estimate()), flush=True)
+            print("\n".join(estimate(run.loop)), flush=True)
             if not dry_run:
                 run.train()
     except KeyboardInterrupt as stop:

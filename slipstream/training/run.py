@@ -39,7 +39,7 @@ from slipstream.training.objective import Objective
 from slipstream.training.packing import Stream
 from slipstream.training.regenerate import Prompts, prefixes, regenerate, self_prompts
 from slipstream.training.resume_state import as_json, check_same, read_state, write_json, writing
-from slipstream.training.run_report import estimate, run_card
+from slipstream.training.run_report import run_card
 from slipstream.training.schedule import counted
 from slipstream.training.trainable import check_trainable
 from slipstream.zoo import checkpoint_of
@@ -121,10 +121,6 @@ class Run:
 
     loop: Loop
     about: dict[str, Any]
-
-    def estimate(self) -> list[str]:
-        """Lines that say what the run will take."""
-        return estimate(self.loop)
 
     def train(self, say: Say = print) -> dict[str, Any]:
         """Train, measure, export; returns the measured figures.

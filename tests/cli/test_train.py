@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipstream.targets.decoder import Decoder
-from slipstream.training import acceptance, run as run_module
+from slipstream.training import acceptance, run as run_module, run_report
 from slipstream.training.loop import Loop
 from tests.training.tiny_runs import train_target, write_data
 
@@ -120,7 +120,7 @@ def logged(out: Path) -> list[Any]:
         (run_module, "held_out_text", signal.SIGTERM),
         (acceptance, "write_masked", signal.SIGINT),
         (run_module, "held_out", signal.SIGTERM),
-        (run_module, "estimate", signal.SIGTERM),
+        (run_report, "estimate", signal.SIGTERM),
         (Loop, "evaluate", signal.SIGINT),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_resumed_run_that_is_stopped_before_a_step_keeps_its_checkpoint_and_ex
     before = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
     card = (tmp_path / "out" / "final" / "README.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        raising(patch, run_module, "estimate", signal.SIGINT)
+        raising(patch, run_report, "estimate", signal.SIGINT)
         stopped = train("--resume")
     assert stopped.code == 130
     assert "step 1 is saved" in stopped.said

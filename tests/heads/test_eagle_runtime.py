@@ -22,6 +22,7 @@ from slipstream.heads.eagle_rows import EagleRuntime
 from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import WeightFormat
+from slipstream.training import eagle3_objective
 from slipstream.training.eagle3_objective import chain_states
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
@@ -180,8 +181,9 @@ def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
 
 
 @pytest.mark.parametrize("kind", ["3", "3.1"])
-def test_training_and_inference_compute_the_same(kind: str) -> None:
+def test_training_and_inference_compute_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of training-time test at the chain that starts at row i are those of a chain drafted after row i."""
+    monkeypatch.setattr(eagle3_objective, "BLOCK", 4)  # several blocks of queries, the last one shorter
     trained_head, steps = head(VARIANTS[kind], spread=0.4), 3
     text = Text(trained_head, 12)
     taps = [t[None] for t in text.features.split(TARGET, -1)]

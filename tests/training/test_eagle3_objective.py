@@ -1,9 +1,9 @@
-"""Training-time test: chains that are unrolled in parallel equal the chains of drafting."""
+"""Chains of parallel heads, the draft vocabulary, and the dtype of states. That chains in training equal those of
+drafting is tested in tests/heads/test_eagle_runtime.py."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -40,48 +40,6 @@ def inputs() -> tuple[Tensor, list[Tensor]]:
     return tokens, [torch.randn(2, T, D, generator=rng, dtype=torch.float64) for _ in range(2)]
 
 
-def cached_attention() -> Callable[..., Tensor]:
-    """Causal attention over the rows of all calls so far, [n, H, D]."""
-    cache: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer in cache:
-            k, v = (torch.cat(pair) for pair in zip(cache[layer], (k, v), strict=True))
-        past, cache[layer] = len(k) - len(q), (k, v)
-        scores = torch.einsum("nhd,mhd->hnm", q, k.expand(-1, 2, -1)) * 8**-0.5
-        seen = torch.arange(len(k)) <= past + torch.arange(len(q))[:, None]
-        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v.expand(-1, 2, -1))
-
-    return attend
-
-
-def drafted(head: EagleHead, tokens: Tensor, taps: list[Tensor], start: int) -> list[Tensor]:
-    """One chain as drafting runs it: the true rows 0..start in one call, then one row a step, with a growing cache."""
-    cos, sin = (x.double() for x in rotary_tables(DECODER, 64))
-    attend, rows = cached_attention(), start + 1
-    hidden = head.fuse([tap[:rows] for tap in taps])
-    hidden, x = head(tokens[1 : rows + 1], hidden, (cos[:rows], sin[:rows]), attend)
-    out = [x[-1]]
-    for j in range(1, STEPS):
-        at = slice(start + j, start + j + 1)
-        hidden, x = head(tokens[start + 1 + j : start + 2 + j], hidden[-1:], (cos[at], sin[at]), attend)
-        out.append(x[-1])
-    return out
-
-
-def test_chains_in_parallel_equal_chains_one_by_one(head: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_objective, "BLOCK", 4)  # several blocks of queries, the last one shorter
-    tokens, taps = inputs()
-    rotary = rotary_tables(DECODER, 64)
-    states = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
-    for b in range(2):
-        for start in (0, 1, 5, T - STEPS - 1):
-            alone = drafted(head, tokens[b], [tap[b] for tap in taps], start)
-            for j in range(STEPS):
-                # The softmax is in float32.
-                assert torch.allclose(states[j][b, start], alone[j], atol=1e-4), (b, start, j)
-
-
 def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """2602.01469, section 3: the rows after a true row hold the mask token and learned taps, at the next positions."""
     monkeypatch.setattr(eagle3_objective, "BLOCK", 4)
@@ -95,13 +53,18 @@ def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: py
     cos, sin = (x.double() for x in rotary_tables(two, 64))
     states = chain_states(head, tokens, taps, (cos, sin), STEPS)
 
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [n, H, D]
+        scores = torch.einsum("nhd,mhd->hnm", q, k.expand(-1, 2, -1)) * 8**-0.5
+        unseen = torch.ones(len(q), len(q)).triu(1).bool()
+        return torch.einsum("hnm,mhd->nhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v.expand(-1, 2, -1))
+
     for b in range(2):
         for start in (0, 1, 5, T - STEPS - 1):
             n = start + STEPS
             masked = head.mask_hidden.view(2, 1, D).expand(-1, STEPS - 1, -1)
             read = [torch.cat((tap[b, : start + 1], part)) for tap, part in zip(taps, masked, strict=True)]
             shown = torch.cat((tokens[b, 1 : start + 2], torch.full((STEPS - 1,), 17)))
-            _, x = head(shown, head.fuse(read), (cos[:n], sin[:n]), cached_attention())
+            _, x = head(shown, head.fuse(read), (cos[:n], sin[:n]), attend)
             for j in range(STEPS):
                 assert torch.allclose(states[j][b, start], x[start + j], atol=1e-4), (b, start, j)
 

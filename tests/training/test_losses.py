@@ -56,13 +56,6 @@ def test_blocks_give_the_loss_and_the_gradients_of_the_definition(
         assert torch.allclose(a, b, atol=1e-12)
 
 
-def test_a_draft_with_the_targets_own_distribution_has_no_loss() -> None:
-    _, _, aims = setting(shared=True)
-    states = torch.stack([aims.final[:, 1 + k : 1 + k + N] for k in range(K)])
-    loss, _ = distribution_losses(states, aims.head[None], aims, WEIGHTS)
-    assert float(loss) == pytest.approx(0.0, abs=1e-12)
-
-
 def test_exits_all_aim_at_the_same_distribution() -> None:
     states, weight, aims = setting(shared=True)
     loss, _ = distribution_losses(states, weight, replace(aims, stride=0, ahead=2), WEIGHTS)

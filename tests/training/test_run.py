@@ -224,7 +224,7 @@ def test_the_estimate_changes_nothing(tiny_target: Path, tiny_data: Path, tmp_pa
     plain = prepare(small("draft", tiny_target, tiny_data, tmp_path / "plain"), say=quiet)
     plain.loop.run()
     asked = prepare(small("draft", tiny_target, tiny_data, tmp_path / "asked"), say=quiet)
-    lines = asked.estimate()
+    lines = run_report.estimate(asked.loop)
     assert f"{sum(p.numel() for p in asked.loop.objective.module.parameters()):,} parameters" in lines[1]
     assert [line.split()[0] for line in lines] == ["data", "training", "time", "disk"]
     asked.loop.run()
@@ -259,7 +259,7 @@ def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, tiny_target
 
     monkeypatch.setattr(run.loop.objective, "forward", forward)
     monkeypatch.setattr(run_report.time, "perf_counter", lambda: clock)
-    run.estimate()
+    run_report.estimate(run.loop)
     assert run.loop.rate == pytest.approx(rate)
     assert sizes[-1] == sizes[-2] == tokens
     assert clock == pytest.approx(seconds)
