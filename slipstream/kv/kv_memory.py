@@ -26,6 +26,7 @@ class KVMemory:
     lock   held by whoever changes them.
     ahead  how many tokens after a block its content depends on: 0 for a decoder; 1 for an EAGLE head, whose row i reads
            token i + 1, too.
+    block  tokens in a block. capacity: blocks in all; None: as many as the machine's memory holds.
 
     Key and value of a token depend on the tokens up to it, so texts with the same beginning have the same first blocks.
     Each full block has a key, a hash of its own tokens and of the key of the block before it (a hash chain). A new text
@@ -41,19 +42,10 @@ class KVMemory:
 
     def __init__(self, pool: BlockPool, lock: Callable[[], AbstractContextManager[object]], ahead: int = 0):
         self._pool, self._lock, self._ahead = pool, lock, ahead
+        self.block, self.capacity = pool.block, pool.capacity
         self._most = MOST_BLOCKS if pool.capacity is None else pool.capacity
         self._kept: dict[bytes, int] = {}  # blocks by key; used longest ago first
         pool.reclaim = self._reclaim
-
-    @property
-    def block(self) -> int:
-        """Tokens in a block."""
-        return self._pool.block
-
-    @property
-    def capacity(self) -> int | None:
-        """Blocks in all; None: as many as the machine's memory holds."""
-        return self._pool.capacity
 
     @property
     def usage(self) -> Usage:

@@ -95,8 +95,7 @@ class LoadSettings:
             if value is not None:
                 settings.one_of(each, value, allowed)
         settings.check_threads(self.threads)
-        if self.kv_tokens is not None:
-            check_integer("kv_tokens", self.kv_tokens, BLOCK)
+        check_integer("kv_tokens", self.kv_tokens, BLOCK, optional=True)
 
     @staticmethod
     def of(values: Mapping[str, Any], caller: str = "LoadSettings", more: tuple[str, ...] = ()) -> LoadSettings:

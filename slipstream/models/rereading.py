@@ -73,13 +73,14 @@ class Reading:
         for n in range(at, len(tokens)):
             written = self._vocabularies.target.text_of(tokens[n])
             if written is None:
-                self._end_word(word, at)
+                self._end_word(word)
                 self._add_special(tokens[n], n)
                 at, word = n + 1, b""
                 self._words.append((at, len(self.ids)))
                 continue
-            if word and complete and _begins_word(word, written):
-                self._end_word(word, at)
+            next_word = written.startswith(b" ") and word[-1:] not in WHITESPACE
+            if word and complete and (next_word or len(word) >= LONGEST):
+                self._end_word(word)
                 at, word = n, b""
                 self._words.append((at, len(self.ids)))
             word += written
@@ -93,7 +94,7 @@ class Reading:
         """Place of the first of the target's tokens whose ids may still change."""
         return self._words[-1][0]
 
-    def _end_word(self, word: bytes, at: int) -> None:
+    def _end_word(self, word: bytes) -> None:
         if not word:
             return
         first = len(self.ids) == len(self._vocabularies.draft.begin)
@@ -119,13 +120,6 @@ class Reading:
                 self.ids += self._vocabularies.draft.pieces(data)
                 data = b""
         self.ids += self._vocabularies.draft.pieces(data)
-
-
-def _begins_word(word: bytes, written: bytes) -> bool:
-    """Whether text that goes on after `word` with `written` begins a new word."""
-    if written.startswith(b" ") and word[-1] not in WHITESPACE:
-        return True
-    return len(word) >= LONGEST
 
 
 def cut_at_end(data: bytes) -> int:
