@@ -172,7 +172,10 @@ class ChainsOnly:
         self, seq: Sequence, cache: RollbackCache, tokens: Seq[int], keep: int, taps: Seq[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """`_forward`, one token after another, so that no token can spoil one before it (see `rows_apart`)."""
-        each = [self._next(seq, cache, token, taps) for token in tokens]
+        each = []
+        for token in tokens:
+            cache.mark()
+            each.append(self._forward(seq, cache, [token], 1, taps))
         states = {tap: torch.cat([seen[tap] for _, seen in each]) for tap in taps}
         return torch.cat([logits for logits, _ in each[-keep:]]), states
 
@@ -183,9 +186,3 @@ class ChainsOnly:
             start = len(cache.tokens)
             given["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]
         return given
-
-    def _next(
-        self, seq: Sequence, cache: RollbackCache, token: int, taps: Seq[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        cache.mark()
-        return self._forward(seq, cache, [token], 1, taps)

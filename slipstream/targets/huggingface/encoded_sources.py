@@ -98,11 +98,6 @@ class EncodedSources:
                 rows.append(row)
         return torch.cat(rows).to(logits.dtype)
 
-    def check_beams(self) -> None:
-        """See `OutputRules.check_beams`."""
-        if self.rules is not None:
-            self.rules.check_beams()
-
     def share(self, parent_id: int, child_id: int) -> None:
         """Both texts answer the same source."""
         self._sources[child_id] = self.of(parent_id)

@@ -135,7 +135,8 @@ class EncoderDecoder:
         does not let pass."""
         fork = self.runner.capabilities.fork
         assert fork is not None
-        self.sources.check_beams()
+        if self.sources.rules is not None:
+            self.sources.rules.check_beams()
         fork(parent_id, child_id, length)
         self.sources.share(parent_id, child_id)
 

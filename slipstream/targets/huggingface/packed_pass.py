@@ -49,9 +49,6 @@ KINDS = ("blocks", "gathered", "dense")
 _FOLD_ROWS = 64
 """With at most this many new tokens, query heads of a group become rows; with more, the mask is too large."""
 
-Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(batch, head, query index, key index) -> whether the query sees the key."""
-
 
 class PackedError(TargetError):
     """The model does something in its attention that a packed pass cannot follow."""
@@ -190,7 +187,7 @@ class PackedPass:
         """Rows that see one whose keys and values were kept back: what the model makes of them is nothing."""
         if self.kept_back is None:
             return set()
-        lost = set()
+        lost = set[int]()
         for row in self.rows:
             bad = self.kept_back[row.start : row.stop]
             sees = torch.ones(len(bad), len(bad), dtype=torch.bool).tril() if row.tree is None else row.tree.cpu()
@@ -260,7 +257,7 @@ class PackedMask:
 
 
 def packed_mask(
-    *, mask_function: Function | None = None, dtype: torch.dtype = torch.float32, **_: Any
+    *, mask_function: Callable[..., Tensor] | None = None, dtype: torch.dtype = torch.float32, **_: Any
 ) -> PackedMask | Tensor:
     """See `AttentionMaskInterface`. For models with their own attention a tensor [1, 1, M, S]."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
