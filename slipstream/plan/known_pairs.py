@@ -32,14 +32,12 @@ CONTEXT = 1024
 class KnownModel(Strict):
     """A model of the registry.
 
-    hub        its id on the Hugging Face hub.
-    tokenizer  name of the vocabulary: models with the same name share token ids, except special ones.
-    config     the shape from its config.json.
+    hub     its id on the Hugging Face hub.
+    config  the shape from its config.json.
     """
 
     name: str
     hub: str
-    tokenizer: str
     config: Mapping[str, Any]
 
     @cached_property
@@ -72,35 +70,29 @@ _EXPERTS = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_to
 MODELS = {
     model.name: model
     for model in (
-        KnownModel("Llama-2-70B", "meta-llama/Llama-2-70b-hf", "Llama 2", _llama(8192, 80, 64, 8, 28672, 32000, 4096)),
-        KnownModel("Llama-2-7B", "meta-llama/Llama-2-7b-hf", "Llama 2", _llama(4096, 32, 32, 32, 11008, 32000, 4096)),
-        KnownModel("CodeLlama-70B", "codellama/CodeLlama-70b-hf", "Llama 2",
-                   _llama(8192, 80, 64, 8, 28672, 32016, 16384)),
-        KnownModel("CodeLlama-7B-Python", "codellama/CodeLlama-7b-Python-hf", "Llama 2",
+        KnownModel("Llama-2-70B", "meta-llama/Llama-2-70b-hf", _llama(8192, 80, 64, 8, 28672, 32000, 4096)),
+        KnownModel("Llama-2-7B", "meta-llama/Llama-2-7b-hf", _llama(4096, 32, 32, 32, 11008, 32000, 4096)),
+        KnownModel("CodeLlama-70B", "codellama/CodeLlama-70b-hf", _llama(8192, 80, 64, 8, 28672, 32016, 16384)),
+        KnownModel("CodeLlama-7B-Python", "codellama/CodeLlama-7b-Python-hf",
                    _llama(4096, 32, 32, 32, 11008, 32000, 16384)),
-        KnownModel("Llama-3-70B", "meta-llama/Meta-Llama-3-70B-Instruct", "Llama 3",
-                   _llama(8192, 80, 64, 8, 28672, 128256, 8192)),
-        KnownModel("Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct", "Llama 3",
-                   _llama(4096, 32, 32, 8, 14336, 128256, 8192)),
-        KnownModel("Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct", "Llama 3",
+        KnownModel("Llama-3-70B", "meta-llama/Meta-Llama-3-70B-Instruct", _llama(8192, 80, 64, 8, 28672, 128256, 8192)),
+        KnownModel("Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct", _llama(4096, 32, 32, 8, 14336, 128256, 8192)),
+        KnownModel("Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct",
                    _llama(8192, 80, 64, 8, 28672, 128256, 131072)),
-        KnownModel("Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "Llama 3",
-                   _llama(4096, 32, 32, 8, 14336, 128256, 131072)),
-        KnownModel("Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct", "Llama 3",
+        KnownModel("Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", _llama(4096, 32, 32, 8, 14336, 128256, 131072)),
+        KnownModel("Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct",
                    _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_TIED)),
-        KnownModel("Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct", "Llama 3",
+        KnownModel("Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct",
                    _llama(2048, 16, 32, 8, 8192, 128256, 131072, **_TIED)),
-        KnownModel("Mixtral-8x7B", "mistralai/Mixtral-8x7B-Instruct-v0.1", "Mistral",
+        KnownModel("Mixtral-8x7B", "mistralai/Mixtral-8x7B-Instruct-v0.1",
                    _llama(4096, 32, 32, 8, 14336, 32000, 32768, **_EXPERTS)),
-        KnownModel("Mistral-7B", "mistralai/Mistral-7B-Instruct-v0.2", "Mistral",
+        KnownModel("Mistral-7B", "mistralai/Mistral-7B-Instruct-v0.2",
                    _llama(4096, 32, 32, 8, 14336, 32000, 32768, model_type="mistral", sliding_window=None)),
-        KnownModel("Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct", "Qwen 2.5",
-                   _llama(8192, 80, 64, 8, 29568, 152064, 32768, **_QWEN)),
-        KnownModel("Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen 2.5",
-                   _llama(3584, 28, 28, 4, 18944, 152064, 32768, **_QWEN)),
-        KnownModel("GPT-2-XL", "openai-community/gpt2-xl", "GPT-2", _gpt2(1600, 48, 25)),
-        KnownModel("GPT-2", "openai-community/gpt2", "GPT-2", _gpt2(768, 12, 12)),
-        KnownModel("DistilGPT-2", "distilbert/distilgpt2", "GPT-2", _gpt2(768, 6, 12)),
+        KnownModel("Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct", _llama(8192, 80, 64, 8, 29568, 152064, 32768, **_QWEN)),
+        KnownModel("Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", _llama(3584, 28, 28, 4, 18944, 152064, 32768, **_QWEN)),
+        KnownModel("GPT-2-XL", "openai-community/gpt2-xl", _gpt2(1600, 48, 25)),
+        KnownModel("GPT-2", "openai-community/gpt2", _gpt2(768, 12, 12)),
+        KnownModel("DistilGPT-2", "distilbert/distilgpt2", _gpt2(768, 6, 12)),
     )
 }  # fmt: skip
 

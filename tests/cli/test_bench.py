@@ -72,6 +72,7 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
     result = cli("bench", texts, *pair, *QUICK, "--drafter", "ngram")
     assert result.code == 1
     assert "BUG" in result.out
+    assert "differs from plain decoding's at token 3" in result.said
     assert "this is a bug" in result.said
 
 

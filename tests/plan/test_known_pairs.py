@@ -11,7 +11,6 @@ def test_every_figure_has_a_source():
     for pair in PAIRS:
         assert bool(pair.acceptance) == bool(pair.acceptance_source)
         assert bool(pair.speedup) == bool(pair.speedup_source)
-        assert MODELS[pair.target].tokenizer == MODELS[pair.draft].tokenizer
 
 
 @pytest.mark.parametrize(
