@@ -1,4 +1,4 @@
-"""Clients that go, wait, flood or read slowly harm nobody else, and nothing is left of them."""
+"""Clients that go, wait, flood or read slowly, and requests that leave no token possible, harm nobody else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -16,9 +17,9 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.server.script import EventStream
 from slipstream.server.service import Limits
-from tests.server.hosting import Host, eventually, hosted, request_by_hand
+from tests.server.hosting import Host, eventually, hosted, refused, request_by_hand
 
-PATH = "/v1/completions"
+PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\nHost: a\nContent-Type: application/json\n"
 LONG = {"prompt": "def f(", "max_tokens": 900, "temperature": 1, "ignore_eos": True}
 
@@ -208,3 +209,66 @@ def test_a_client_that_goes_while_a_piece_is_sent_ends_its_stream(later: int) ->
     asyncio.run(run())
     assert ended == [True]
     assert len(sent) < MANY / 10
+
+
+# --- no token is possible ---------------------------------------------------------------------------------------------
+
+V = 4096
+ALL = list(range(V))
+EVERY = dict.fromkeys(map(str, ALL), -100)
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": EVERY},
+        {"bad_words": [[token] for token in ALL]},
+        {"stop_token_ids": ALL, "min_tokens": 1},
+        {"logit_bias": {str(token): -100 for token in ALL[::2]}, "bad_words": [[token] for token in ALL[1::2]]},
+    ],
+    ids=lambda fields: " and ".join(fields),
+)
+@pytest.mark.parametrize(
+    "more", [{}, {"temperature": 0}, {"stream": True, "n": 2}, {"speculation": {"enabled": False}}]
+)
+def test_parameters_that_forbid_every_first_token_are_refused(host: Host, fields: Any, more: dict[str, Any]) -> None:
+    before = host.llm.load.steps
+    for path, prompt in ((PATH, {"prompt": ["a", "b"]}), (CHAT_PATH, {"messages": USER})):
+        message = refused(host.post(path, max_tokens=4, **prompt, **fields, **more), 400)
+        assert f"forbid all {V} tokens" in message
+    assert host.llm.load.steps == before
+    assert host.service.admitted == 0
+
+
+def test_a_form_none_of_whose_first_tokens_is_allowed_is_refused(host: Host) -> None:
+    beginning = [token for token in ALL if host.service.token_text(token).startswith("x")]
+    body = {
+        "prompt": "a",
+        "structured_outputs": {"regex": "x+"},
+        "logit_bias": dict.fromkeys(map(str, beginning), -100),
+    }
+    assert "as the first one" in refused(host.post(PATH, **body), 400)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, temperature: float) -> None:
+    """The form is x, then y, which is forbidden."""
+    y = [token for token in ALL if "y" in host.service.token_text(token)]
+    dead = {
+        "prompt": "a",
+        "structured_outputs": {"regex": "xy"},
+        "bad_words": [[token] for token in y],
+        "temperature": temperature,
+    }
+    well = {"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
+    text = host.post(PATH, **well).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(host.post, PATH, **well) for _ in range(2)]
+        answered = host.post(PATH, **dead)
+        assert "every token is forbidden" in refused(answered, 400)
+        assert answered.json()["error"]["code"] == "dead_end"
+        assert [each.result().json()["choices"][0]["text"] for each in futures] == [text, text]
+    *_, last = [json.loads(event) for event in host.events(PATH, **dead)]
+    assert last["error"]["code"] == "dead_end"
+    eventually(lambda: host.service.admitted == 0 and not host.llm.load.running)
