@@ -138,10 +138,7 @@ def _decoded(path: Path) -> str:
 def _records(path: Path, key: str) -> Iterator[Document]:
     text = _decoded(path)
     if path.suffix.lower() == ".json":
-        try:
-            whole = json.loads(text)
-        except json.JSONDecodeError as fault:
-            raise DataError(f"{path}, line {fault.lineno}: not JSON ({fault.msg})", fix="correct the file") from fault
+        whole = _parsed(text, path, 1, "correct the file")
         if not isinstance(whole, list):
             raise DataError(f"{path} holds one JSON {type(whole).__name__}, not a list of records", fix="see --help")
         for i, record in enumerate(whole, 1):
@@ -150,11 +147,14 @@ def _records(path: Path, key: str) -> Iterator[Document]:
     # Not splitlines(): a JSON string may hold U+2028 and its like, which do not end a line here.
     for i, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as fault:
-                raise DataError(f"{path}, line {i}: not JSON ({fault.msg})", fix="write one object per line") from fault
-            yield _document(record, f"{path}, line {i}", f"{key}:{i}")
+            yield _document(_parsed(line, path, i, "write one object per line"), f"{path}, line {i}", f"{key}:{i}")
+
+
+def _parsed(text: str, path: Path, first_line: int, fix: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as fault:
+        raise DataError(f"{path}, line {first_line + fault.lineno - 1}: not JSON ({fault.msg})", fix=fix) from fault
 
 
 def _document(record: Any, where: str, key: str) -> Document:

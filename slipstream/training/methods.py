@@ -24,7 +24,6 @@ from slipstream.training.training_settings import (
     TWO,
     Checked,
     LoopConfig,
-    checked,
     setting,
 )
 
@@ -220,10 +219,10 @@ class RunConfig(LoopConfig):
         check=FROM_ZERO,
     )
     regenerate_share: float = setting(0.5, "Share of the target's own text in a batch.", check=SHARE)
-    regenerate_tokens: int = checked(160, COUNT)
+    regenerate_tokens: int = setting(160, check=COUNT)
     cache_hidden: bool = setting(False, "Compute the target's hidden states once and store them.")
     texts: int = setting(32, "Number of held-out texts that the target writes.", check=COUNT)
-    text_prompt: int = checked(96, TWO)
+    text_prompt: int = setting(96, check=TWO)
     text_tokens: int = setting(96, "New tokens per held-out text.", check=TWO)
     temperatures: Seq[float] = setting(
         None, "Temperature of held-out texts in addition to 0; repeatable.", "--temperature", shown="0.8"

@@ -23,16 +23,11 @@ OPTIMISERS = ("adamw", "muon")
 
 
 def setting(
-    default: Any, help: str, *names: str, shown: str | None = None, check: Check | None = None, **more: Any
+    default: Any, help: str = "", *names: str, shown: str | None = None, check: Check | None = None, **more: Any
 ) -> Any:
     """A field that is an option of `slipstream train` if it has a help. help: one sentence; names: as typed, if they do
     not follow from the field's name; shown: the default in `--help`, in words; None: the default; more: `metavar`."""
     return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check, **more})
-
-
-def checked(default: Any, check: Check) -> Any:
-    """A field with a check that is no option by itself."""
-    return setting(default, "", check=check)
 
 
 class Checked(Strict):
@@ -76,8 +71,8 @@ class LoopConfig(Checked):
     optimiser: str = setting(
         None, "Optimiser: adamw or muon.", shown="by method", check=partial(one_of, known=OPTIMISERS)
     )
-    weight_decay: float = checked(0.01, SHARE)
-    clip: float = checked(1.0, POSITIVE)
+    weight_decay: float = setting(0.01, check=SHARE)
+    clip: float = setting(1.0, check=POSITIVE)
     decay_share: float = setting(
         0.35, "Share of the budget, at its end, in which the learning rate decays.", check=SHARE
     )
@@ -91,7 +86,7 @@ class LoopConfig(Checked):
     )
     save_minutes: float = setting(4.0, "Minutes between checkpoints.", check=POSITIVE)
     eval_steps: int = setting(200, "Steps between evaluations.", check=FROM_ZERO)
-    eval_rows: int = checked(16, COUNT)
+    eval_rows: int = setting(16, check=COUNT)
     max_steps: int | None = setting(None, "Stop this call after this many steps; --resume continues.", check=COUNT)
 
     def __post_init__(self) -> None:
