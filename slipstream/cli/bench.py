@@ -1,7 +1,9 @@
-"""`slipstream bench`: compares drafters with plain decoding in one interleaved run."""
+"""`slipstream bench`: compares drafters with plain decoding in one interleaved run; servers under load."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,18 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, compared, started
+from slipstream.cli.engines import EngineOptions, compared, of_servers, request_fields, started
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, contender, finish, unfinished, values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import checked_length
-from slipstream.cli.servers import LoadOptions, bench_servers, of_servers, short
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
     from slipstream.bench.configs import Contender
+    from slipstream.bench.load import Load
+    from slipstream.bench.load_client import LoadPrompts
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,40 @@ class BenchPrompts(PromptOptions):
     """More, because intervals are given."""
 
     count: int = 8
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    PANEL: ClassVar[str] = "Servers"
+    concurrency: str | None = option(None, "Requests in flight, one or several, as in 1,16.", shown="1,4,16")
+    rate: str | None = option(None, "Requests a second, arriving at random (Poisson), one or several.")
+    requests: int | None = option(None, "Requests of a pass.", shown="16, or twice as many as are in flight", min=1)
+    warm_up: int | None = option(
+        None, "Requests before the first pass, which do not count.", shown="as many as are in flight", min=0
+    )
+    timeout: float = option(300.0, "Seconds that a request may take.")
+    served_model: str = option("", "Model name at the servers.", shown="the first listed")
+    distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
+
+    def loads(self) -> list[Load]:
+        from slipstream.bench.load import LEAST, Load
+
+        given = self.concurrency or (None if self.rate else "1,4,16")
+        kinds: list[tuple[int | None, float | None]] = []
+        kinds += [(n, None) for n in values_of("--concurrency", given, int)] if given else []
+        kinds += [(None, rate) for rate in values_of("--rate", self.rate, float)] if self.rate else []
+        loads = []
+        for n, rate in kinds:
+            many = self.requests or max(LEAST, 2 * (n or 0))
+            loads.append(Load(n, rate, many, (n or 2) if self.warm_up is None else self.warm_up))
+        return loads
+
+    def asked(self, texts: PromptOptions, tokens: int, params: SamplingParams) -> LoadPrompts:
+        """The chosen prompts as requests."""
+        from slipstream.bench.load_client import LoadPrompts
+
+        sampling = {"temperature": params.temperature, **request_fields(params)}
+        return LoadPrompts(texts.check(), tokens, sampling, params.seed or 0, texts.template, self.distinct)
 
 
 @grouped
@@ -101,7 +138,7 @@ def bench(
             max_tokens=tokens, temperature=temperatures[0], top_k=top_k, top_p=top_p, ignore_eos=ignore_eos, seed=seed
         )
         if serve:
-            named = {short(url): url for url in serve}
+            named = {re.sub(r"^https?://|(/v1)?/*$", "", url): url for url in serve}  # http://host:8000/v1 -> host:8000
             return bench_servers(named, load_options, texts, params, rounds, seconds, files)
         with started(compared(models, engine), engine) as servers:
             return bench_servers(servers, load_options, texts, params, rounds, seconds, files)
@@ -132,3 +169,27 @@ def bench(
         result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))
     finish(result, files)
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
+
+
+def bench_servers(
+    servers: Mapping[str, str], load: LoadOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
+    seconds: float, files: OutputOptions,
+) -> None:  # fmt: skip
+    """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import LoadArm, LoadConfig, load_test, requests_of
+
+    loads, asked = load.loads(), load.asked(texts, params.max_tokens, params)
+    files.check()
+    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    arms: list[LoadArm] = []
+    for each in loads:
+        base: LoadArm | None = None
+        for name, url in servers.items():
+            arms.append(LoadArm(name, Endpoint(url, load.served_model), each, asked.request, base))
+            base = base or arms[-1]
+    render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
+    with render.progress("asking", requests_of(arms, config)) as advance:
+        result, code = unfinished(lambda: load_test(arms, config, asked.settings, files.out, advance))
+    finish(result, files)
+    raise typer.Exit(code)

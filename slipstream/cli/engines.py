@@ -1,4 +1,4 @@
-"""`--engine vllm`: commands of ours with vLLM's server as the engine."""
+"""`--engine vllm`: commands of ours with vLLM's server as the engine. What commands on servers have in common."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
+from slipstream.core.parameter_declaration import declared
+from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, ServedError
@@ -130,6 +132,41 @@ def compared(models: LabModels, engine: EngineOptions) -> dict[str, VllmServer]:
         pairs = [f"{name}={value}" for name, value in options.items()]
         servers[spec] = vllm_server(replace(one, drafter_option=pairs), engine)
     return servers
+
+
+def of_servers(
+    url: object,
+    flag: str,
+    models: Any,
+    engine: EngineOptions,
+    load: Any = None,
+    local: Mapping[str, bool] | None = None,
+) -> bool:
+    """Whether a command is about servers: `url` is what the option `flag` names, or vLLM's are started. Raises
+    ParameterError for options that would be ignored. models, load: groups of options, for models and for servers;
+    local: options that have no meaning for servers, and whether they were given."""
+    if url and engine.vllm:
+        raise ParameterError(f"{flag} and --engine are given", fix="give one of them")
+    if not url and not engine.vllm:
+        if load is not None and (given := changed(load)):
+            raise ParameterError(f"{given} is given without a server", fix=f"name one: {flag} URL")
+        return False
+    if url and (given := changed(models)):
+        raise ParameterError(f"{given} would be ignored: a server brings its own settings", fix="leave these out")
+    if unused := ", ".join(name for name, is_given in (local or {}).items() if is_given):
+        raise ParameterError(f"{unused} would be ignored: it has no meaning for servers", fix="leave it out")
+    return True
+
+
+def changed(options: Any) -> str:
+    return ", ".join(each.name for each in fields(options) if getattr(options, each.name) != each.default)
+
+
+def request_fields(params: SamplingParams) -> dict[str, Any]:
+    """Fields of requests for the sampling parameters that are not at their defaults, but for those of every request."""
+    every = ("max_tokens", "temperature", "seed", "logprobs", "draft_tokens")
+    values = {name: (getattr(params, name), known.default) for name, known in declared(type(params)).items()}
+    return {name: value for name, (value, default) in values.items() if name not in every and value != default}
 
 
 @contextmanager

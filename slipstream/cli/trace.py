@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import typer
-from rich.text import Text
 
 from slipstream.cli import render
 from slipstream.cli.loading import check_drafters, load, on
@@ -56,11 +55,9 @@ def trace(
 
 def show(result: Result) -> None:
     """Print the text in colours, and the tables."""
-    console, data = render.out(), result.data
-    text = Text()
-    for piece, token in zip(data["pieces"], data["tokens"], strict=False):
-        style = (render.DRAFTED if token["drafted"] else render.BY_TARGET) if render.coloured(console) else None
-        text.append(render.printable(piece), style)
-    console.print(text)
-    console.print()
+    writer = render.TextWriter()
+    for piece, token in zip(result.data["pieces"], result.data["tokens"], strict=False):
+        writer.write(piece, token["drafted"])
+    writer.end()
+    print()
     show_section(result)

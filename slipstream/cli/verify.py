@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, started, vllm_server
+from slipstream.cli.engines import EngineOptions, of_servers, request_fields, started, vllm_server
 from slipstream.cli.loading import banner, load
 from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
-from slipstream.cli.servers import of_servers, request_fields
 from slipstream.errors import ParameterError
 
 if TYPE_CHECKING:

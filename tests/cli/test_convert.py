@@ -11,6 +11,7 @@ import pytest
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
 from slipstream.drafters.draft_plan import DraftPlan
+from tests.targets.huggingface.architectures import random_model
 
 pytest.importorskip("gguf")
 
@@ -81,3 +82,11 @@ def test_a_server_reserves_what_is_usual(file: Path, folder: Path) -> None:
     assert kv_tokens(models, draft, 8) == 8 * (192 + 256)
     assert kv_tokens(replace(models, kv_tokens=512), draft, 8) == 512
     assert kv_tokens(replace(models, executor="auto"), draft, 8) == 8 * 192
+
+
+def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path) -> None:
+    """Also where nothing is foretold: over several devices, and for a model that only transformers runs."""
+    random_model("stablelm").save_pretrained(tmp_path)
+    for models in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
+        assert kv_tokens(ModelOptions(**models, kv_tokens=640), DraftPlan.of("ngram"), 4) == 640  # type: ignore[arg-type]
+        assert kv_tokens(ModelOptions(**models), DraftPlan.of("ngram"), 4) is None  # type: ignore[arg-type]

@@ -203,3 +203,12 @@ def test_a_form_that_cannot_be_had_ends_with_code_two(cli, pair, given, said):
     result = cli("generate", "x", *given, *pair)
     assert (result.code, result.out) == (2, "")
     assert said in result.said
+
+
+def test_a_target_that_transformers_places_writes_what_our_decoder_writes(cli, pair):
+    pytest.importorskip("accelerate")
+    command = ["generate", "def add(", "-n", "8", "-m", pair[1], "--drafter", "ngram", "--dtype", "float64"]
+    wanted, placed = cli(*command, "--executor", "torch"), cli(*command, "--device-map", "cpu")
+    assert (wanted.code, placed.code) == (0, 0), placed.err
+    assert placed.out == wanted.out
+    assert "a device_map was given: transformers runs it instead" in placed.said

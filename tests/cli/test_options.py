@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from slipstream.cli import options
+from slipstream.cli.loading import checked_arguments
 from slipstream.cli.main import app, canonical
 from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
 from slipstream.core.parameter_declaration import declared
@@ -78,6 +79,18 @@ def test_without_a_command_there_is_help_and_no_error(cli, arguments):
     result = cli(*arguments)
     assert "Usage: slipstream" in result.out
     assert "error" not in result.err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "verify", "demo", "trace", "tune"])
+def test_every_command_that_loads_a_target_has_the_options_of_models(command):
+    known = {p.opts[0] for p in typer.main.get_command(app).commands[command].params}
+    assert {"--device-map", "--trust-remote-code"} <= known
+
+
+def test_the_map_is_for_the_target_and_code_is_never_trusted_for_a_draft():
+    _, given = checked_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
+    assert (given["device_map"], given["trust_remote_code"]) == ("auto", True)
+    assert not any(name.startswith("draft") and ("map" in name or "remote" in name) for name in given)
 
 
 def test_drafter_options():

@@ -23,20 +23,14 @@ def result_file(cli, pair, tmp_path):
 
 
 def test_one_page_of_several_results(cli, result_file, tmp_path):
-    result = cli("report", result_file, result_file, "-o", tmp_path / "out.html")
-    assert result.code == 0, result.err
-    text = (tmp_path / "out.html").read_text()
-    assert text.count("<h1") == 2
-    assert 'aria-label="Contents"' in text
-    assert f"wrote {tmp_path / 'out.html'}" in result.said
-
-
-def test_a_file_with_several_runs_of_a_benchmark_is_one_page(cli, result_file, tmp_path):
-    run, several = json.loads(result_file.read_text()), tmp_path / "several.json"
+    """Also of a file with several runs of a benchmark."""
+    run, several, out = json.loads(result_file.read_text()), tmp_path / "several.json", tmp_path / "out.html"
     several.write_text(json.dumps({"figures": [], "runs": {"one": run, "two": run}}))
-    result = cli("report", several, "-o", tmp_path / "out.html")
+    result = cli("report", result_file, several, "-o", out)
     assert result.code == 0, result.err
-    assert (tmp_path / "out.html").read_text().count("<h1") == 2
+    assert out.read_text().count("<h1") == 3
+    assert 'aria-label="Contents"' in out.read_text()
+    assert f"wrote {out}" in result.said
     several.write_text(json.dumps({"runs": {"one": run, "two": {}}}))
     assert "run 'two', is not a result file" in cli("report", several).said
 

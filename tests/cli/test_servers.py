@@ -10,7 +10,7 @@ import pytest
 from slipstream import LLM
 from slipstream.bench.load_figures import section
 from slipstream.bench.results import read
-from slipstream.cli.servers import LoadOptions
+from slipstream.cli.bench import LoadOptions
 from tests.checkpoints import Tiny
 from tests.server.hosting import Host, hosted
 

@@ -420,8 +420,3 @@ def error_of(mistake: Callable[[LLM, Path], Any], llm: LLM, scratch: Path) -> li
     except Exception as error:
         return [kind.__name__ for kind in type(error).__mro__ if kind not in (Exception, BaseException, object)]
     return []
-
-
-def exports() -> list[str]:
-    """Names that `from slipstream import *` gives."""
-    return sorted(importlib.import_module("slipstream").__all__)

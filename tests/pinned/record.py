@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import slipstream
 from slipstream import LLM, Completion, SamplingParams
 from tests.pinned import cases
 from tests.pinned.cases import EDITED, GREEDY, HERE, SAMPLED, Speculation, ask, course_of, set_up, text_of
@@ -131,8 +132,8 @@ def names(scratch: Path) -> dict[str, Any]:
     """Everything that users refer to: names, parameters, options, error classes."""
     llm = engine("native")
     return {
-        "exports": cases.exports(),
-        "members": {name: cases.members_of(name, llm) for name in cases.exports()},
+        "exports": sorted(slipstream.__all__),
+        "members": {name: cases.members_of(name, llm) for name in sorted(slipstream.__all__)},
         "parameters": {path: cases.parameters_of(path) for path in cases.CALLABLES},
         "options": {name: cases.options_of(name) for name in cases.SUBCOMMANDS},
         "drafters": sorted(json.loads(cases.run_command("drafters --json", scratch)[1])),
