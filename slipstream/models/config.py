@@ -237,27 +237,15 @@ def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
     return DecoderConfig(
-        model_type="gpt2",
-        vocab_size=_count(config, "vocab_size"),
-        hidden_size=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
+        model_type="gpt2", vocab_size=_count(config, "vocab_size"), hidden_size=hidden, layers=layers,
+        heads=heads, kv_heads=heads, head_dim=hidden // heads, windows=(None,) * layers,
         intermediate_size=_count(config, "n_inner", 4 * hidden),
-        context=_count(config, "n_positions", 1024),
-        norm="layer",
-        norm_eps=_positive(config, "layer_norm_epsilon", 1e-5),
-        activation=_activation(config, "activation_function", "gelu_new"),
-        gated=False,
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        position="learned",
-        windows=(None,) * layers,
-        tie_embeddings=_flag(config, "tie_word_embeddings", True),
-        eos_ids=_eos(config),
-    )
+        context=_count(config, "n_positions", 1024), position="learned",
+        norm="layer", norm_eps=_positive(config, "layer_norm_epsilon", 1e-5),
+        activation=_activation(config, "activation_function", "gelu_new"), gated=False,
+        qkv_bias=True, o_bias=True, mlp_bias=True,
+        tie_embeddings=_flag(config, "tie_word_embeddings", True), eos_ids=_eos(config),
+    )  # fmt: skip
 
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {

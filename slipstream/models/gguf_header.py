@@ -289,22 +289,13 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
     rope = {"rope_type": "default" if kind == "none" else kind, "rope_theta": header.setting("rope.freq_base", 1e4)}
     rope |= {name: value for name, key in _ROPE.items() if (value := header.setting(f"rope.scaling.{key}")) is not None}
     return GgufShape(
-        model_type=header.architecture,
-        vocab_size=tensors[_EMBEDDING][0],
-        hidden_size=hidden,
-        layers=layers,
+        model_type=header.architecture, vocab_size=tensors[_EMBEDDING][0], hidden_size=hidden, layers=layers,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, windows=(None,) * layers,
         context=header.size("context_length") or UNBOUNDED,
-        position="learned" if learned else "rope",
-        eos_ids=_ends(header),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        windows=(None,) * layers,
-        tie_embeddings="output.weight" not in tensors,
-        rope_parameters={} if learned else rope,
+        position="learned" if learned else "rope", rope_parameters={} if learned else rope,
         experts=Experts(experts, picked, 0, True, (True,) * layers) if experts > 1 else None,
-        header=header,
-    )
+        tie_embeddings="output.weight" not in tensors, eos_ids=_ends(header), header=header,
+    )  # fmt: skip
 
 
 def _ends(header: GgufHeader) -> tuple[int, ...]:
