@@ -15,21 +15,8 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
-from slipstream.verify.outcomes import (
-    ALL,
-    BEHIND,
-    BONUS,
-    BY_REQUEST,
-    DEEPER,
-    DRAFTED,
-    LATE,
-    LATE_FROM,
-    UNDRAFTED,
-    Context,
-    Evidence,
-    ranks,
-    sets,
-)
+from slipstream.verify import outcomes
+from slipstream.verify.outcomes import Context, Evidence
 from slipstream.verify.panel_requests import Request, together
 from slipstream.verify.reference import distribution, impossible, logits_of, wrong_end, wrong_logprob
 
@@ -122,10 +109,10 @@ class Positions:
 
     def _place(self, depth: int, proposed: bool, drafted: bool) -> str:
         if not self._by_place:
-            return ALL
+            return outcomes.ALL
         if proposed:
-            return DRAFTED.format(depth) if depth < 3 else DEEPER
-        return BONUS if drafted else UNDRAFTED
+            return outcomes.DRAFTED.format(depth) if depth < 3 else outcomes.DEEPER
+        return outcomes.BONUS if drafted else outcomes.UNDRAFTED
 
     def decode(
         self, requests: Seq[Request], seeds: Iterator[int], batch: int, advance: Callable[[], None]
@@ -141,10 +128,10 @@ class Positions:
             self.faults += [f"{request.name}: {wrong}"] if wrong else []
             placed = self._text(request, seq)
             for (u, _), (after, _) in zip(placed[::2], placed[1::2], strict=False):
-                self.evidence[ALL].neighbours(u, after)
+                self.evidence[outcomes.ALL].neighbours(u, after)
             second = [v for _, v in placed]
             for v, other in zip(second, beside, strict=False):
-                self.evidence[BY_REQUEST].pair(v, other)
+                self.evidence[outcomes.BY_REQUEST].pair(v, other)
             beside = second
             advance()
         return [seq.output for seq in seqs]
@@ -174,12 +161,12 @@ class Positions:
             self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]
             return []
         edge = never is not None and bool((never == (p == 0)).all())
-        tested = sets(p, proposal.favoured(p), context, edge)
-        outcomes = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested]
-        u, v = ranks(p, token, self._shares.random())
-        late = len(prompt) + len(output) >= LATE_FROM
-        for place in {proposal.place, ALL, *[BEHIND] * proposal.behind, *[LATE] * late}:
-            self.evidence[place].token(u, v, outcomes)
+        tested = outcomes.sets(p, proposal.favoured(p), context, edge)
+        inside = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested]
+        u, v = outcomes.ranks(p, token, self._shares.random())
+        late = len(prompt) + len(output) >= outcomes.LATE_FROM
+        for place in {proposal.place, outcomes.ALL, *[outcomes.BEHIND] * proposal.behind, *[outcomes.LATE] * late}:
+            self.evidence[place].token(u, v, inside)
             for _, before in last:
                 self.evidence[place].pair(v, before)
         return [(u, v)]

@@ -41,21 +41,9 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
-from slipstream.verify.panel_requests import (
-    BATCH,
-    ENDS,
-    HISTORY,
-    TOGETHER,
-    Request,
-    across_kinds,
-    among,
-    continued,
-    lengths,
-    mixed_lengths,
-    panel,
-    settings,
-)
+from slipstream.verify.panel_requests import ENDS, Request, among, continued, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.texts import (
@@ -173,7 +161,7 @@ class Checks:
 
     def __init__(self, llm: LLM, prompts: PromptSet, config: VerifyConfig, advance: Callable[[], None] = lambda: None):
         self.llm, self.config, self.advance = llm, config, advance
-        order = across_kinds(prompts)
+        order = panel_requests.across_kinds(prompts)
         self.ids, self.names = [list(p.ids) for p in order], [p.name for p in order]
         self.drafter: Any = llm.drafter
         self.most = llm.most_draft_tokens
@@ -207,7 +195,7 @@ class Checks:
         self.plain = [seq.output for seq in self._decoded(None, requests)]
         self.noise = control(self.llm, requests, self.plain, self.most + 1, self.advance)
         self.data["control"] = asdict(self.noise) | {"verdict": self.noise.verdict}
-        self.settings = settings(self.llm, self.config.sampled, self.ids, self.plain)
+        self.settings = panel_requests.settings(self.llm, self.config.sampled, self.ids, self.plain)
 
     def greedy(self) -> None:
         self._compare("greedy", lambda params, i: replace(params, temperature=0.0, seed=0))
@@ -225,8 +213,8 @@ class Checks:
         """Texts with the drafter against those without. changed: the parameters of the i-th request of this check."""
         before, n = self.stats, len(self.ids)
         unmixed = [Request(name, ids, self.config.sampled) for name, ids in zip(self.names, self.ids, strict=True)]
-        mixed = unmixed + panel(self.names, self.ids, self.settings, 1, mixed_lengths(self.most))
-        mixed += panel(self.names, self.ids, among(self.settings, HISTORY), 6, [self.most])
+        mixed = unmixed + panel(self.names, self.ids, self.settings, 1, panel_requests.mixed_lengths(self.most))
+        mixed += panel(self.names, self.ids, among(self.settings, panel_requests.HISTORY), 6, [self.most])
         mixed += panel(self.names, self.ids, among(self.settings, ENDS), 12, [self.most])
         mixed += continued(unmixed, self.plain, self.llm.checks.longest)
         mixed = [replace(one, params=changed(one.params, i)) for i, one in enumerate(mixed)]
@@ -300,19 +288,21 @@ class Checks:
         seeds = self._seeds("positions", number)
         positions = Positions(llm, self.drafter, self.noise.noise, next(seeds))
         base, longest = replace(config.sampled, seed=None), llm.checks.longest
-        requests = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, lengths(self.most))
+        requests = panel(self.names, self.ids, {"": base}, 3 * times * config.texts, panel_requests.lengths(self.most))
         further = min(config.reach, longest) - len(requests[0].ids)
         requests[0] = replace(
             requests[0], params=replace(base, max_tokens=max(base.max_tokens, further), draft_tokens=None)
         )
         settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
-        beside = panel(self.names, self.ids, settings, times * config.texts, mixed_lengths(self.most))
+        beside = panel(self.names, self.ids, settings, times * config.texts, panel_requests.mixed_lengths(self.most))
         beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
         before, llm.draft_tokens = llm.draft_tokens, self.most
         try:
-            outputs = positions.decode(requests, seeds, BATCH, self.advance)
-            positions.decode(beside, seeds, TOGETHER, self._at_most(len(requests)))
-            positions.decode(continued(requests, outputs, longest)[: config.texts], seeds, TOGETHER, self._at_most(0))
+            outputs = positions.decode(requests, seeds, panel_requests.BATCH, self.advance)
+            positions.decode(beside, seeds, panel_requests.TOGETHER, self._at_most(len(requests)))
+            positions.decode(
+                continued(requests, outputs, longest)[: config.texts], seeds, panel_requests.TOGETHER, self._at_most(0)
+            )
         finally:
             llm.draft_tokens = before
         self.data["faults"] += positions.faults

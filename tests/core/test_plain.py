@@ -260,22 +260,6 @@ def test_the_kv_is_that_of_a_fresh_prefill(engine, calls):
         engine.target.release(fresh.id)
 
 
-# --- streams and counters ---------------------------------------------------------------------------------------------
-
-
-def test_the_first_token_is_streamed_alone_and_the_rest_in_order(engine, calls):
-    done = engine.generate(PROMPTS[0], greedy(20))[0]
-    calls.clear()
-    chunks = list(engine.stream(PROMPTS[0], greedy(20)))
-    assert len(chunks[0].pieces) <= 1
-    assert len(chunks) == 1 + len(calls) + (19 - sum(calls))
-    pieces = [piece for chunk in chunks for piece in chunk.pieces]
-    assert [piece.token for piece in pieces] == done.token_ids
-    assert not any(piece.drafted for piece in pieces)
-    assert "".join(piece.text for piece in pieces) == done.text == chunks[-1].completion.text
-    assert [chunk.completion is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-
-
 @pytest.mark.parametrize(("nbytes", "steps"), [(10**6, 12), (28_337_664, 12), (220_000_000, 5), (5 * 10**9, 1)])
 def test_a_small_model_takes_more_steps_a_call_than_a_large_one(nbytes, steps):
     assert best_steps_per_call(nbytes) == steps

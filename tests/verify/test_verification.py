@@ -101,18 +101,8 @@ class LyingDrafter(RandomDrafter):
         return Draft(draft.tokens, draft.parents, draft.splits, lie.contiguous())
 
 
-class ArgmaxDrafter(RandomDrafter):
-    """Fault E: always the most probable token, with the softmax as q."""
-
-    def propose(self, seqs, budget):
-        rows = [[0] * depth for depth in budget]
-        q = torch.tensor([0.4, 0.15, 0.15, 0.15, 0.15], dtype=torch.float64).expand(sum(budget), 5)
-        return Draft.chains(rows, q.contiguous())
-
-
-@pytest.mark.parametrize("drafter", [LyingDrafter(5), ArgmaxDrafter(5)])
-def test_a_q_that_is_not_what_was_sampled_from_is_a_bug(drafter):
-    assert verify(toy(drafter), PROMPTS, SAMPLED).data["verdict"] == "BUG"
+def test_a_q_that_is_not_what_was_sampled_from_is_a_bug():
+    assert verify(toy(LyingDrafter(5)), PROMPTS, SAMPLED).data["verdict"] == "BUG"
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -118,23 +118,6 @@ def test_hidden_states_that_overflow_are_refused() -> None:
     assert out[2:].isfinite().all()
 
 
-@pytest.mark.parametrize("values", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_key_or_value_that_is_not_finite_is_detected_in_the_logits(values: bool, threads: int) -> None:
-    """Whether the context is split among threads or not."""
-    model = executor(threads=threads)
-    for past in (40, 600):
-        for strange in (math.nan, math.inf) if values else (math.nan,):
-            model.release(0)
-            model.forward(chain(0, 0, ids(past), []))
-            block = model._pool.tables[0][0]
-            if values:
-                model._blocks.values[0][block, :, 7] = strange
-            else:
-                model._blocks.keys[0][block, :, :, 7] = strange
-            assert not model.forward(chain(0, past, [5])).logits.isfinite().all()
-
-
 @pytest.mark.parametrize("allocations", range(5))
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(backend, allocations, monkeypatch):
