@@ -1,13 +1,13 @@
 """`EncodedSources`: what the encoder of a transformers model made of the sources of running texts.
 
-The encoder reads a source once, alone: beside others it would be padded, from which some models compute something else.
-Its hidden states and the keys and values of the cross-attention stay with the request.
+The encoder reads a source once, together with those of the requests that join in the same step. Its hidden states and
+the keys and values of the cross-attention stay with the request.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from slipstream.models.executor import check_ids
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.output_rules import OutputRules
 
+MOST_ENCODED = 8192
+"""Most tokens, padding included, of sources that are encoded together."""
+
 
 @dataclass(eq=False)
 class Source:
@@ -37,12 +40,15 @@ class Source:
 class EncodedSources:
     """parts: the model; vocab_size: how many ids a source may have; pad: its padding id.
 
-    rules  what the model forces and forbids in its texts; None: nothing.
-    calls  is held while the encoder runs: in a packed pass of the decoder, the model has another attention.
+    together  whether several sources are encoded in one pass, padded. False for models that then compute something
+              else, such as mixtures of experts with a limited capacity.
+    rules     what the model forces and forbids in its texts; None: nothing.
+    calls     is held while the encoder runs: in a packed pass of the decoder, the model has another attention.
     """
 
     def __init__(self, parts: ModuleParts, vocab_size: int, pad: int | None):
         self.parts, self.vocab_size, self.pad = parts, vocab_size, pad
+        self.together = True
         self.rules: OutputRules | None = None
         self.calls = threading.RLock()
         self._encoder: Any = parts.module.get_encoder()
@@ -62,22 +68,34 @@ class EncodedSources:
     @torch.inference_mode()
     def read(self, seqs: Seq[Sequence]) -> None:
         """Encode the sources of sequences that have not been read. Raises TargetError for a sequence without one."""
+        seqs = [seq for seq in seqs if seq.id not in self._sources]
         for seq in seqs:
-            if seq.id in self._sources:
-                continue
             if not seq.source:
                 raise TargetError(
                     f"sequence {seq.id} has no source",
                     why="an encoder-decoder answers one",
                     fix="see core.target.begun",
                 )
-            ids = torch.tensor([list(seq.source)], device=self.parts.device)  # [1, S]
-            check_ids(ids[0], self.vocab_size)
-            rules = [] if self.rules is None else self.rules.of(seq)
-            with self.calls:
-                out = self._encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
-            self._output_type = type(out)
-            self._sources[seq.id] = Source(out.last_hidden_state, DynamicCache(), rules)
+            check_ids(torch.tensor(list(seq.source)), self.vocab_size)
+        rules = [[] if self.rules is None else self.rules.of(seq) for seq in seqs]
+        for group in self._groups([len(seq.source) for seq in seqs]):
+            each = self.encoded([seqs[b].source for b in group])
+            if len(group) > 1 and not all(bool(hidden.isfinite().all()) for hidden in each):
+                # Padding that sees nothing in its window is NaN in some models, which spreads to what is beside it.
+                each = [self.encoded([seqs[b].source])[0] for b in group]
+            for b, hidden in zip(group, each, strict=True):
+                self._sources[seqs[b].id] = Source(hidden, DynamicCache(), rules[b])
+
+    def encoded(self, sources: Seq[Seq[int]]) -> list[Tensor]:
+        """The encoder's hidden states [1, S, d] of each source, from one pass."""
+        longest, device = max(map(len, sources)), self.parts.device
+        ids = [[*source, *[self.pad or 0] * (longest - len(source))] for source in sources]
+        seen = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
+        given = torch.tensor(ids, device=device), torch.tensor(seen, device=device)  # [B, S] each
+        with self.calls:
+            out = self._encoder(input_ids=given[0], attention_mask=given[1])
+        self._output_type = type(out)
+        return [out.last_hidden_state[b : b + 1, : len(source)].contiguous() for b, source in enumerate(sources)]
 
     def output(self, hidden: Tensor) -> Any:
         """Hidden states [1, S, d] as the model's decoder takes them from its encoder."""
@@ -109,3 +127,14 @@ class EncodedSources:
 
     def release(self, seq_id: int) -> None:
         self._sources.pop(seq_id, None)
+
+    def _groups(self, lengths: Seq[int]) -> Iterator[list[int]]:
+        """Which sources are encoded together: those of similar length, so that little is padding."""
+        group: list[int] = []
+        for b in sorted(range(len(lengths)), key=lambda b: lengths[b]):
+            if group and not (self.together and lengths[b] * (len(group) + 1) <= MOST_ENCODED):
+                yield group
+                group = []
+            group.append(b)
+        if group:
+            yield group

@@ -41,6 +41,7 @@ from slipstream.targets.huggingface.trials import (
     Trial,
     check_chains,
     check_packed,
+    check_together,
     fault_of,
     own_logits,
 )
@@ -77,6 +78,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
     if answers:
         assert shape.source_context is not None
         encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
+        sources.together = fault_of(check_together, sources, trial) is None
         # Experts that take a limited number of tokens would take those of whichever sequence.
         kinds: Seq[str] = () if any(hasattr(part, "expert_capacity") for part in module.modules()) else KINDS[:1]
 

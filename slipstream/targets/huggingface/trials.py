@@ -16,6 +16,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import SlipstreamError
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_module import PackedModule
 
@@ -149,3 +150,11 @@ def check_chains(target: Target, trial: Trial) -> None:
                 seq.tokens += [*right, text[end + kept]]
         finally:
             target.release(seq.id)
+
+
+def check_together(sources: EncodedSources, trial: Trial) -> None:
+    """Two sources in one pass of the encoder."""
+    with torch.inference_mode():
+        alone = [sources.encoded([each])[0] for each in trial.sources]
+        for hidden, wanted in zip(sources.encoded(trial.sources), alone, strict=True):
+            same(hidden[0], wanted[0], trial.limit, "a pass over two sources")

@@ -104,6 +104,7 @@ def test_what_it_declares_is_what_the_table_says(name: str) -> None:
         kind.heads,
     )
     assert can.memory is None
+    assert target(name).sources.together
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -119,7 +120,7 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
             done = llm.generate(sources, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == wanted
         assert [c.prompt_token_ids for c in done] == sources
-        assert counted == [1] * batch
+        assert counted == [batch]
     assert all(c.stats.accepted for c in done)
     assert batch == 1 or any(c.stats.proposed > c.stats.accepted for c in done)
     assert keeps_nothing(target(name))
@@ -320,6 +321,44 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
+def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.targets.huggingface.encoded_sources.MOST_ENCODED", 10)
+    with encodings(model("bart")) as counted:
+        done = LLM(target("bart")).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
+    assert counted == [2, 2, 1]  # lengths 1 and 3, 4 and 5, 8
+    assert [c.token_ids for c in done] == texts("bart")
+
+
+class Crowded(torch.nn.Module):
+    """An encoder that makes something else of sources where others are beside them. nan: with at least so much padding,
+    as T5Gemma in float64 where padding sees nothing in its window; 0: always, a little."""
+
+    def __init__(self, inner: Any, nan: int):
+        super().__init__()
+        self.inner, self.nan = inner, nan
+
+    def forward(self, **given: Any) -> Any:
+        out = self.inner(**given)
+        padded = (given["attention_mask"] == 0).sum(1)  # [B]
+        if self.nan:
+            out.last_hidden_state = out.last_hidden_state.masked_fill((padded >= self.nan)[:, None, None], torch.nan)
+        elif len(padded) > 1:
+            out.last_hidden_state = out.last_hidden_state * 1.1
+        return out
+
+
+@pytest.mark.parametrize(("nan", "together"), [(0, False), (4, True)])
+def test_where_padding_changes_what_the_encoder_makes_each_source_is_encoded_alone(nan: int, together: bool) -> None:
+    module = random_encoder_decoder("t5")
+    crowded = Crowded(module.encoder, nan)
+    module.get_encoder = lambda: crowded
+    runner = of_module(module)
+    assert isinstance(runner, EncoderDecoder)
+    assert isinstance(runner.runner, Decoder)
+    assert runner.sources.together == together
+    assert [c.token_ids for c in LLM(runner).generate(SOURCES, SamplingParams(max_tokens=TOKENS))] == texts("t5")
+
+
 def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
     """It reads the source, too."""
     llm = LLM(target("t5"), "ngram", max_batch=2)
@@ -374,7 +413,7 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
     params = BeamParams(beams=3, n=3, max_tokens=6)
     with encodings(model(name)) as counted:
         found = llm.beam_search(SOURCES[:2], params)
-    assert counted == [1, 1]
+    assert counted == [2]
     assert keeps_nothing(target(name))
     for source, beams in zip(SOURCES, found, strict=False):
         ids = torch.tensor([source])
