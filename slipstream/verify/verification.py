@@ -46,18 +46,7 @@ from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, SCREEN, decisive_
 from slipstream.verify.panel_requests import ENDS, Request, among, continued, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
-from slipstream.verify.texts import (
-    BUG,
-    LOSSY,
-    Control,
-    Pass,
-    compared,
-    control,
-    passes,
-    texts,
-    verdict,
-    wrong_token,
-)
+from slipstream.verify.texts import BUG, LOSSY, Control, Pass, compared, control, passes, texts, verdict, wrong_token
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM

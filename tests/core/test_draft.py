@@ -44,14 +44,10 @@ def test_chains_and_empty_drafts() -> None:
 
 
 def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
-    draft = Draft.of([CAT, DOG, SAT, RAN, SAT], (-1, -1, 0, 0, 1), (0, 5), acceptable=[True] * 5)
+    draft = Draft.of(EXAMPLE.ids, EXAMPLE.parents, EXAMPLE.splits, acceptable=[True] * 5)
     assert torch.equal(draft.tokens, EXAMPLE.tokens)
-    assert (draft.ids, draft.parents, draft.splits, draft.acceptable) == (
-        EXAMPLE.ids,
-        (-1, -1, 0, 0, 1),
-        (0, 5),
-        [True] * 5,
-    )
+    assert (draft.ids, draft.parents, draft.splits) == (EXAMPLE.ids, EXAMPLE.parents, EXAMPLE.splits)
+    assert draft.acceptable == [True] * 5
     assert replace(draft, tokens=draft.tokens + 1).ids == [CAT + 1, DOG + 1, SAT + 1, RAN + 1, SAT + 1]
     assert Draft.of([], [], [0, 0, 0]) is Draft.empty(2, "cpu")
 

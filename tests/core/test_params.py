@@ -52,11 +52,8 @@ def test_the_ends_of_every_range_are_allowed() -> None:
     SamplingParams(seed=2**64)
 
 
-def test_a_single_stop_string_is_a_tuple_of_one() -> None:
+def test_a_single_string_is_not_split_into_letters() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)
-
-
-def test_a_single_bad_word_is_not_split_into_letters() -> None:
     assert SamplingParams(bad_words="foo").bad_words == ("foo",)
 
 

@@ -212,12 +212,6 @@ def test_an_impossible_token_is_never_accepted(rule: str, u: float) -> None:
         assert verdict.next[0] in (0, 2)
 
 
-def test_u_of_zero_draws_no_impossible_token() -> None:
-    """In the residual only token 2 is possible."""
-    verdict = verify(Draft.chains([[0]], rows([1.0, 0, 0])), rows([0.0, 0, 1], [1, 0, 0]), REJECTION, Fixed(0.0))
-    assert verdict.run(Draft.chains([[0]]), 0) == [2]
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("u", [0.0, 0.999999])
 def test_a_certain_draft_token_is_always_accepted(rule: str, u: float) -> None:

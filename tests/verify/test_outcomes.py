@@ -6,19 +6,7 @@ from scipy.stats import binom, kstest
 
 from slipstream.core.params import SamplingParams
 from slipstream.verify import outcomes
-from slipstream.verify.outcomes import (
-    BEST,
-    BINS,
-    EDGES,
-    END,
-    FAVOURED,
-    PAIR,
-    PENALISED,
-    Evidence,
-    Sum,
-    ranks,
-    sets,
-)
+from slipstream.verify.outcomes import BEST, BINS, EDGES, END, FAVOURED, PAIR, PENALISED, Evidence, Sum, ranks, sets
 from slipstream.verify.reference import distribution
 
 P = np.array([0.4, 0.3, 0.2, 0.0925, 0.007, 0.0005, 0.0])

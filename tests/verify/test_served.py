@@ -12,14 +12,7 @@ import pytest
 from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.cli.report import section
 from slipstream.errors import ParameterError, ServedError
-from slipstream.verify.served import (
-    ServedConfig,
-    judged,
-    noise_between,
-    permutation_test,
-    requests_of,
-    verify_served,
-)
+from slipstream.verify.served import ServedConfig, judged, noise_between, permutation_test, requests_of, verify_served
 
 LETTERS = "abcdefgh"
 TABLE = np.random.default_rng(5).normal(size=(len(LETTERS), len(LETTERS)))
