@@ -109,21 +109,18 @@ class Stream:
                 )
         return self._windows[length]
 
+    def _places(self, indices: Iterable[int], length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Of the tokens of windows by index, [rows, length + 1]."""
+        return self.windows(length)[list(indices)][:, None] + np.arange(length + 1)
+
     def rows(self, indices: Iterable[int], length: int) -> Tensor:
         """Windows by index, `[rows, length + 1]` int64."""
-        starts = self.windows(length)
-        return torch.from_numpy(
-            np.stack([self.tokens[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.int64)
-        )
+        return torch.from_numpy(self.tokens[self._places(indices, length)].astype(np.int64))
 
     def masks(self, indices: Iterable[int], length: int) -> Tensor:
         """Which tokens of the windows belong to answers, bool `[rows, length + 1]`; all of them if there is no mask."""
-        starts = self.windows(length)
-        if self.mask is None:
-            return torch.ones(len(list(indices)), length + 1, dtype=torch.bool)
-        return torch.from_numpy(
-            np.stack([self.mask[starts[i] : starts[i] + length + 1] for i in indices]).astype(np.bool_)
-        )
+        places = self._places(indices, length)
+        return torch.from_numpy(np.ones(places.shape, bool) if self.mask is None else self.mask[places].astype(bool))
 
 
 class Orders:
