@@ -16,16 +16,7 @@ from typing import Any, ClassVar
 from slipstream.core.params import check_number
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.settings import EXECUTORS, one_of
-from slipstream.training.training_settings import (
-    COUNT,
-    FROM_ZERO,
-    POSITIVE,
-    SHARE,
-    TWO,
-    Checked,
-    LoopConfig,
-    setting,
-)
+from slipstream.training.training_settings import COUNT, FROM_ZERO, POSITIVE, SHARE, TWO, Checked, LoopConfig, setting
 
 DECAYS = partial(check_number, low=0.0, high=1.0, open_low=True)
 DEPTH = setting(4, "Draft length for which acceptance is simulated.", check=COUNT)

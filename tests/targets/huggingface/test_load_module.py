@@ -14,14 +14,7 @@ from safetensors.torch import load_file, save_file
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.errors import (
-    CheckpointError,
-    LoadError,
-    PairError,
-    ParameterError,
-    TargetError,
-    UnsupportedModelError,
-)
+from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.facts import facts
 from slipstream.models.pair_check import require_pair
 from slipstream.targets.decoder import Decoder
