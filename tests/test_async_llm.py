@@ -140,16 +140,6 @@ def test_a_fault_of_a_request_is_raised_to_its_caller_alone(prompt, params, rule
     run(body)
 
 
-def test_a_prediction_outside_the_vocabulary_is_refused() -> None:
-    async def body() -> None:
-        async with AsyncLLM(LLM(ToyTarget(5), draft_tokens=4)) as llm:
-            with pytest.raises(PromptError, match="the prediction holds id 5"):
-                await completed(llm.generate([1], prediction=[1, 5]))
-            assert (await completed(llm.generate([1], SamplingParams(max_tokens=3), prediction=[1, 4]))).token_ids
-
-    run(body)
-
-
 def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         llm = AsyncLLM(LLM(ToyTarget(5), draft_tokens=4))

@@ -23,6 +23,8 @@ def llm(tiny: Tiny) -> LLM:
 def test_a_token_id_outside_the_vocabulary(llm: LLM, token: int) -> None:
     with pytest.raises(PromptError, match=rf"the prompt holds id {token}, the vocabulary is 0\.\.319"):
         llm.generate([5, token])
+    with pytest.raises(PromptError, match=rf"the prediction holds id {token}"):
+        llm.checks.prediction([5, token])
     if token > 0:
         with pytest.raises(ParameterError, match=rf"a parameter names id {token}"):
             llm.generate([5], SamplingParams(logit_bias={token: 1.0}))

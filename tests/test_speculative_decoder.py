@@ -98,13 +98,6 @@ def test_load_model_pair_refuses_incompatible_pairs(tiny, tmp_path):
         load_model_pair(tiny.target, tmp_path)
 
 
-def test_load_model_pair_returns_what_llm_accepts(tiny, pair):
-    target, draft, tokenizer = pair
-    llm = LLM(target, draft, tokenizer=tokenizer, draft_tokens=4)
-    text = llm.generate("for", SamplingParams(max_tokens=8))[0].text
-    assert text == LLM(tiny.target, **EXACT, draft_tokens=4).generate("for", SamplingParams(max_tokens=8))[0].text
-
-
 def test_generate_takes_the_arguments_that_transformers_takes(pair, expected):
     """As tutorials of assisted generation write them, with the pair that `load_model_pair` returns."""
     target, draft, tokenizer = pair

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from slipstream.bench.prompts import Entry, select
+from slipstream.bench.results import INTERRUPTED, Result, check_writable
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
@@ -26,7 +27,6 @@ from slipstream.settings import AUTO
 if TYPE_CHECKING:
     from slipstream.bench.configs import Contender
     from slipstream.bench.prompts import PromptSet
-    from slipstream.bench.results import Result
     from slipstream.llm import LLM
 
 
@@ -62,16 +62,8 @@ class OutputOptions:
 
     def check(self) -> None:
         """Raise ResultError unless the output file can be written. Called before the measurement."""
-        writable(out=self.out)
-
-
-def writable(**files: Path | None) -> None:
-    """Raise ResultError unless all of these files, each named by its option, can be written."""
-    from slipstream.bench.results import check_writable
-
-    for name, path in files.items():
-        if path is not None:
-            check_writable(path, f"--{name}")
+        if self.out is not None:
+            check_writable(self.out)
 
 
 def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
@@ -96,8 +88,6 @@ def show_section(result: Result) -> None:
 
 def finish(result: Result, files: OutputOptions, show: Callable[[Result], None] = show_section) -> None:
     """Print the result and its warnings, and name the file it was written to. show: prints it for people."""
-    from slipstream.bench.results import INTERRUPTED
-
     if files.as_json:
         print(json.dumps(result.as_dict(), ensure_ascii=False))
     else:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from slipstream.bench.results import Result, check_writable, write_text
 from slipstream.cli import render
 from slipstream.cli.loading import check_drafters, load, on
-from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished, writable
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.drafters.draft_plan import WITH_DRAFT
@@ -23,7 +24,6 @@ from slipstream.settings import FORMAT_BY_ROLE
 
 if TYPE_CHECKING:
     from slipstream.bench.benchmark import Contender
-    from slipstream.bench.results import Result
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
@@ -85,7 +85,8 @@ def tune(
     --draft-tokens is the maximum draft length to consider.
     """
     params = sampling.params()
-    writable(write=write)
+    if write is not None:
+        check_writable(write, "--write")
     files.check()
     texts.check()
     contenders = models.longest()
@@ -98,7 +99,6 @@ def tune(
     )  # fmt: skip
     if not contenders:
         raise ParameterError("there is no drafter to choose from", fix="name some: --drafter model --drafter ngram")
-    from slipstream.bench.results import write_text
     from slipstream.plan import tuning
 
     check_drafters(models, [(each.drafter, each.options) for each in contenders])
