@@ -80,7 +80,6 @@ class HybridDrafter:
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
         self.config = config or HybridConfig()
         self.traits = DrafterTraits.of_members(members)
-        self._is_lookup = tuple(member.traits.lookup for member in members)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
         self._uncompared: dict[int, tuple[Draft, int]] = {}  # by sequence: the neural chain that this step will verify
 
@@ -88,9 +87,10 @@ class HybridDrafter:
         depth = list(budget)  # 0 once a sequence has its draft
         parts: list[Part | None] = [None] * len(seqs)
         asked: list[Lookup] = []
-        for member, is_lookup in zip(self.members, self._is_lookup, strict=True):
+        for member in self.members:
             if not any(depth):
                 break
+            is_lookup = member.traits.lookup
             draft = member.propose(seqs, depth if is_lookup else self._neural_depth(seqs, depth))
             if is_lookup:
                 asked.append(cast(Lookup, member))
@@ -108,7 +108,6 @@ class HybridDrafter:
         return join_drafts(parts, self.vocab_size, self.device)
 
     def _neural_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
-        """Budget of a neural member for each sequence."""
         deep = [min(d, self.config.neural) for d in depth]
         for b, seq in enumerate(seqs):
             if seq.id not in self._chain_stats and len(seq.tokens) > self.config.max_prefill_ratio * seq.room:

@@ -164,7 +164,6 @@ class ModelDrafter(PrefixKeeper):
             self.model.release(shadow.id)
 
     def _warn(self, message: str, *values: int) -> None:
-        """Once."""
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message, *values)

@@ -42,12 +42,14 @@ def native(head: EagleHead, target: str | None = None, maps: bool = False) -> La
         config["target_model"] = target
     if c.version == 1:
         return config | {"bias": c.fc_bias}, dict(head.state_dict())
+    # SpecForge and SGLang write [1, 3, 4] for the states after layers 2, 4 and 5; SGLang only if the first is 1.
+    by_sglang = [tap - (c.taps[0] == 2) for tap in c.taps]
     config |= {
         "draft_vocab_size": c.draft_vocab,
         "target_hidden_size": c.target_hidden,
         "num_aux_hidden_states": len(c.taps),
         TAPS: list(c.taps),  # as vLLM counts
-        "eagle_config": {TAPS: sglang_ids(c.taps), "use_aux_hidden_state": True, "norm_before_fc": c.norm_before_fc},
+        "eagle_config": {TAPS: by_sglang, "use_aux_hidden_state": True, "norm_before_fc": c.norm_before_fc},
     }
     if c.mask_token is not None:
         config |= {"ptd_token_id": c.mask_token, "para_depths": c.depths}
@@ -76,12 +78,6 @@ def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout
     if c.mask_token is not None:
         config["mask_token_id"] = c.mask_token
     return config, {name.replace("midlayer.", "layers.0."): t for name, t in _tensors(head).items()}
-
-
-def sglang_ids(taps: Seq[int]) -> list[int]:
-    """`taps` as SGLang and SpecForge number them: [1, 3, 4] for the states after layers 2, 4 and 5. SGLang counts so
-    only if the first id is 1, else as vLLM does."""
-    return [tap - (taps[0] == 2) for tap in taps]
 
 
 def _variants(c: EagleConfig) -> dict[str, bool]:
