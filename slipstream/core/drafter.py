@@ -24,6 +24,7 @@ class DrafterTraits:
     drafts          False: it never drafts nor learns, so it need not be asked.
     chains_only     it drafts at most one token for each depth.
     lookup          it finds its draft tokens in text: it is a `Lookup`.
+    prices_rows     it ends a draft where a token is less likely to be accepted than `Sequence.row_cost`.
     reads_predictions  it copies from `Sequence.prediction`, too.
     remembers       it keeps something of one request for the next ones.
     reads_prompts   it is a `PromptReader`.
@@ -36,6 +37,7 @@ class DrafterTraits:
     drafts: bool = True
     chains_only: bool = False
     lookup: bool = False
+    prices_rows: bool = False
     reads_predictions: bool = False
     remembers: bool = False
     reads_prompts: bool = False

@@ -4,72 +4,44 @@ tokens that agree with the text, whether they were verified or not."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft
-from slipstream.drafters.guard import MAX_NODES
 
-FADE = 127 / 128  # weight that the record keeps with each new draft token: roughly the last 128 count
+FADE = 127 / 128
+"""Weight that a record keeps with each new draft token: roughly the last 128 count."""
+RULE_WEIGHT = 4.0
+"""Draft tokens that the rule for matches counts for; 8 and 30 decoded as fast."""
+LONGEST_MATCH = 16
+"""Longer matches share one record."""
 
 RESTART_BELOW = 0.01  # a streak with a lower probability than this means that the text has changed
 
 
 class MatchLengthStats:
-    """Acceptance probability of draft tokens, learned for each length of match: a longer match is more reliable.
+    """Probability that the token which followed a match is the next one, by length of the match.
 
-    A draft token at depth d is accepted with probability a^d, where a is the share of recently compared draft tokens
-    that were accepted. Verifying rejected rows is not free, so the draft ends at the last depth with a^d >= row_cost.
-    If not even one draft token is worth its row, the record fades with every match that is not used, until a draft
-    token is tried again. Only earlier steps are used, so the output distribution is unchanged.
-
-    Draft tokens of one draft are accepted or rejected together more often than independent ones, so a^d is too low for
-    large d: this limits wasted rows, it is not an optimum. On 129 held-out Python files, at 8 draft tokens a step of
-    the n-gram drafter, it cuts the verified draft tokens from 5.7 to 2.3 a step and costs 4 % of the tokens a step.
-
-    row_cost  cost of verifying one more row, as a share of a step; 0: no limit.
-    longest   matches longer than this share one record.
+    On greedy texts of SmolLM2-135M-Instruct (chat, questions, summaries, translations, mathematics, code), 26 % of the
+    tokens after a match of one token were right, 49 % after two, 62 % after three, 68 % after four, 80 % after eight
+    and 90 % after twelve: nearly m / (m + 2). A draft token that is right makes the match of the next one longer, and
+    that length tells as much. Each record starts from this rule, which counts like `RULE_WEIGHT` tokens, and learns
+    from the text of its request. Only earlier steps are used, so the output distribution is unchanged.
     """
 
-    def __init__(self, row_cost: float, longest: int):
-        self.row_cost = row_cost
-        # By length of match; draft tokens after a rejected one are not compared. The record starts with the tokens of
-        # the match itself, as if each were a draft token that was accepted.
-        self.compared = [float(match) for match in range(longest + 1)]
-        self.accepted = [float(match) for match in range(longest + 1)]
-        self.uncompared: tuple[int, Draft, int] | None = None  # (match, draft, sequence) of the last draft
+    def __init__(self) -> None:
+        self.compared, self.right = [0.0] * (LONGEST_MATCH + 1), [0.0] * (LONGEST_MATCH + 1)
 
-    def depth(self, match: int) -> int:
-        """Greatest depth at which a draft token is worth its row."""
-        if not self.row_cost:
-            return MAX_NODES
-        match = min(match, len(self.compared) - 1)
-        a = (self.accepted[match] + 3) / (self.compared[match] + 4)  # prior: 3 of 4 accepted
-        depth = int(math.log(self.row_cost) / math.log(a))
-        if not depth:
-            self.compared[match] *= FADE
-            self.accepted[match] *= FADE
-        return depth
+    def rate(self, match: int, usual: MatchLengthStats | None = None) -> float:
+        """usual: a record of many requests, which takes the place of the rule."""
+        match = min(match, LONGEST_MATCH)
+        expected = match / (match + 2) if usual is None else usual.rate(match)
+        return (self.right[match] + RULE_WEIGHT * expected) / (self.compared[match] + RULE_WEIGHT)
 
-    def learn(self, match: int, proposed: int, accepted: int) -> None:
-        """Record that the first `accepted` of `proposed` > 0 draft tokens were accepted."""
-        match = min(match, len(self.compared) - 1)
-        compared = min(proposed, accepted + 1)
-        keep = FADE**compared
-        self.compared[match] = self.compared[match] * keep + compared
-        self.accepted[match] = self.accepted[match] * keep + accepted
-
-    def remember(self, match: int, draft: Draft, b: int) -> None:
-        """Keep the draft of sequence b, found by a match of length `match`, until `compare` sees the text."""
-        self.uncompared = match, draft, b
-
-    def compare(self, run: Seq[int]) -> None:
-        """Learn from the emitted tokens `run`, whether the remembered draft was verified or another drafter's was."""
-        if self.uncompared is not None:
-            match, draft, b = self.uncompared
-            accepted, rejected = accepted_prefix(draft, b, run)
-            self.learn(match, accepted + rejected, accepted)
-            self.uncompared = None
+    def learn(self, match: int, right: bool) -> None:
+        """Record a token that followed a match of this length."""
+        match = min(match, LONGEST_MATCH)
+        self.compared[match] = self.compared[match] * FADE + 1
+        self.right[match] = self.right[match] * FADE + right
 
 
 class DepthStats:

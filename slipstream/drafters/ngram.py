@@ -18,21 +18,29 @@ rest of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+import itertools
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from slipstream.core.params import Strict, check_integer, check_number
-from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.drafters.acceptance_stats import MatchLengthStats
-from slipstream.drafters.lookups import LookupDrafter
+from slipstream.drafters.lookups import ROW_COST, LookupDrafter, LookupState
 from slipstream.errors import ParameterError
 
 Context = tuple[int, ...]
-Follower = tuple[int, int, int]  # token, its latest position, length of the context that it followed
+
+
+class Follower(NamedTuple):
+    """A token that followed a context of `match` tokens: its latest position, its share of what followed."""
+
+    token: int
+    position: int
+    match: int
+    share: float
+
 
 # A follower's score is count * ONCE + its latest position, so that scores sort by count, then by recency.
 ONCE = 1 << 40
@@ -44,7 +52,7 @@ class NgramConfig(Strict):
     """max_ngram, min_ngram  longest and shortest context to look up, in tokens (N of the k-grams is max_ngram + 1).
                  Short contexts match more often, and their draft tokens are accepted less often.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens with a lower acceptance probability
-                 are left out. 0: no limit; above 0.7 nothing would ever be tried.
+                 are left out. 0: no limit. Where draft lengths are chosen, it is measured.
     max_entries  most contexts kept for one sequence, about 0.2 kB each. Contexts are held in two generations. When the
                  younger one is full (half of max_entries), the older one is dropped. A context that occurs again moves
                  to the younger one, so the contexts dropped are those not seen for the longest time.
@@ -52,7 +60,7 @@ class NgramConfig(Strict):
 
     max_ngram: int = 5
     min_ngram: int = 1
-    row_cost: float = 0.05
+    row_cost: float = ROW_COST
     max_entries: int = 1 << 18
 
     def __post_init__(self) -> None:
@@ -124,20 +132,22 @@ class NgramStore:
             entry = self._young.get(context) or self._old.get(context)
             if isinstance(entry, dict):
                 best = max(entry, key=entry.__getitem__)
-                return best, entry[best] % ONCE, k
+                times = sum(score // ONCE for score in entry.values())
+                return Follower(best, entry[best] % ONCE, k, entry[best] // ONCE / times)
             if entry is not None:
-                return tokens[entry], entry, k
+                return Follower(tokens[entry], entry, k, 1.0)
         return None
 
 
-def extend(tokens: Seq[int], path: list[int], position: int, depth: int) -> None:
-    """Extend `path`, draft tokens after `tokens`, to `depth` draft tokens by copying the text after `position`, an
-    earlier occurrence of the path's last token."""
-    path += tokens[position + 1 : position + 1 + depth - len(path)]
-    overrun = 0
-    while len(path) < depth:  # the copy has reached the end of the text, where the path itself continues: a loop
-        path.append(path[overrun])
-        overrun += 1
+def copy(tokens: Seq[int], drafted: Seq[int], first: Follower) -> Iterator[tuple[int, float]]:
+    """`first`, which follows `tokens` + `drafted`, and the text after it, each token with its share of them."""
+    path = [*drafted, first.token]
+    yield first.token, first.share
+    for position in itertools.count(first.position + 1):
+        # where the copy has reached the end of the text, the path itself continues: a loop
+        token = tokens[position] if position < len(tokens) else path[position - len(tokens)]
+        path.append(token)
+        yield token, 1.0
 
 
 class NgramDrafter(LookupDrafter[NgramStore]):
@@ -146,24 +156,19 @@ class NgramDrafter(LookupDrafter[NgramStore]):
     name = "ngram"
 
     def __init__(self, config: NgramConfig | None = None, device: torch.device | str = "cpu"):
-        super().__init__(device)
         self.config = config or NgramConfig()
+        super().__init__(self.config.row_cost, device)
 
-    def _new(self) -> tuple[NgramStore, MatchLengthStats]:
-        return NgramStore(self.config), MatchLengthStats(self.config.row_cost, self.config.max_ngram)
+    def _store(self) -> NgramStore:
+        return NgramStore(self.config)
 
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        state, text = self._states[seq.id], seq.readable
+    def _matches(
+        self, state: LookupState[NgramStore], drafted: Seq[int]
+    ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
+        text = state.seq.readable
         follower = state.store.follower(text, drafted)
-        if follower is None:
-            return [], 0
-        token, position, match = follower
-        depth = min(depth, state.match_stats.depth(match))
-        if not depth:
-            return [], match
-        path = [*drafted, token]
-        extend(text, path, position, len(drafted) + depth)
-        return path[len(drafted) :], match
+        if follower is not None:
+            yield follower.match, copy(text, drafted, follower)
 
 
 def make(target: Target, **options: Any) -> NgramDrafter:

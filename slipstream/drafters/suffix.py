@@ -1,16 +1,16 @@
 """Suffix decoding (Oliaro et al. 2411.04975; Arctic Inference): drafts what followed the longest match, by frequency.
 
 A suffix tree holds every string of the text up to a depth, with the number of its occurrences. The longest end of the
-text that occurred before is looked up in it. The draft is what followed, most frequent first, as long as the product of
-the frequencies stays above `min_prob` (2411.04975, section 4). The longer the match, the longer the draft.
+text that occurred before is looked up in it. The draft is what followed, most frequent first (2411.04975, section 4).
+It ends where its tokens are not worth their rows (see `lookups`): the longer the match, the longer the draft.
 
     a b c y a b d z a b c w x a b        "a b" occurred 3 times before: twice c came next, once d
 
          c 2/3 ── w 1/3                  at most 2 tokens; of equals, the later one
 
 Each request has a tree of its own, over its prompt and its output. With `across` there is one more, shared by all
-requests, over the outputs of finished ones. The draft comes from the tree with the higher score: the expected number of
-accepted draft tokens, by the frequencies.
+requests, over the outputs of finished ones. The draft comes from the tree from which more draft tokens are expected to
+be accepted.
 
 Every draft token is deterministic given what the trees hold, a point mass, so q is None and the distribution of the
 output does not depend on the trees. Which text is *sampled* for a given seed does: with `across` it depends, like the
@@ -19,7 +19,7 @@ speed, on which requests came before (rule `coupled` excepted; see `Engine.add`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -27,14 +27,10 @@ from typing import Any
 import torch
 
 from slipstream.core.params import Strict, check_integer, check_number
-from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.drafters.acceptance_stats import MatchLengthStats
-from slipstream.drafters.lookups import LookupDrafter
+from slipstream.drafters.lookups import ROW_COST, LookupDrafter, LookupState
 from slipstream.drafters.suffix_tree import END, Node, Store, SuffixTree
 from slipstream.errors import ParameterError
-
-RECORDS = 16  # longer matches share one acceptance record
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,8 @@ class SuffixConfig(Strict):
     """max_depth    longest string in the tree, in tokens; matches are shorter than that. Deeper draft tokens are copied
                  from one occurrence.
     min_match    shortest match to draft from.
-    spec_factor  a match of length m allows spec_factor * m draft tokens, at least one (alpha of 2411.04975, section
-                 4.2).
-    min_prob     drafts end where the product of the frequencies falls below this.
     row_cost     cost of verifying one more row, as a share of a step. Draft tokens that are less likely to be
-                 accepted are left out. 0: no limit.
+                 accepted are left out. 0: no limit. Where draft lengths are chosen, it is measured.
     max_tokens   most tokens of one request that are remembered. They are held in two generations: when the younger has
                  half of them, the older is forgotten. A token costs at most one leaf and one inner node, about
                  0.15 kB, for any max_depth.
@@ -57,20 +50,14 @@ class SuffixConfig(Strict):
 
     max_depth: int = 24
     min_match: int = 1
-    spec_factor: float = 4.0
-    min_prob: float = 0.1
-    row_cost: float = 0.05
+    row_cost: float = ROW_COST
     max_tokens: int = 1 << 17
     across: bool = False
     past_tokens: int = 1 << 18
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("max_depth", 2), ("min_match", 1), ("max_tokens", 2), ("past_tokens", 2),
-        ):  # fmt: skip
+        for name, low in (("max_depth", 2), ("min_match", 1), ("max_tokens", 2), ("past_tokens", 2)):
             check_integer(name, getattr(self, name), low)
-        check_number("spec_factor", self.spec_factor, 0.0, 1000.0)
-        check_number("min_prob", self.min_prob, 0.0, 1.0)
         check_number("row_cost", self.row_cost, 0.0, 0.7)
         if self.min_match >= self.max_depth:
             raise ParameterError(
@@ -80,31 +67,28 @@ class SuffixConfig(Strict):
             )
 
 
-def follow(
-    tree: SuffixTree, match: int, place: Node | int, depth: int, min_prob: float, of_request: bool
-) -> tuple[list[int], float]:
-    """Up to `depth` draft tokens that follow the string of `match` tokens at `place`: each time the most frequent one,
-    as long as the product of the frequencies is at least `min_prob`. With the expected number that are accepted.
+def follow(tree: SuffixTree, match: int, place: Node | int, of_request: bool) -> Iterator[tuple[int, float]]:
+    """The tokens that follow the string of `match` tokens at `place`: each time the most frequent one, with its share
+    of the occurrences.
 
     of_request: the string is the text's own end. Its last occurrence has no follower yet, and does not count.
     """
-    text, tokens, score = tree.text, list[int](), 0.0
-    probability, where, at = 1.0, place, match
-    while len(tokens) < depth:
+    text, tokens = tree.text, list[int]()
+    where, at = place, match
+    while True:
+        share = 1.0
         if isinstance(where, Node) and at == where.end and where.children:
             share, token, where = _likeliest(where, where.count - (of_request and at == match))
-            probability *= share
         else:  # it always went on alike
             i = at + (where.base if isinstance(where, Node) else where)
             if i >= len(text) and not of_request:
-                break
+                return
             token = text[i] if i < len(text) else tokens[i - len(text)]  # a loop in the text goes on in the draft
-        if token == END or probability < min_prob:
-            break
+        if token == END:
+            return
         at += 1
-        score += probability
         tokens.append(token)
-    return tokens, score
+        yield token, share
 
 
 def _likeliest(node: Node, total: int) -> tuple[float, int, Node | int]:
@@ -121,32 +105,25 @@ class SuffixDrafter(LookupDrafter[Store]):
     name = "suffix"
 
     def __init__(self, config: SuffixConfig | None = None, device: torch.device | str = "cpu"):
-        super().__init__(device)
         self.config = config or SuffixConfig()
+        super().__init__(self.config.row_cost, device)
         self.traits = replace(self.traits, remembers=self.config.across)
         self.past = Store(self.config.max_depth, self.config.past_tokens)
 
-    def _new(self) -> tuple[Store, MatchLengthStats]:
-        store = Store(self.config.max_depth, self.config.max_tokens)
-        return store, MatchLengthStats(self.config.row_cost, RECORDS)
+    def _store(self) -> Store:
+        return Store(self.config.max_depth, self.config.max_tokens)
 
-    def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """What follows the longest match: in the request's own store, or in that of finished requests if its score is
-        higher."""
-        config, state = self.config, self._states[seq.id]
-        tokens, matched, best = list[int](), 0, 0.0
-        tail = [*seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
+    def _matches(
+        self, state: LookupState[Store], drafted: Seq[int]
+    ) -> Iterator[tuple[int, Iterator[tuple[int, float]]]]:
+        """The longest in the request's own store, and in that of finished requests."""
+        config = self.config
+        tail = [*state.seq.readable[-config.max_depth :], *drafted][-config.max_depth :]
         for store in (state.store, self.past) if config.across else (state.store,):
             of_request = store is state.store and not drafted
             tree, match, where = store.longest(tail, of_request)
             if match >= config.min_match:
-                most = max(1, min(depth, int(config.spec_factor * match)))
-                deepest = min(most, state.match_stats.depth(match))
-                whole = of_request and tree is store.young
-                more, score = follow(tree, match, where, deepest, config.min_prob, whole)
-                if score > best:
-                    tokens, matched, best = more, match, score
-        return tokens, matched
+                yield match, follow(tree, match, where, of_request and tree is store.young)
 
     def release(self, seq_id: int) -> None:
         state = self._states.get(seq_id)

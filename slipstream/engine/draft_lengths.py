@@ -20,8 +20,10 @@ Nothing is measured beforehand. S is learned from each request's own steps, star
         └─────────────────────▶ │ RESTING │   gain below 1
           gain below 1 + MARGIN └─────────┘
 
-The gain is that of the best lengths over plain decoding, as predicted. A trial is paid for when as many tokens were
-decoded plainly that its cost is `TRIAL_SHARE` of their time. Pauses double as long as trials fail.
+The gain is that of the best lengths over plain decoding, as predicted. A drafter that ends its drafts itself (`whole`)
+rests when the account is overdrawn instead: texts are copied in places, and steps between them draft nothing. The
+account holds plain steps: `SAVED_FIRST`, what drafts gained, up to `MOST_SAVED`, less what they lost, and `TRIAL_SHARE`
+of each plain step. A trial is paid for when nothing is owed. Pauses double as long as trials fail.
 
 Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
 the tokens (see `_without_drafts`). On a busy server nearly every step has such rows.
@@ -34,7 +36,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -51,6 +52,9 @@ TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
 TRIAL_SHARE = 0.01
 """What trials may cost, as a share of plain decoding: a pause is at least as long as its trial cost over this."""
+SAVED_FIRST, MOST_SAVED, LOOK = 8.0, 16.0, 0.5
+"""Plain steps that drafts may lose at first, and after they gained; and what a drafter that ends its drafts itself must
+have saved before it is tried again: most of its steps draft nothing, and cost little."""
 MARGIN = 0.02
 """Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
 FIRST_REST, LONGEST_REST = 32, 4096
@@ -67,6 +71,8 @@ SHORTEST = 1e-9
 LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
+NEAR_ROWS, CHEAPEST, DEAREST = 4, 0.02, 0.7
+"""The cost of a row is that of the next few, as a mean. Its bounds, because times may be those of a bad moment."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
 
@@ -99,24 +105,6 @@ class Step:
     read_rows: int | None = None
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What a step of a trial took and gave."""
-
-    seconds: float
-    requests: int
-    accepted: int
-
-
-@dataclass
-class _Trial:
-    """left: steps that it drafts yet. costs: of each step so far; caught_up: of those in which a drafter caught up."""
-
-    left: int = TRIAL_STEPS
-    costs: list[_Cost] = field(default_factory=list)
-    caught_up: list[_Cost] = field(default_factory=list)
-
-
 @dataclass
 class _Counts:
     """Of all steps that drafted, for what the user is told. turns: the requests of each step, added up."""
@@ -132,10 +120,14 @@ class DraftLengths:
 
     most   longest draft.
     prior  assumed acceptance rate before any draft token was verified.
+    whole  whether the drafter ends each draft where a token is not worth `row_cost`: it knows more of them than what
+           became of earlier ones. Then a request that drafts gets all that it may draft.
     """
 
     most: int = 8
     prior: float = 0.7
+    whole: bool = False
+    row_cost: float | None = field(init=False, default=None)
     state: State = field(init=False, default=State.TRIAL)
 
     def __post_init__(self) -> None:
@@ -148,8 +140,10 @@ class DraftLengths:
         # Ids, lengths, and for how many steps they were used.
         self._chosen: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._drafted, self._renew = 0, TRIAL_STEPS  # steps that drafted since the last plain one, until the next one
-        self._trial = _Trial()
-        self._pause, self._rest, self._unpaid = FIRST_REST, 0, 0  # tokens: of a pause, left of it, until it is paid for
+        self._trial = TRIAL_STEPS  # steps that it drafts yet
+        self._pause, self._rest = FIRST_REST, 0  # tokens: of a pause, left of it
+        self._saved = SAVED_FIRST  # plain steps of one request: the account
+        self._tokens, self._took = Mean(64), Mean(64)  # of steps that drafted: tokens of a request, in plain steps
         self._late = 0  # for how many steps in a row a drafter caught up
         self._counts, self._told = _Counts(), False
 
@@ -170,17 +164,14 @@ class DraftLengths:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
         if key != tuple(ids) or used >= KEEP:
-            lengths, gain = self._best(ids, limits, prompt_rows)
-            used = 0
-            if self.state is State.DRAFTING and gain < 1:
-                self._begin_rest(gain)
-            elif self.state is State.TRIAL and not self._trial.left:
-                if gain < 1 + MARGIN:
+            self.row_cost, used = self._row_cost(len(ids)), 0
+            lengths, gain = (limits, self._measured_gain()) if self.whole else self._best(ids, limits, prompt_rows)
+            if not self._trial:
+                least = 1.0 if self.state is State.DRAFTING else 1 + MARGIN
+                if self._saved < 0 if self.whole else gain < least:
                     self._begin_rest(gain)
-                else:
-                    self.state, self._pause, self._trial.caught_up = State.DRAFTING, FIRST_REST, []
-            if self.resting:
-                return none
+                    return none
+                self.state, self._pause = State.DRAFTING, FIRST_REST
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
 
@@ -207,6 +198,17 @@ class DraftLengths:
             lengths[b] = length
         return lengths, float(rates[at]) * plain / count
 
+    def _measured_gain(self) -> float:
+        """Tokens of recent steps that drafted over the plain steps that they took."""
+        return self._tokens.value / max(SHORTEST, self._took.value)
+
+    def _row_cost(self, count: int) -> float | None:
+        """Tokens that plain decoding of so many requests gains in the time of one more row; None: not known yet."""
+        if self._forward.numbers < 2:
+            return None
+        one, more = self._forward.estimate(np.array([count, count + NEAR_ROWS])).tolist()
+        return min(max(CHEAPEST, (more - one) / NEAR_ROWS * count / max(SHORTEST, self._plainly(count))), DEAREST)
+
     def _levels(self, drafting: int) -> Times:
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
 
@@ -228,8 +230,8 @@ class DraftLengths:
 
     def joined(self) -> None:
         """A request begins, which may be one that drafts pay for: a rest ends if its trial is paid for."""
-        if self.resting and self._unpaid <= 0:
-            self.state, self._trial = State.TRIAL, _Trial()
+        if self.resting and self._saved >= 0:
+            self._begin_trial()
 
     def learn(self, step: Step) -> None:
         """Take note of a step: of its time, and of what became of its draft tokens."""
@@ -237,10 +239,10 @@ class DraftLengths:
         if self.resting:
             learning = self._rest <= LEARN_LAST
             self._rest -= step.repeats
-            self._unpaid -= step.repeats
+            self._saved += TRIAL_SHARE * step.repeats
             self._forward.age(step.repeats)
-            if self._rest <= 0:
-                self.state, self._trial = State.TRIAL, _Trial()
+            if self._rest <= 0 and self._saved >= (LOOK if self.whole else 0):
+                self._begin_trial()
             if not learning:
                 return
         self._with_prompts.add(float(step.prompt_rows > 0))
@@ -259,20 +261,24 @@ class DraftLengths:
         drafted = [b for b, length in enumerate(step.lengths) if length]
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self._survival.learn([step.ids[b] for b in drafted], *each)
-        cost = _Cost(seconds, count, sum(step.accepted))
+        tokens, plain = 1 + sum(step.accepted) / count, max(SHORTEST, self._plainly(count))
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
-            self._trial.caught_up.append(cost)
+            self._saved = min(MOST_SAVED, self._saved + tokens - seconds / plain)
             return
-        if self._trial.left:
-            self._trial.left -= 1
-            self._trial.costs.append(cost)
-            if not self._trial.left:
+        if self._trial:
+            self._trial -= 1
+            if not self._trial:
                 self._chosen = (), [], 0
         if drafting not in self._drafting:
             self._drafting[drafting] = Times()
             self._drafting[drafting].add(0, 0.0)
         self._drafting[drafting].add(max(step.lengths), step.draft)
+        usual = float(self._forward.estimate(np.array([count + sum(step.nodes)]))[0])
+        usual += self._drafting[drafting].nearest(max(step.lengths))
+        self._tokens.add(tokens)
+        self._took.add(usual / plain)
+        self._saved = min(MOST_SAVED, self._saved + tokens - usual / plain)
         self._counts.steps += 1
         self._counts.turns += count
         self._counts.tokens += count + sum(step.accepted)
@@ -283,21 +289,19 @@ class DraftLengths:
         whole, read = tokens + rows, rows if step.read_rows is None else step.read_rows
         grain = max(1, int(SAME * 2 ** int(math.log2(whole))))
         self._forward.add(round(whole / grain) * grain, step.rest)
-        if read and not any(step.lengths):
+        if read and not any(step.lengths) and not self.resting:  # a drafter that rests reads none
             self._reading.add(step.draft / read)
         draft = max(0.0, step.draft - read * self._reading.value)
         without, with_them = self._forward.estimate(np.array([tokens, whole])).tolist()
         return replace(step, draft=draft, rest=step.rest - (with_them - without))
 
+    def _begin_trial(self) -> None:
+        self.state, self._trial = State.TRIAL, TRIAL_STEPS
+
     def _begin_rest(self, gain: float) -> None:
         """gain: of the best lengths over plain decoding, as predicted."""
-        self.state = State.RESTING
-        usual = statistics.median_low([self._lost(cost) for cost in self._trial.costs] or [0.0])
-        lost = TRIAL_STEPS * usual + sum(max(0.0, self._lost(cost)) for cost in self._trial.caught_up)
-        self._trial = _Trial(left=0)
-        self._unpaid = max(0, int(lost / TRIAL_SHARE))
-        self._pause = min(2 * self._pause, LONGEST_REST) if lost > 0 else FIRST_REST
-        self._rest = max(self._pause, self._unpaid)
+        self._pause = min(2 * self._pause, LONGEST_REST) if self.state is State.TRIAL else FIRST_REST
+        self.state, self._rest = State.RESTING, 0 if self.whole else self._pause
         counts = self._counts
         if not self._told and counts.steps >= TRIAL_STEPS:
             self._told = True
@@ -308,11 +312,6 @@ class DraftLengths:
                 gain,
                 counts.tokens / counts.turns,
             )
-
-    def _lost(self, cost: _Cost) -> float:
-        """Plain steps that a step took beyond what it gained."""
-        plain = max(SHORTEST, self._plainly(cost.requests))
-        return cost.seconds / plain - 1 - cost.accepted / cost.requests
 
     def release(self, seq_id: int) -> None:
         """Forget a request; unknown ids are ignored."""

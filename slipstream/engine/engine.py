@@ -99,6 +99,8 @@ class Engine:
         self.target, self.rule = target, rule
         self.drafter = drafter if isinstance(drafter, Guard) else Guard(drafter, target)
         self.lengths = draft_tokens if isinstance(draft_tokens, DraftLengths) else None
+        if self.lengths is not None:
+            self.lengths.whole = self.drafter.traits.prices_rows
         most = draft_tokens.most if isinstance(draft_tokens, DraftLengths) else draft_tokens
         self.draft_tokens = most if usual_draft_tokens is None else usual_draft_tokens
         self.max_batch, self.prompt_rows = max_batch, prompt_rows
@@ -257,7 +259,7 @@ class Engine:
         if self.lengths is not None and any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [lengths[b] for b in choosing]
             for b, length in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
-                lengths[b] = length
+                lengths[b], seqs[b].row_cost = length, self.lengths.row_cost
         return lengths
 
     def _run_alone(self, seqs: Seq[Sequence], lengths: Seq[int], fault: Exception) -> None:

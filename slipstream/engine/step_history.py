@@ -32,6 +32,11 @@ class Times:
         """How many samples there are, up to 9 of each number."""
         return sum(map(len, self._samples.values()))
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers were timed."""
+        return len(self._known)
+
     def add(self, n: int, seconds: float) -> None:
         if n not in self._samples:
             self._samples[n] = deque(maxlen=9)

@@ -4,12 +4,10 @@ The engine verifies; this only drafts. A row is recognised by the id of its requ
 Its `Sequence` grows by the tokens that the engine reports, so a drafter reads each token once. Drafts hold no
 probabilities (point masses), so the engine's output distribution does not depend on them.
 
-A draft ends at the first depth whose draft token is not worth its row. A token is accepted with the probability that
-the request's own drafts show, depth by depth; at first, with that of all recent drafts. Drafts that were not verified
-are compared with the text, too, so a request is drafted for again as soon as it pays. A row costs what the times of
-recent steps say, in tokens that the batch gains in that time. A step's time is that from the end of one call to the
-begin of the next, if a request is in both: else the engine may have been idle. Several ranks that must draft alike
-cannot use times; there a draft ends where the acceptance rates of its match end it (`MatchLengthStats`).
+A draft ends where its tokens are not worth their rows (see `drafters.lookups`); they are compared with the text whether
+they were verified or not. A row costs what the times of recent steps say, in tokens that the batch gains in that time.
+A step's time is that from the end of one call to the begin of the next, if a request is in both: else the engine may
+have been idle. Several ranks that must draft alike cannot use times; there a row costs what the drafter was told.
 """
 
 from __future__ import annotations
@@ -26,15 +24,12 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.acceptance_stats import DepthStats
 from slipstream.engine.step_history import Mean, Times
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
 """An engine that is not ours shows none; lookups read none."""
 FIRST = 2
 """Longest drafts until a row has a cost, where lengths depend on times."""
-KNOWN_AT_FIRST = 8.0
-"""Steps that recent drafts of all requests count for a new one."""
 DEAREST = 0.9
 """A draft token that is accepted with this probability is verified at any cost: times may be those of a bad moment."""
 KNOWN = 6
@@ -88,9 +83,7 @@ class RowDrafts:
                  clock: Callable[[], float] = time.perf_counter):  # fmt: skip
         self.drafter, self.most, self.context, self.timed, self.clock = drafter, most, context, timed, clock
         self._seqs: dict[str, Sequence] = {}
-        self._stats: dict[str, DepthStats] = {}
-        self._proposed: dict[str, list[int]] = {}  # what the drafter proposed in the last call, by request
-        self._all = self._new_stats(fade=255 / 256)
+        self._asked: set[str] = set()  # requests that the drafter was asked for in the last call
         self._forward, self._seconds, self._gained, self._ended = Times(), Mean(16), Mean(16), 0.0
         self._cost = 0.0
         self._last: set[str] = set()  # requests of the last call
@@ -109,26 +102,20 @@ class RowDrafts:
             self._free(gone)
         decoding = [i for i, row in enumerate(rows) if row.gained]
         decoded = [seqs[i] for i in decoding]
-        limits = [max(0, min(self.most, seq.room - 1)) for seq in decoded]
+        cost = self._row_cost(len(decoded))
+        most = FIRST if self.timed and not cost else self.most
+        for seq in decoded:
+            seq.row_cost = cost or None
+        limits = [max(0, min(most, seq.room - 1)) for seq in decoded]
         drafts: list[list[int]] = [[] for _ in rows]
-        self._proposed = {}
-        if any(limits):
-            draft, cost = self.drafter.propose(decoded, limits), self._row_cost(len(decoded))
+        self._asked = {rows[i].id for i, limit in zip(decoding, limits, strict=True) if limit}
+        if self._asked:
+            draft = self.drafter.propose(decoded, limits)
             for b, i in enumerate(decoding):
-                ids = draft.ids[draft.splits[b] : draft.splits[b + 1]]
-                if ids:
-                    self._proposed[rows[i].id] = ids
-                    drafts[i] = ids[: self._worth(rows[i].id, len(ids), cost)]
+                drafts[i] = draft.ids[draft.splits[b] : draft.splits[b + 1]]
         self._last = {row.id for row in rows}
         self._ended = self.clock()
         return drafts
-
-    def _worth(self, key: str, length: int, cost: float) -> int:
-        """How many draft tokens of a request are worth their rows."""
-        if not cost:
-            return min(length, FIRST) if self.timed else length
-        likely = self._stats[key].acceptance_by_depth(length)
-        return next((depth for depth, chance in enumerate(likely) if chance < cost), length)
 
     def _row_cost(self, requests: int) -> float:
         """What a further row costs a step of so many requests, in tokens gained in that time; 0 if it is not known."""
@@ -155,24 +142,14 @@ class RowDrafts:
                 prediction=request.prediction,
             )  # fmt: skip
             self._seqs[row.id] = seq
-            self._stats[row.id] = self._new_stats(fade=31 / 32)
-            self._stats[row.id].inherit(self._all, KNOWN_AT_FIRST)
         seq.tokens.extend(row.tokens(len(seq.tokens), row.length))
         return seq
 
-    def _new_stats(self, fade: float) -> DepthStats:
-        return DepthStats(self.most, prior=0.7, weight=4.0, fade=fade, restart_below=1e-4)
-
     def _learn(self, rows: Seq[Row], seqs: Seq[Sequence], begin: float) -> None:
         """Compare what was proposed with what followed, and note what the step took."""
-        shown = [i for i, row in enumerate(rows) if row.gained and row.id in self._proposed]
+        shown = [i for i, row in enumerate(rows) if row.gained and row.id in self._asked]
         if shown:
             runs = [seqs[i].tokens[-rows[i].gained :] for i in shown]
-            for i, run in zip(shown, runs, strict=True):
-                pairs = list(zip(self._proposed[rows[i].id], run, strict=False))
-                right = next((n for n, (proposed, token) in enumerate(pairs) if proposed != token), len(pairs))
-                for stats in (self._stats[rows[i].id], self._all):
-                    stats.learn(right, right < len(pairs))
             verified = Draft.chains([run[:-1] for run in runs])
             paths = [list(range(len(run) - 1)) for run in runs]
             verdict = Verdict(paths, [run[-1] for run in runs], [None] * len(runs), [False] * len(runs))
@@ -187,6 +164,5 @@ class RowDrafts:
         """Forget a request that has ended."""
         seq = self._seqs.pop(key)
         seq.finish = "stop"  # a drafter that remembers finished requests keeps its output
-        del self._stats[key]
-        self._proposed.pop(key, None)
+        self._asked.discard(key)
         self.drafter.release(seq.id)

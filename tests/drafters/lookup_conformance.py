@@ -45,9 +45,6 @@ class LookupCase:
         return draft.ids
 
 
-SUFFIX = LookupCase("suffix", {"row_cost": 0.0, "spec_factor": 100.0})
-
-
 class Counting(list[int]):
     """Tokens that count how many of them are read."""
 
@@ -196,4 +193,4 @@ class CopyingConformance:
             lookup.observe([seq], foreign, TargetOut(torch.zeros(3, 32)), verdict)
         first, late = next(filter(None, lengths)), sum(lengths[-300:]) / 300
         assert first < 12
-        assert late == 16 if repeats else late < 0.5
+        assert late >= max(6, first) if repeats else late < 0.5

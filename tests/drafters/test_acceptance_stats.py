@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.drafters.acceptance_stats import FADE, DepthStats, MatchLengthStats, accepted_prefix
+from slipstream.drafters.acceptance_stats import (
+    FADE,
+    LONGEST_MATCH,
+    RULE_WEIGHT,
+    DepthStats,
+    MatchLengthStats,
+    accepted_prefix,
+)
 
 
 def test_accepted_prefix_counts_draft_tokens_that_agree_with_the_text() -> None:
@@ -22,46 +29,17 @@ def test_in_a_tree_any_branch_may_be_accepted_but_no_node_that_is_not_acceptable
     assert accepted_prefix(silent, 0, [1]) == (0, True)
 
 
-def test_a_lookups_draft_is_scored_once() -> None:
-    match_stats = MatchLengthStats(0.05, longest=4)
-    match_stats.remember(3, Draft.chains([[1, 2, 3]]), 0)
-    match_stats.compare([1, 2, 9])
-    assert (match_stats.accepted[3], match_stats.compared[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
-    match_stats.compare([1, 2, 9])
-    assert (match_stats.accepted[3], match_stats.compared[3]) == (3 * FADE**3 + 2, 3 * FADE**3 + 3)
-    match_stats.remember(99, Draft.chains([[1]]), 0)
-    match_stats.compare([5])
-    assert (match_stats.accepted[4], match_stats.compared[4]) == (4 * FADE, 4 * FADE + 1), (
-        "longer matches share the last record"
-    )
-
-
-def test_a_longer_match_has_longer_drafts_before_anything_is_learnt() -> None:
-    """0.75^10 and 0.8^13 are the last powers of at least 0.05; (2 + 3) / (2 + 4) allows for 16."""
-    match_stats = MatchLengthStats(0.05, longest=16)
-    assert [match_stats.depth(match) for match in (0, 1, 2)] == [10, 13, 16]
-    assert match_stats.depth(16) == match_stats.depth(40) > match_stats.depth(8) > 16
-
-
-def test_drafting_stops_when_drafts_are_always_rejected_and_resumes_when_they_are_accepted() -> None:
-    match_stats = MatchLengthStats(row_cost=0.05, longest=3)
-    full, longer = match_stats.depth(2), match_stats.depth(3)
-    assert full >= 8
-    for _ in range(400):
-        depth = match_stats.depth(2)
-        if depth:
-            match_stats.learn(2, depth, 0)
-    tries = 0
-    for _ in range(100):
-        depth = match_stats.depth(2)
-        if depth:
-            tries += 1
-            match_stats.learn(2, depth, 0)
-    assert 0 < tries < 60, "it keeps trying, but not in every step"
-    assert match_stats.depth(3) == longer, "another length of match has its own record"
-    for _ in range(200):
-        match_stats.learn(2, 4, 4)
-    assert match_stats.depth(2) > full
+def test_the_worth_of_a_match_starts_from_a_rule_and_is_learned_by_its_length() -> None:
+    stats = MatchLengthStats()
+    assert [stats.rate(match) for match in (1, 2, 6)] == [1 / 3, 1 / 2, 3 / 4]
+    assert stats.rate(LONGEST_MATCH) == stats.rate(99)
+    stats.learn(2, True)
+    stats.learn(2, False)
+    assert stats.rate(2) == (RULE_WEIGHT / 2 + FADE) / (RULE_WEIGHT + FADE + 1)
+    assert stats.rate(1) == 1 / 3, "another length of match has its own record"
+    for _ in range(1000):
+        stats.learn(99, True)
+    assert stats.rate(LONGEST_MATCH) > 0.99
 
 
 def test_depth_stats_begin_with_their_prior_and_learn_by_hand_computed_shares() -> None:

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
+from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramStore
 from slipstream.errors import ParameterError
-from tests.drafters.lookup_conformance import SUFFIX, CopyingConformance, LookupCase, LookupConformance
+from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
 from tests.drafters.makers import LOOKUPS
 from tests.targets.toy import ToyTarget
 
-CASES = {name: LookupCase(name) for name in LOOKUPS} | {"suffix": SUFFIX}
+CASES = {name: LookupCase(name) for name in LOOKUPS}
 COPYING = [name for name, case in CASES.items() if case.make().traits.lookup]
 
 
@@ -43,13 +46,32 @@ def test_a_loop_that_begins_in_another_drafters_draft_is_followed_by_n_grams() -
     assert lookup.continue_from(seq, [3, 1], 5)[0] == [2, 3, 1, 2, 3]
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
-def test_the_draft_grows_with_the_match(factor: float) -> None:
-    """spec_factor draft tokens for each token of the match, at least one."""
+@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("row_cost", [0.11, 0.15, 0.3])
+def test_a_draft_ends_where_a_token_is_less_likely_than_a_row_costs(name: str, row_cost: float) -> None:
+    """Before anything is learned, the d-th token after a match of m is accepted with the product of
+    (m + i) / (m + i + 2) for i < d: m (m + 1) / ((m + d) (m + d + 1)). A sequence may have a cost of its own."""
     text = list(range(10, 60))
-    for match in range(1, 8):
-        ids = CASES["suffix"].chain([*text, 5, *text[20 - match : 20]], 64, spec_factor=factor)
-        assert ids == text[20 : 20 + max(1, int(factor * match))]
+    for match in range(1, 6):
+        worth = [d for d in range(1, 30) if match * (match + 1) / ((match + d) * (match + d + 1)) >= row_cost]
+        seq, following = Sequence([*text, 5, *text[20 - match : 20]]), text[20 : 20 + len(worth)]
+        assert CASES[name].make(ToyTarget(128), row_cost=row_cost).propose([seq], [64]).ids == following
+        seq.row_cost = row_cost
+        assert CASES[name].make(ToyTarget(128), row_cost=0.7).propose([seq], [64]).ids == following
+
+
+def test_other_requests_teach_only_sequences_whose_rows_have_a_measured_cost() -> None:
+    """Otherwise a seed would not repeat its text after other requests."""
+    drafter = CASES["suffix"].make(ToyTarget(128), row_cost=0.5)
+    for _ in range(30):
+        past = Sequence([1, 2, 3, 9, 1])
+        drafter.propose([past], [4])
+        drafter.observe([past], Draft.empty(1), TargetOut(torch.zeros(1, 128)), Verdict([[]], [2], [None], [False]))
+        drafter.release(past.id)
+    new, measured = Sequence([1, 2, 3, 9, 1]), Sequence([1, 2, 3, 9, 1])
+    measured.row_cost = 0.5
+    assert drafter.propose([new], [4]).ids == []
+    assert drafter.propose([measured], [4]).ids == [2]
 
 
 IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
@@ -66,8 +88,6 @@ IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
         {"max_depth": 1},
         {"min_match": 0},
         {"min_match": 24},
-        {"spec_factor": -1.0},
-        {"min_prob": 1.5},
         {"row_cost": 0.8},
         {"max_tokens": 1},
         {"past_tokens": 0},
@@ -203,7 +223,7 @@ def test_memory_is_bounded_and_the_most_recent_is_kept() -> None:
     store = NgramStore(config)
     store.index(tokens)
     assert len(store) <= 200
-    assert store.follower(tokens) == (tokens[-20], len(tokens) - 20, 2)
+    assert store.follower(tokens) == (tokens[-20], len(tokens) - 20, 2, 1.0)
 
 
 def test_a_context_that_keeps_occurring_survives_any_number_of_others() -> None:
@@ -223,4 +243,6 @@ def test_followers_of_one_context_are_bounded() -> None:
     entry = store._young[0,]
     assert isinstance(entry, dict)
     assert len(entry) == FOLLOWERS
-    assert store.follower(tokens) == (7, len(tokens) - 2, 1)
+    follower = store.follower(tokens)
+    assert follower is not None
+    assert follower[:3] == (7, len(tokens) - 2, 1)

@@ -15,11 +15,12 @@ from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.drafters.suffix_tree import FANOUT, Node, Store, SuffixTree
 from slipstream.llm import LLM
-from tests.drafters.lookup_conformance import SUFFIX as LOOKUP
+from tests.drafters.lookup_conformance import LookupCase
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
 
+SUFFIX = LookupCase("suffix")
 A, B, C, D, W, X, Y, Z = range(8)
 
 
@@ -98,15 +99,17 @@ def test_the_store_drops_the_oldest_half() -> None:
 
 def test_the_example_of_the_docstring() -> None:
     text = [A, B, C, Y, A, B, D, Z, A, B, C, W, X, A, B]
-    assert LOOKUP.chain(text, 2, spec_factor=2.0) == [C, W]
+    assert SUFFIX.chain(text, 2) == [C, W]
 
 
-def test_a_draft_ends_where_the_frequencies_are_too_low() -> None:
-    """a is followed by b 3 of 4 times, b by c 2 of 3 times: 3/4, then 1/2."""
+def test_a_draft_ends_where_its_tokens_are_too_seldom() -> None:
+    """a is followed by b 3 of 4 times, b by c 2 of 3 times. After a match of one token 1/3 is accepted, of two 1/2: so
+    3/4 * 1/3 = 1/4, then 1/4 * 2/3 * 1/2 = 1/12."""
     text = [A, B, C, Y, A, B, C, Z, A, B, D, X, A, W, 9, A]
-    assert LOOKUP.chain(text, 2, min_prob=0.45) == [B, C]
-    assert LOOKUP.chain(text, 2, min_prob=0.55) == [B]
-    assert LOOKUP.chain(text, 2, min_prob=0.8) == []
+    assert SUFFIX.chain(text, 2, row_cost=0.08) == [B, C]
+    assert SUFFIX.chain(text, 2, row_cost=0.09) == [B]
+    assert SUFFIX.chain(text, 2, row_cost=0.24) == [B]
+    assert SUFFIX.chain(text, 2, row_cost=0.26) == []
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
@@ -115,7 +118,7 @@ def test_a_loop_is_followed_for_any_depth_of_the_tree(period: int, depth: int) -
     loop = list(range(period))
     for repeats in (1, 2, 20):
         text = [9, *loop * repeats, *loop[:1]]
-        assert LOOKUP.chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
+        assert SUFFIX.chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
 
 
 # --- the drafter -----------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_finished_requests_are_forgotten() -> None:
     drafter = engine.drafts.drafter
     assert isinstance(drafter, SuffixDrafter)
     assert not drafter._states
-    assert not engine.drafts._stats
+    assert not engine.drafts._asked
 
 
 def test_outputs_of_finished_requests_are_drafted_from_with_across_only() -> None:
