@@ -1,29 +1,34 @@
-"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine."""
+"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine, or settings of vLLM."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from slipstream.bench.results import Result, check_writable, write_text
 from slipstream.cli import render
+from slipstream.cli.bench import LoadOptions, arms_of
+from slipstream.cli.engines import EngineOptions, compared, of_servers, started
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import LoadError, ParameterError
+from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.models.load_settings import DEFAULTS
 from slipstream.settings import FORMAT_BY_ROLE
 
 if TYPE_CHECKING:
     from slipstream.bench.benchmark import Contender
+    from slipstream.bench.vllm_server import VllmServer
+    from slipstream.core.params import SamplingParams
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
@@ -76,15 +81,21 @@ def tune(
     rounds: int = option(5, "Timed passes of that comparison.", min=1),
     seconds: float = option(45, "Time limit in seconds; at least three passes.", min=0),
     write: Path | None = option(None, "Write the choice to this file, for --config of generate, chat and serve."),
+    engine: EngineOptions,
     files: OutputOptions,
+    load_options: LoadOptions,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
 
     Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
     What limits each is said with its fix: an expensive draft, low acceptance, rows that cost the target time, the host.
     --draft-tokens is the maximum draft length to consider.
+
+    With --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
     """
-    params = sampling.params()
+    local, params = {"--batch": batch != 1, "--confirm": confirm != 3}, sampling.params()
+    if of_servers(None, "", models, engine, load_options, local):
+        return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
     if write is not None:
         check_writable(write, "--write")
     files.check()
@@ -129,3 +140,106 @@ def show(result: Result) -> None:
         console.print(f"{name}: {text}", soft_wrap=True)
         if name != "slipstream" and config["text"] and config["note"]:
             console.print(f"  ({config['note']})", style="dim")
+
+
+LENGTHS = (2, 4, 8)
+"""Draft lengths that are tried of drafters that are not lookups; lookups learn theirs."""
+MOST_TOKENS = 64
+"""Most new tokens of a request."""
+
+
+def tune_vllm(
+    models: TuneModels, load: LoadOptions, params: SamplingParams, texts: PromptOptions, rounds: int, seconds: float,
+    write: Path | None, engine: EngineOptions, files: OutputOptions,
+) -> None:  # fmt: skip
+    """Measure settings of vLLM's server beside plain decoding, print, and write the choice."""
+    if write is not None:
+        check_writable(write, "--write")
+    files.check()
+    loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import LoadConfig, load_test, requests_of
+    from slipstream.bench.results import write as save, write_text
+    from slipstream.plan.tuning import choose
+
+    servers = compared(models, engine)
+    plain, tried = {"plain": servers.pop("plain")}, candidates(servers, models.draft_tokens is not None)
+    config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
+    done: list[Result] = []
+    prompts = render.counted(len(asked.entries), "prompt")
+    render.line(f"tune: {', '.join(tried)} in vLLM; {prompts} of {texts.prompts}")
+
+    def compare(name: str, base: Mapping[str, str]) -> None:
+        with started({name: tried[name]}, engine) as place:
+            arms = arms_of({each: Endpoint(url) for each, url in {**base, **place}.items()}, loads, asked)
+            with render.progress(name, requests_of(arms, config)) as advance:
+                done.append(load_test(arms, config, asked.settings, None, advance))
+            if files.out is not None:
+                save(joined(done), files.out)
+
+    def measure() -> Result:
+        with started(plain, engine) as base:
+            try:
+                for i, name in enumerate(tried):
+                    try:
+                        compare(name, base)
+                    except ServedError as fault:  # this setting does not start, or fails; others may do
+                        if not done and i == len(tried) - 1:
+                            raise
+                        render.message("warning", f"{name} was not measured: {fault}")
+            except KeyboardInterrupt as stop:
+                if done:
+                    stop.result = replace(joined(done), complete=False)  # type: ignore[attr-defined]
+                raise
+        return joined(done)
+
+    result, code = unfinished(measure)
+    best = choose([arm | {"speedup": arm["ratio"], "exact": True} for arm in result.data["arms"] if arm["ratio"]])
+    finish(result, files)
+    settings = configuration(models, tried[best["name"]], engine) if best else {"engine": "vllm", "drafter": "none"}
+    name = best["name"] if best else "none: no setting is faster than plain decoding beyond doubt"
+    render.line(f"choice: {name}")
+    if write is not None:
+        write_text(write, json.dumps(settings, indent=1) + "\n", "--write")
+        render.line(f"wrote {write}; `slipstream serve --config {write}` uses it")
+    raise typer.Exit(code)
+
+
+def candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
+    """The settings to measure, by name: of each server whose length is not learned several lengths, unless the user has
+    fixed one."""
+    tried = {}
+    for name, server in servers.items():
+        if fixed or "additional_config" in server.values or "draft_tokens=" in name:
+            tried[name] = server
+            continue
+        for length in LENGTHS:
+            tried[f"{name}:draft_tokens={length}"] = replace(server, choice=replace(server.choice, draft_tokens=length))
+    return tried
+
+
+def joined(results: list[Result]) -> Result:
+    """The comparisons of all settings as one result, each with the plain decoding that was measured beside it."""
+    whole = replace(results[0], data={"arms": []}, warnings=[])
+    for result in results:
+        first = len(whole.data["arms"])
+        whole.data["arms"] += [
+            arm | {"against": None if arm["against"] is None else arm["against"] + first} for arm in result.data["arms"]
+        ]
+        whole.warnings += [warning for warning in result.warnings if warning not in whole.warnings]
+        whole.complete = whole.complete and result.complete
+    return whole
+
+
+def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
+    """What `--config` reads to start this server again."""
+    used = server.choice
+    config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter.replace("+", ",")}
+    if used.draft is not None and "additional_config" not in server.values:
+        config["draft"] = models.draft_model
+    config["draft_tokens"] = used.draft_tokens
+    if used.options:
+        config["drafter_option"] = [f"{key}={value}" for key, value in used.options.items()]
+    if engine.vllm_option:
+        config["vllm_option"] = list(engine.vllm_option)
+    return config

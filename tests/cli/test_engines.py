@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import socket
@@ -14,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
-from slipstream.errors import ParameterError
+from slipstream.cli.servers import LoadOptions
+from slipstream.cli.tune import TuneModels
+from slipstream.errors import ParameterError, ServedError
 from tests.bench.vllm_environment import python as python
 
+tune_module = importlib.import_module("slipstream.cli.tune")
 VLLM = EngineOptions(engine="vllm")
 
 
@@ -87,6 +92,31 @@ def test_each_drafter_of_a_comparison_has_a_server_and_so_has_plain_decoding() -
     assert servers["ngram+suffix"].values["additional_config"]["slipstream"]["drafter"] == ["ngram", "suffix"]
 
 
+def arm(name: str, value: float, low: float, against: int | None = 0) -> dict[str, Any]:
+    ratio = None if against is None else {"value": value, "low": low, "high": 2 * value - low}
+    return {"name": name, "ratio": ratio, "against": against}
+
+
+def test_tune_tries_lengths_of_models_and_one_setting_of_lookups() -> None:
+    servers = compared(LabModels(target="t", draft="d", drafter=["suffix", "model"]), VLLM)
+    tried = tune_module.candidates({name: servers[name] for name in ("suffix", "model")}, fixed=False)
+    assert list(tried) == ["suffix", *(f"model:draft_tokens={length}" for length in tune_module.LENGTHS)]
+    assert tried["model:draft_tokens=8"].values["speculative_config"]["num_speculative_tokens"] == 8
+
+
+def test_the_written_choice_starts_the_same_server_again() -> None:
+    models = TuneModels(target="t", draft="d", drafter=["model"], drafter_option=None)
+    engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2"])
+    server = compared(models, engine)["model"]
+    written = tune_module.configuration(models, server, engine)
+    again = vllm_server(
+        ModelOptions(target=written["target"], draft=written["draft"], drafter=written["drafter"],
+                     draft_tokens=str(written["draft_tokens"])),
+        EngineOptions(engine=written["engine"], vllm_option=written["vllm_option"]),
+    )  # fmt: skip
+    assert again.values == server.values
+
+
 def answers(url: str) -> bool:
     try:
         urllib.request.urlopen(f"{url}/models", timeout=2).close()
@@ -132,3 +162,44 @@ def test_serve_shows_why_vllm_ended(python: Callable[..., Path], mode: str, code
     assert running.returncode == 2
     assert f"code {code}" in said
     assert mode == "ends" or said.count("model.layers.0.weight has a wrong shape") == 2  # in the log, and in our error
+
+
+def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured_when_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from contextlib import contextmanager
+
+    from slipstream.bench import load
+    from slipstream.bench.results import Result
+    from slipstream.cli.measuring import OutputOptions, PromptOptions
+    from slipstream.core.params import SamplingParams
+
+    @contextmanager
+    def started(servers: dict[str, Any], engine: EngineOptions) -> Any:
+        for name in servers:
+            if "=2" in name:
+                raise ServedError("it ended while it started")
+            if "=8" in name:
+                raise KeyboardInterrupt
+        yield dict.fromkeys(servers, "http://localhost:1/v1")
+
+    def load_test(arms: Any, *rest: Any) -> Result:
+        rows = [arm("plain", 1, 1, None), arm(arms[1].name, 1.5, 1.2)]
+        return Result("bench-served", {}, {}, {"arms": rows}, complete=True)
+
+    monkeypatch.setattr(tune_module, "started", started)
+    monkeypatch.setattr(load, "load_test", load_test)
+    shown: list[Result] = []
+    monkeypatch.setattr(tune_module, "finish", lambda result, files: shown.append(result))
+    models = TuneModels(target="t", draft="d", drafter=["suffix", "model"])
+    out = tmp_path / "choice.json"
+    with pytest.raises(typer.Exit) as ended:
+        tune_module.tune_vllm(
+            models, LoadOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
+        )
+    assert ended.value.exit_code == 130
+    assert [each["name"] for each in shown[0].data["arms"]] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
+    assert shown[0].data["arms"][3]["against"] == 2
+    assert shown[0].complete is False
+    assert "model:draft_tokens=2 was not measured" in capsys.readouterr().err
+    assert json.loads(out.read_text())["drafter"] == "suffix"

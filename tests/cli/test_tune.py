@@ -73,3 +73,9 @@ def test_the_command_line_wins_over_the_file(cli, pair, tmp_path):
     assert "ngram drafter, 3 draft tokens" in result.said
     result = cli("generate", "for x in", *pair, "--config", path, "-n", "3", "-k", "2")
     assert "ngram drafter, 2 draft tokens" in result.said
+
+
+def test_bad_input_is_refused_in_one_message(cli):
+    result = cli("tune", "--concurrency", "1")
+    assert (result.code, result.out, result.said.count("error: ")) == (2, "", 1)
+    assert "concurrency is given without a server. Fix: start one: --engine vllm" in result.said

@@ -485,7 +485,7 @@ def test_draft_lengths_learn_from_steps_that_read_prompts_too(name: str) -> None
 def test_requests_that_ask_for_no_drafts_do_not_shorten_the_rest_of_a_drafter() -> None:
     lengths = DraftLengths(4)
     toy_engine = engine(toy(), ScriptedDrafter({}, V), draft_tokens=lengths)
-    lengths.state, lengths._rest, lengths._unpaid = State.RESTING, 25, 50
+    lengths.state, lengths._rest, lengths._saved = State.RESTING, 25, -0.5
     for most, left in ((0, 25), (None, 5)):
         drain(toy_engine, Sequence([1, 2, 3], SamplingParams(max_tokens=20, draft_tokens=most)))
         assert abs(lengths._rest - left) <= 1, most
