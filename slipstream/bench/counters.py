@@ -6,22 +6,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, chain
+from math import ceil
+from operator import add
 from typing import Any
 
 from slipstream.errors import ParameterError
 
-SERVERS = ("slipstream", "vllm", "sglang", "llamacpp")
-"""Prefixes of the names. Slipstream may have vLLM's for most, and its own for others."""
+SERVERS = {"slipstream": "Slipstream", "vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server"}
+"""Prefix of the names -> the server. Slipstream may have vLLM's for most, and its own for others."""
 NAMES = {
     "drafts": ("spec_decode_num_drafts_total", "spec_verify_calls_total", "spec_decode_num_drafts_total"),
     "draft_tokens": ("spec_decode_num_draft_tokens_total", "", "spec_decode_num_draft_tokens_total"),
     "accepted_tokens": ("spec_decode_num_accepted_tokens_total", "", "spec_decode_num_accepted_tokens_total"),
+    "accepted_at": (
+        "spec_decode_num_accepted_tokens_per_pos_total", "", "spec_decode_num_accepted_tokens_per_pos_total"
+    ),
     "output_tokens": ("generation_tokens_total", "generation_tokens_total", "tokens_predicted_total"),
     "requests": ("request_success_total", "num_requests_total", ""),
-}
+    "preemptions": ("num_preemptions_total", "num_retracted_requests_total", ""),
+    "prefix_queries": (
+        "prefix_cache_queries_total", "prompt_tokens_total", "prompt_tokens_total + prompt_tokens_cached_total"
+    ),
+    "prefix_hits": ("prefix_cache_hits_total", "cached_tokens_total", "prompt_tokens_cached_total"),
+    "running": ("num_requests_running", "num_running_reqs", "requests_processing"),
+    "waiting": ("num_requests_waiting", "num_queue_reqs", "requests_deferred"),
+    "kv_usage": ("kv_cache_usage_perc", "token_usage", ""),
+}  # fmt: skip
 """Quantity -> its names without prefix: of vLLM and Slipstream, of SGLang, of llama-server; "": not reported."""
+NOW = ("running", "waiting", "kv_usage")
+"""What holds at a moment; the rest counts from when the server was started."""
+NOT_REPORTED = "not reported"
 
 
 def name_of(quantity: str, server: str) -> str:
@@ -31,29 +49,41 @@ def name_of(quantity: str, server: str) -> str:
 
 @dataclass(frozen=True)
 class Counters:
-    """server: one of `SERVERS`. values: by quantity; none for what is not reported."""
+    """server: key of `SERVERS`. values: by quantity, "accepted_at 1" for position 1; none for what is not reported."""
 
     server: str
     values: Mapping[str, float]
 
     def since(self, before: Counters) -> Counters:
         """By how much they have grown. One that fell began anew: the server was restarted."""
-        former = {name: before.values.get(name, 0.0) for name in self.values}
-        grown = {name: n - former[name] if n >= former[name] else n for name, n in self.values.items()}
-        return Counters(self.server, grown)
+        return self._with(before, lambda value, former: value - former if value >= former else value)
+
+    def __add__(self, later: Counters) -> Counters:
+        return later._with(self, add)
+
+    def _with(self, former: Counters, join: Callable[[float, float], float]) -> Counters:
+        given = former.values
+        joined = {key: n if key in NOW else join(n, given.get(key, 0.0)) for key, n in self.values.items()}
+        return Counters(self.server, joined)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None for what is not reported.
 
+        accepted_at             share of the drafts whose token at position 1, 2, ... was accepted.
         acceptance_rate         accepted draft tokens over verified ones.
         mean_acceptance_length  tokens of a step in which tokens were drafted, the bonus token included.
         tokens_per_step         output tokens over all steps: a step gives one token and those that it accepts.
         """
         figures: dict[str, Any] = {name: self.values.get(name) for name in NAMES}
-        drafts, drafted, accepted, output, requests = figures.values()
+        drafts, drafted, accepted, _, output, requests, *_ = figures.values()
         if accepted is None and drafts and None not in (output, requests):
             # A request's first token is its prefill's, and each verification adds one to those that it accepts.
             accepted = figures["accepted_tokens"] = max(0.0, output - drafts - requests)
+        positions = sum(key.startswith("accepted_at ") for key in self.values)
+        at = [self.values.get(f"accepted_at {i}", 0.0) for i in range(1, positions + 1)]
+        if drafts and drafted and (at or not accepted):
+            at += [0.0] * (ceil(drafted / drafts) - len(at))
+            figures["accepted_at"] = list(accumulate((min(1.0, n / drafts) for n in at), min))
         steps = (output or 0) - (accepted or 0)
         return figures | {
             "server": self.server,
@@ -67,30 +97,32 @@ def total(parts: Iterable[Counters | None]) -> Counters | None:
     """Those of several passes; None if one has none."""
     every = list(parts)
     known = [part for part in every if part]
-    if not known or len(known) < len(every):
-        return None
-    names = known[-1].values
-    return Counters(known[-1].server, {name: sum(part.values.get(name, 0.0) for part in known) for name in names})
+    return reduce(add, known) if known and len(known) == len(every) else None
 
 
 def read_counters(text: str) -> Counters | None:
     """The counters of a page in Prometheus's text format; None if it is not one of a known server. Those of several
-    engines are added."""
+    engines are added; the KV cache is that of the fullest."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError as fault:
         raise ParameterError("prometheus-client is not installed", fix="pip install 'slipstream[bench]'") from fault
-    prefixes, sums = set[str](), defaultdict[str, float](float)
+    prefixes, seen = set(), defaultdict(list)
     try:
         for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
             prefix, _, name = sample.name.partition(":")
             if prefix in SERVERS and not sample.labels.get("priority"):
                 prefixes.add(prefix)
-                sums[name] += sample.value
+                seen[name].append((sample.labels.get("position"), sample.value))
     except ValueError:  # a page of another kind
         return None
     server = next((prefix for prefix in SERVERS if prefix in prefixes), None)
     if server is None:
         return None
-    names = {quantity: name_of(quantity, server) for quantity in NAMES}
-    return Counters(server, {quantity: sums[name] for quantity, name in names.items() if name in sums})
+    values: dict[str, float] = defaultdict(float)
+    for quantity in NAMES:
+        names = name_of(quantity, server).split(" + ")
+        for position, value in chain(*(seen[name] for name in names)) if all(seen.get(n) for n in names) else ():
+            key = quantity if position is None else f"{quantity} {int(position) + 1}"
+            values[key] = max(values[key], value) if key == "kv_usage" else values[key] + value
+    return Counters(server, dict(values))

@@ -38,6 +38,7 @@ SECTIONS: dict[str, str] = {
     "verify": "slipstream.verify.report_verify",
     "verify-served": "slipstream.verify.served",
     "tune": "slipstream.plan.report_tune",
+    "tune-served": "slipstream.plan.diagnosis_served",
 }
 """Kind of result -> module with `section(result) -> Section`."""
 

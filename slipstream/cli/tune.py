@@ -1,4 +1,5 @@
-"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine, or settings of vLLM."""
+"""`slipstream tune`: chooses drafter and draft length for given prompts on this machine; what the counters of a running
+server say; settings of vLLM's server, a launch each."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from slipstream.bench.results import Result, check_writable, write_text
 from slipstream.cli import render
 from slipstream.cli.bench import LoadOptions, arms_of
-from slipstream.cli.engines import EngineOptions, compared, of_servers, started
+from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import grouped, option
@@ -70,6 +71,14 @@ class TuneModels(LabModels):
         return False
 
 
+@dataclass(frozen=True)
+class RunningServer:
+    PANEL: ClassVar[str] = "A running server"
+    base_url: str | None = option(None, "Watch the counters of this server instead of models.", metavar="URL")
+    watch: float = option(10.0, "Seconds to watch; nothing is sent.", min=0)
+    c: float = option(0.05, "Cost of a draft token, in decode steps.", "--c", min=0)
+
+
 @grouped
 def tune(
     models: TuneModels,
@@ -83,6 +92,7 @@ def tune(
     write: Path | None = option(None, "Write the choice to this file, for --config of generate, chat and serve."),
     engine: EngineOptions,
     files: OutputOptions,
+    server: RunningServer,
     load_options: LoadOptions,
 ) -> None:
     """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
@@ -91,11 +101,22 @@ def tune(
     What limits each is said with its fix: an expensive draft, low acceptance, rows that cost the target time, the host.
     --draft-tokens is the maximum draft length to consider.
 
-    With --engine vllm, vLLM's server is started for each drafter and length, beside one that decodes plainly.
+    With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that
+    it has, and recommend a draft length. API key: OPENAI_API_KEY. With --engine vllm, vLLM's server is started for each
+    drafter and length, beside one that decodes plainly.
     """
-    local, params = {"--batch": batch != 1, "--confirm": confirm != 3}, sampling.params()
-    if of_servers(None, "", models, engine, load_options, local):
+    local = {"--batch": batch != 1, "--confirm": confirm != 3}
+    if server.base_url is not None:
+        local |= {"--write": write is not None, "--rounds": rounds != 5, "--seconds": seconds != 45}
+        local |= dict.fromkeys(filter(None, map(changed, (sampling, texts, load_options))), True)
+    elif given := changed(server):
+        raise ParameterError(f"{given} is given without a server", fix="name one: --base-url URL")
+    if of_servers(server.base_url, "--base-url", models, engine, load_options, local):
+        if server.base_url is not None:
+            return examine(server, files)
+        params = sampling.params()
         return tune_vllm(models, load_options, params, texts, rounds, seconds, write, engine, files)
+    params = sampling.params()
     if write is not None:
         check_writable(write, "--write")
     files.check()
@@ -146,6 +167,18 @@ LENGTHS = (2, 4, 8)
 """Draft lengths that are tried of drafters that are not lookups; lookups learn theirs."""
 MOST_TOKENS = 64
 """Most new tokens of a request."""
+
+
+def examine(server: RunningServer, files: OutputOptions) -> None:
+    files.check()
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.plan.diagnosis_served import watch
+
+    place = Endpoint(server.base_url or "")
+    render.line(f"watching {place.base_url} for {server.watch:g} s; nothing is sent")
+    result, code = unfinished(lambda: watch(place, server.watch, server.c, files.out))
+    finish(result, files)
+    raise typer.Exit(code)
 
 
 def tune_vllm(

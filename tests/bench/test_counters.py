@@ -21,19 +21,21 @@ def known(server: str) -> dict:
 
 
 def test_every_server_of_the_table_has_a_text() -> None:
-    assert TEXTS.keys() == set(SERVERS)
+    assert TEXTS.keys() == SERVERS.keys()
 
 
 def test_sglang_engines_are_added_priorities_are_not_and_accepted_tokens_follow_from_calls_and_requests() -> None:
     assert known("sglang") == {
         "server": "sglang", "drafts": 200, "accepted_tokens": 510 - 200 - 10, "output_tokens": 510, "requests": 10,
+        "preemptions": 1, "prefix_queries": 1000, "prefix_hits": 400, "running": 7, "waiting": 1, "kv_usage": 0.35,
         "mean_acceptance_length": 2.5, "tokens_per_step": pytest.approx(510 / 210),
     }  # fmt: skip
 
 
-def test_llama_server_reports_everything_but_requests() -> None:
+def test_llama_server_counts_cached_prompt_tokens_apart_and_tells_no_kv_usage_and_no_preemptions() -> None:
     assert known("llamacpp") == {
         "server": "llamacpp", "drafts": 100, "draft_tokens": 400, "accepted_tokens": 150, "output_tokens": 260,
+        "accepted_at": [0.7, 0.5, 0.25, 0.05], "prefix_queries": 4000, "prefix_hits": 954, "running": 2, "waiting": 1,
         "acceptance_rate": 0.375, "mean_acceptance_length": 2.5, "tokens_per_step": pytest.approx(260 / 110),
     }  # fmt: skip
 
@@ -44,7 +46,9 @@ def test_vllm_and_slipstream_report_everything_and_the_figures_agree(server: str
     assert counters.keys() >= NAMES.keys()
     assert 0 < counters["accepted_tokens"] < counters["draft_tokens"]
     assert counters["requests"] > 0
-    assert counters["mean_acceptance_length"] == pytest.approx(1 + counters["accepted_tokens"] / counters["drafts"])
+    assert counters["accepted_at"] == sorted(counters["accepted_at"], reverse=True)
+    assert sum(counters["accepted_at"]) == pytest.approx(counters["accepted_tokens"] / counters["drafts"])
+    assert counters["mean_acceptance_length"] == pytest.approx(1 + sum(counters["accepted_at"]))
 
 
 def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server() -> None:
@@ -56,17 +60,25 @@ def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server() -> No
 def test_slipstream_with_vllms_prefix_is_still_slipstream() -> None:
     counters = read_counters(ServerMetrics("m", "vllm").text().decode())
     assert counters.server == "slipstream"
-    assert counters.values.keys() >= {"output_tokens", "drafts", "draft_tokens"}
+    assert counters.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}
 
 
-def test_growth_leaves_out_what_was_before() -> None:
-    before = Counters("vllm", {"drafts": 10, "draft_tokens": 5})
-    after = Counters("vllm", {"drafts": 30, "draft_tokens": 17, "requests": 4})
-    grown = Counters("vllm", {"drafts": 20, "draft_tokens": 12, "requests": 4})
+def test_growth_leaves_out_what_was_before_and_what_holds_now_stays() -> None:
+    before = Counters("vllm", {"drafts": 10, "running": 3, "accepted_at 1": 5})
+    after = Counters("vllm", {"drafts": 30, "running": 1, "accepted_at 1": 17, "accepted_at 2": 4})
+    grown = Counters("vllm", {"drafts": 20, "running": 1, "accepted_at 1": 12, "accepted_at 2": 4})
     assert after.since(before) == grown
     assert grown.since(after).values["drafts"] == 20, "a counter that fell is of a restarted server"
-    assert total([after.since(before), grown]).values == {"drafts": 40, "draft_tokens": 24, "requests": 8}
+    assert total([after.since(before), grown]) == grown + grown
+    assert (grown + grown).values["accepted_at 1"] == 24
     assert total([grown, None]) is total([]) is None
+
+
+def test_positions_that_no_draft_reached_have_a_rate_of_zero() -> None:
+    counters = Counters("slipstream", {"drafts": 10, "draft_tokens": 38, "accepted_tokens": 7, "accepted_at 1": 7})
+    assert counters.as_dict()["accepted_at"] == [0.7, 0.0, 0.0, 0.0]
+    none = Counters("slipstream", {"drafts": 10, "draft_tokens": 20, "accepted_tokens": 0})
+    assert none.as_dict()["accepted_at"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("text", ["", "<html><body>hello</body></html>", "# TYPE process_cpu counter\nprocess_cpu 1\n"])
@@ -79,7 +91,9 @@ def test_a_server_without_speculation_reports_no_drafts() -> None:
     counters = read_counters(text)
     shown = counters.as_dict()
     assert shown["output_tokens"] > 0
-    assert [shown[name] for name in ("drafts", "acceptance_rate", "mean_acceptance_length")] == [None] * 3
+    assert [shown[name] for name in ("drafts", "accepted_at", "acceptance_rate", "mean_acceptance_length")] == [
+        None
+    ] * 4
 
 
 def test_the_documentation_has_the_same_table() -> None:
