@@ -22,7 +22,8 @@ from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
     from slipstream.bench.configs import Contender
-    from slipstream.bench.load import Load
+    from slipstream.bench.endpoint import Endpoint
+    from slipstream.bench.load import Load, LoadArm
     from slipstream.bench.load_client import LoadPrompts
 
 
@@ -57,7 +58,9 @@ class BenchPrompts(PromptOptions):
 @dataclass(frozen=True)
 class LoadOptions:
     PANEL: ClassVar[str] = "Servers"
-    concurrency: str | None = option(None, "Requests in flight, one or several, as in 1,16.", shown="1,4,16")
+    concurrency: str | None = option(
+        None, "Requests in flight, one or several, as in 1,16.", shown="bench: 1,4,16; tune: 1"
+    )
     rate: str | None = option(None, "Requests a second, arriving at random (Poisson), one or several.")
     requests: int | None = option(None, "Requests of a pass.", shown="16, or twice as many as are in flight", min=1)
     warm_up: int | None = option(
@@ -67,10 +70,11 @@ class LoadOptions:
     served_model: str = option("", "Model name at the servers.", shown="the first listed")
     distinct: bool = option(False, "Begin each prompt with a line of its own: no prefix cache has it.")
 
-    def loads(self) -> list[Load]:
+    def loads(self, at_once: str) -> list[Load]:
+        """at_once: requests in flight, if neither these nor a rate is given."""
         from slipstream.bench.load import LEAST, Load
 
-        given = self.concurrency or (None if self.rate else "1,4,16")
+        given = self.concurrency or (None if self.rate else at_once)
         kinds: list[tuple[int | None, float | None]] = []
         kinds += [(n, None) for n in values_of("--concurrency", given, int)] if given else []
         kinds += [(None, rate) for rate in values_of("--rate", self.rate, float)] if self.rate else []
@@ -171,23 +175,31 @@ def bench(
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
 
 
+def arms_of(servers: Mapping[str, Endpoint], loads: list[Load], asked: LoadPrompts) -> list[LoadArm]:
+    """Each server under each load; the others are compared with the first."""
+    from slipstream.bench.load import LoadArm
+
+    arms: list[LoadArm] = []
+    for each in loads:
+        base: LoadArm | None = None
+        for name, place in servers.items():
+            arms.append(LoadArm(name, place, each, asked.request, base))
+            base = base or arms[-1]
+    return arms
+
+
 def bench_servers(
     servers: Mapping[str, str], load: LoadOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
     seconds: float, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
     from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import LoadArm, LoadConfig, load_test, requests_of
+    from slipstream.bench.load import LoadConfig, load_test, requests_of
 
-    loads, asked = load.loads(), load.asked(texts, params.max_tokens, params)
+    loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
     files.check()
     config = LoadConfig(rounds=rounds, seconds=seconds, timeout=load.timeout, seed=params.seed or 0)
-    arms: list[LoadArm] = []
-    for each in loads:
-        base: LoadArm | None = None
-        for name, url in servers.items():
-            arms.append(LoadArm(name, Endpoint(url, load.served_model), each, asked.request, base))
-            base = base or arms[-1]
+    arms = arms_of({name: Endpoint(url, load.served_model) for name, url in servers.items()}, loads, asked)
     render.line(f"bench: {render.counted(len(asked.entries), 'prompt')} of {texts.prompts}, {', '.join(servers)}")
     with render.progress("asking", requests_of(arms, config)) as advance:
         result, code = unfinished(lambda: load_test(arms, config, asked.settings, files.out, advance))

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import typer
+from slipstream.cli.servers import LoadOptions
 
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
-from slipstream.cli.servers import LoadOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.errors import ParameterError, ServedError
 from tests.bench.vllm_environment import python as python

@@ -13,9 +13,9 @@ from slipstream.bench import load_client
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.results import read
 from slipstream.cli.tune import TuneModels
-from tests.models.gguf_files import family_config, gguf_model
 from tests.bench.virtual_time import ScriptedServer
 from tests.checkpoints import Tiny
+from tests.models.gguf_files import family_config, gguf_model
 from tests.server.hosting import Host, hosted
 
 QUICK = ["-n", "8", "--rounds", "1", "--confirm", "1"]
