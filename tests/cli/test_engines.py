@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import typer
-from slipstream.cli.servers import LoadOptions
 
+from slipstream.cli.bench import LoadOptions
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions

@@ -116,6 +116,6 @@ def test_bad_input_is_refused_before_anything_is_sent(cli, host, texts, monkeypa
 
 
 def test_the_usual_number_of_requests_grows_with_those_in_flight():
-    loads = LoadOptions(concurrency="16", rate="2").loads()
+    loads = LoadOptions(concurrency="16", rate="2").loads("1,4,16")
     assert [(load.requests, load.warm_up) for load in loads] == [(32, 16), (16, 2)]
-    assert LoadOptions(rate="2", requests=5, warm_up=0).loads()[0].requests == 5
+    assert LoadOptions(rate="2", requests=5, warm_up=0).loads("1,4,16")[0].requests == 5

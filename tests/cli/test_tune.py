@@ -111,7 +111,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedServer], None
 
     def put(server: ScriptedServer) -> None:
         monkeypatch.setattr(Endpoint, "described", lambda self: {"id": "words"})
-        monkeypatch.setattr(load_client, "_http", lambda endpoint, transport: httpx.AsyncClient(transport=server))
+        client = httpx.AsyncClient
+        monkeypatch.setattr(httpx, "AsyncClient", lambda **options: client(**options | {"transport": server}))
 
     return put
 
@@ -148,7 +149,7 @@ def test_a_server_of_our_own_is_examined(cli, host, tmp_path, monkeypatch):
         assert part in said
     assert any(verdict in said for verdict in ("Cause: ", "Nothing is wrong: "))
     assert max(map(len, result.out.splitlines())) <= 80
-    data = read(out, "tune-served").data
+    data = read(out).data
     known = data["counters"]
     assert known["server"] == "slipstream"
     assert known["drafts"] <= known["draft_tokens"] <= 3 * known["drafts"]
