@@ -272,8 +272,8 @@ def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     length = probs.new_full((len(probs),), -1)  # [B + N] draft tokens on the path to each row, -1 if not accepted
     length[roots] = 0
     weight = probs.new_zeros(len(probs))  # [B + N] log-probability of that path
-    for level in _levels(draft):
-        at = torch.tensor(level, device=device)  # [n] nodes of one depth
+    for level in range(1, max(draft.depths, default=0) + 1):
+        at = torch.tensor([i for i, depth in enumerate(draft.depths) if depth == level], device=device)  # [n]
         row, parent = nodes[at], parents[at]
         accept = passes[at] & (length[parent] >= 0)
         length[row] = torch.where(accept, length[parent] + 1, -1)
@@ -286,14 +286,6 @@ def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     following = dice.choose(probs[grid.gather(1, best[:, None])[:, 0]])  # [B]
     ends, tokens = torch.stack([best, following]).tolist()  # the one synchronisation
     return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
-
-
-def _levels(draft: Draft) -> list[list[int]]:
-    """The nodes of each depth, shallow ones first."""
-    levels: list[list[int]] = [[] for _ in range(max(draft.depths, default=0))]
-    for i, depth in enumerate(draft.depths):
-        levels[depth - 1].append(i)
-    return levels
 
 
 RULES = {

@@ -105,14 +105,10 @@ class MultiStep(Protocol):
         ...
 
 
-class Fork(Protocol):
-    """Begins a sequence with what was computed for another one."""
-
-    def __call__(self, parent_id: int, child_id: int, length: int) -> None:
-        """Begin sequence `child_id` with the keys and values, or states, of the first `length` tokens of `parent_id`,
-        between two runs; both then go on by themselves. Raises TargetError if the parent does not hold so many, or if
-        the child holds any."""
-        ...
+Fork = Callable[[int, int, int], None]
+"""(parent id, child id, length): begins a sequence, between two runs, with the keys and values, or states, of the first
+`length` tokens of another; both then go on by themselves. Raises TargetError if the parent does not hold so many, or if
+the child holds any."""
 
 
 class EarlyExit(Target, Protocol):

@@ -199,15 +199,10 @@ def chi2_sf(x: float, freedom: float) -> float:
     return float(torch.special.gammaincc(a, b))
 
 
-def chi2_isf(p: float, freedom: int) -> float:
-    """The x with P(chi-squared > x) = p."""
-    return _solve(lambda x: chi2_sf(x, freedom) <= p)
-
-
 @cache
 def shift_seen(freedom: int, level: float, power: float) -> float:
     """The noncentrality at which chi-squared exceeds its critical value for `level` with probability `power`."""
-    critical = chi2_isf(level, freedom)
+    critical = _solve(lambda x: chi2_sf(x, freedom) <= level)
     return _solve(lambda shift: noncentral_sf(critical, freedom, shift) >= power)
 
 

@@ -109,14 +109,15 @@ class TestOnTheCommandLine:
                 ModelOptions(target=str(tiny.target), drafter="eagle3", draft="embedded", executor="torch"), quiet=True
             )
 
-    @pytest.mark.parametrize("names", ["eagle3", "model"])
-    def test_a_head_drafts_alone_under_its_name_and_as_the_draft_model(self, tiny: Tiny, head: Path, names) -> None:
-        llm = load(ModelOptions(target=str(tiny.target), drafter=names, draft=str(head), executor="torch"), quiet=True)
-        assert drafter(llm).name == "eagle3"
-
-    def test_a_stack_gives_the_head_to_its_member(self, tiny: Tiny, head: Path) -> None:
-        options = ModelOptions(target=str(tiny.target), drafter="suffix,eagle3", draft=str(head), executor="torch")
-        assert [member.name for member in drafter(load(options, quiet=True)).members] == ["suffix", "eagle3"]
+    @pytest.mark.parametrize(
+        ("names", "members"),
+        [("eagle3", ["eagle3"]), ("model", ["eagle3"]), ("suffix,eagle3", ["suffix", "eagle3"])],
+    )
+    def test_a_head_drafts_under_its_name_as_the_draft_model_and_as_a_member(
+        self, tiny: Tiny, head: Path, names: str, members: list[str]
+    ) -> None:
+        models = ModelOptions(target=str(tiny.target), drafter=names, draft=str(head), executor="torch")
+        assert drafter_names(load(models, quiet=True)) == members
 
 
 class TestInPython:
@@ -132,7 +133,7 @@ class TestInPython:
         llm.use(ngram)
         assert drafter(llm) is ngram
 
-    def test_a_list_is_a_stack_with_options_of_its_own_and_of_its_members(self, llm: LLM) -> None:
+    def test_a_list_is_a_stack_and_a_pair_a_drafter_each_with_options(self, llm: LLM) -> None:
         llm.use([("ngram", {"max_ngram": 2}), "suffix", ToyTarget(V, seed=2)], min_match=3)
         stack = drafter(llm)
         assert isinstance(stack, HybridDrafter)
@@ -142,8 +143,6 @@ class TestInPython:
             llm.use("hybrid", members=members, min_match=3)
             assert [member.name for member in drafter(llm).members] == ["ngram", "suffix"]
             assert drafter(llm).config.min_match == 3
-
-    def test_a_pair_is_a_drafter_and_its_options(self, llm: LLM) -> None:
         llm.use(("ngram", {"max_ngram": 2, "min_ngram": 2}), max_ngram=3)
         assert (drafter(llm).config.max_ngram, drafter(llm).config.min_ngram) == (3, 2)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.backends.native.native_heads import NativeEagle
 from slipstream.backends.torch.torch_heads import TorchEagle
-from slipstream.core.params import Strict
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
@@ -71,6 +70,18 @@ def logits_by_hand(eagle_head: EagleHead, target: Target, text: list[int], draft
 
 def ids_of(eagle_head: EagleHead) -> list[int]:
     return list(range(V)) if eagle_head.config.version == 1 else eagle_head.target_ids.tolist()
+
+
+def q_by_hand(
+    eagle_head: EagleHead, target: Target, text: list[int], drafted: list[int], temperature: float, top_k: int
+) -> Tensor:
+    """The head's distribution after a text and some draft tokens, over the target's ids: [V]."""
+    logits = logits_by_hand(eagle_head, target, text, drafted)
+    if top_k:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    probs = torch.zeros(V, dtype=torch.float64)
+    probs[ids_of(eagle_head)] = torch.softmax(logits / temperature, -1)
+    return probs
 
 
 class TestDraftTokens:
@@ -225,21 +236,17 @@ class TestAlwaysRight:
 class TestDistributions:
     def test_q_of_a_chain_is_the_heads_distribution_at_every_draft_token(self) -> None:
         target, other = toy(), toy()
-        for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
+        for temperature, top_k in ((0.7, 0), (1.5, 2)):
             drafter = eagle_drafter(V, 3)
             eagle_head = drafter.runtime.head
-            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=4, **options))
+            params = SamplingParams(max_tokens=30, seed=4, temperature=temperature, top_k=top_k)
+            seq = Sequence(PROMPTS[2], params)
             step([seq], target, drafter, RULES["rejection"], 0)
             draft = drafter.propose([seq], [4])
             assert draft.q is not None
             for i in range(4):
-                logits = logits_by_hand(eagle_head, other, seq.tokens, draft.ids[:i])
-                logits = logits / options["temperature"]
-                if "top_k" in options:
-                    logits = logits.masked_fill(logits < logits.topk(2).values[-1], -torch.inf)
-                probs = torch.zeros(V, dtype=torch.float64)
-                probs[ids_of(eagle_head)] = torch.softmax(logits, -1)
-                torch.testing.assert_close(draft.q[i], probs)
+                q = q_by_hand(eagle_head, other, seq.tokens, draft.ids[:i], temperature, top_k)
+                torch.testing.assert_close(draft.q[i], q)
 
     @pytest.mark.parametrize("top_k", [0, 3])
     def test_q_of_a_sampled_sibling_excludes_the_earlier_siblings(self, top_k: int) -> None:
@@ -256,11 +263,7 @@ class TestDistributions:
             assert len(draft) == 8 or top_k
             for nodes in draft.children(0).values():
                 path = draft.ancestors(0, draft.parents[nodes[0]])
-                logits = logits_by_hand(eagle_head, other, seq.tokens, [draft.ids[i] for i in path])
-                if top_k:
-                    logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-                probs = torch.zeros(V, dtype=torch.float64)
-                probs[ids_of(eagle_head)] = torch.softmax(logits / 0.7, -1)
+                probs = q_by_hand(eagle_head, other, seq.tokens, [draft.ids[i] for i in path], 0.7, top_k)
                 for node in nodes:
                     torch.testing.assert_close(draft.q[node], probs / probs.sum())
                     probs[draft.ids[node]] = 0
@@ -358,23 +361,18 @@ class TestMaking:
         with pytest.raises(PairError, match=r"EAGLE-3 head .* mask token 401, the target has the ids 0\.\.399"):
             make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(head_config))
 
-    def test_options_are_checked(self) -> None:
-        for options in (
-            {"width": 0},
-            {"nodes": 10_000},
-            {"shape": "bush"},
-        ):
-            with pytest.raises(ParameterError):
-                EagleDraftConfig(**options)  # type: ignore[arg-type]
-        with pytest.raises(ParameterError, match="did you mean 'width'"):
-            EagleDraftConfig(widht=2)  # type: ignore[call-arg]
-        assert issubclass(EagleDraftConfig, Strict)
-
-    def test_int8_is_refused_if_torch_runs_the_head(self, decoder: Decoder) -> None:
-        with pytest.raises(ParameterError, match="quantize='int8' was asked of a head that torch runs"):
-            make_eagle3(decoder, head=head_for(3), quantize="int8")
-        with pytest.raises(ParameterError, match="quantize is 'int3'"):
-            make_eagle3(decoder, head=head_for(3), quantize="int3")
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"width": 0}, "width"),
+            ({"nodes": 10_000}, "nodes"),
+            ({"shape": "bush"}, "shape"),
+            ({"widht": 2}, "mean 'width'"),
+        ],
+    )
+    def test_options_are_checked(self, options: dict[str, Any], said: str) -> None:
+        with pytest.raises(ParameterError, match=said):
+            EagleDraftConfig(**options)
 
     def test_the_head_of_a_quantised_target_is_quantised_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runtimes, real = list[Any](), eagle.backend_for_head

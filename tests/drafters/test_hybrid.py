@@ -10,7 +10,6 @@ import torch
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import SamplingParams
-from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Part, join_drafts, make
@@ -18,8 +17,6 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 from slipstream.llm import LLM
-from tests.core.exact import completed, pack, target_distribution, weighed
-from tests.core.worlds import Shape, WeightedDraft, every_draft, point, random_world
 from tests.drafters.makers import V, other, target
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.oracle import Oracle
@@ -78,22 +75,12 @@ def hybrid(*members: Drafter, **options: int) -> HybridDrafter:
 
 
 def test_a_long_match_overrides_the_neural_draft_which_is_then_not_run() -> None:
-    lookup, neural = Found([1, 2, 3], {2: 4}), Fixed([4, 4])
-    draft = hybrid(lookup, neural).propose([Sequence([0, 0])], [3])
-    assert draft.ids == [1, 2, 3]
-    assert draft.is_chain
-    assert neural.asked == []
-
-
-def test_after_a_short_match_the_neural_draft_is_used() -> None:
-    lookup, neural = Found([1, 2, 3], {2: 1}), Fixed([1, 4], q=0.6)
-    draft = hybrid(lookup, neural).propose([Sequence([0, 0], SamplingParams(temperature=1.0))], [3])
-    assert draft.ids == [1, 4]
-
-
-def test_each_sequence_of_a_batch_is_decided_on_its_own() -> None:
-    lookup, neural = Found([1, 2], {2: 9, 3: 1}), Fixed([4])
-    draft = hybrid(lookup, neural).propose([Sequence([0] * 2), Sequence([0] * 3), Sequence([0] * 2)], [2, 2, 0])
+    """Each sequence of a batch is decided by itself; after a short match, the neural draft is used."""
+    lookup, neural = Found([1, 2], {2: 4, 3: 1}), Fixed([4], q=0.6)
+    stack, long, short = hybrid(lookup, neural), Sequence([0] * 2), Sequence([0] * 3)
+    draft = stack.propose([long], [2])
+    assert (draft.ids, draft.is_chain, neural.asked) == ([1, 2], True, [])
+    draft = stack.propose([long, short, Sequence([0] * 2)], [2, 2, 0])
     assert [draft.ids[draft.splits[b] : draft.splits[b + 1]] for b in range(3)] == [[1, 2], [4], []]
     assert neural.asked == [[0, 2, 0]]
 
@@ -287,41 +274,3 @@ def test_nodes_that_are_not_acceptable_stay_so() -> None:
     draft = join_drafts([Part(window), Part(Draft.chains([[], [3]]))], 6)
     assert nodes(draft) == [(1, -1), (2, -1)]
     assert draft.acceptable == [False, True, True]
-
-
-# --- the distribution -------------------------------------------------------------------------------------------------
-
-
-def continued(weighted: WeightedDraft, then: Seq[int]) -> WeightedDraft:
-    """A sampled chain and the tokens that a lookup appends to it, joined by production code, in the form of the
-    enumeration."""
-    world = weighted.world
-    draft, _ = pack([weighted])
-    if draft.q is None:
-        draft = replace(draft, q=torch.eye(world.vocab, dtype=torch.float64)[draft.tokens])
-    whole = join_drafts([Part(draft, then=then)], world.vocab)
-    base = len(weighted.tokens)
-    q = [*weighted.q, *(point(world.vocab, token) for token in then)]
-    again = WeightedDraft(
-        world, Shape(tuple(whole.parents), weighted.shape.kinds + "p" * len(then)), whole.ids, q, weighted.weight
-    )
-    packed, _ = pack([again])
-    assert whole.ids[:base] == weighted.tokens
-    assert whole.q is not None
-    if packed.q is not None:
-        assert torch.equal(packed.q, whole.q)
-    return again
-
-
-@pytest.mark.parametrize("kinds", ["s", "ss"])
-@pytest.mark.parametrize("pattern", [(0,), (1, 0), (0, 1, 1)], ids=str)
-def test_a_chain_that_a_lookup_continues_keeps_the_targets_distribution(kinds: str, pattern: tuple[int, ...]) -> None:
-    """For all chains that can be drawn. What is appended depends on the last token of the chain, as a lookup's does."""
-    for vocab, seed in ((2, 1), (3, 2), (3, 3)):
-        world = random_world(seed, vocab)
-        drafts = [
-            continued(weighted, [(token + weighted.tokens[-1]) % vocab for token in pattern])
-            for weighted in every_draft(world, Shape.chain(kinds))
-        ]
-        length = 1 + max(draft.shape.height for draft in drafts)
-        assert completed(world, weighed(RULES["rejection"], drafts), length) == target_distribution(world, length)

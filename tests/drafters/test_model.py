@@ -52,17 +52,6 @@ def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_len
     assert done[0].stats.steps == 1 + -(-40 // (k + 1))  # prefill, then k + 1 tokens a step
 
 
-@pytest.mark.parametrize("width", [6, 11])
-def test_padded_vocabularies_of_the_draft_model_are_cut_or_filled_up(width: int) -> None:
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
-    llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(vocab=width, seed=2, sharpness=0.5)), draft_tokens=4)
-    prompts = [[1, 2, 3], [4]]
-    done = llm.generate(prompts, params)
-    assert all(t < 8 for c in done for t in c.token_ids)
-    if width > 8:
-        assert sum(c.stats.drafter_faults for c in done) == 0
-
-
 def test_drafting_stops_at_the_draft_models_context_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=40)
     plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(PROMPTS, params)
@@ -146,15 +135,6 @@ def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch() -> None:
             probs = warp(raw, params, text, [so_far[3:]])[0]
             torch.testing.assert_close(draft.q[i], probs, rtol=1e-5, atol=1e-7)
             so_far.append(draft.ids[i])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_ids_outside_the_targets_vocabulary_are_impossible_in_one_call(temperature: float) -> None:
-    model = MultiStepToy(vocab=11, seed=2, sharpness=0.3)
-    seqs = [Sequence([1, 2], SamplingParams(temperature=temperature, seed=i)) for i in range(200)]
-    draft = drafter(model).propose(seqs, [3] * 200)
-    draft.check([3] * 200, 8, 3)
-    assert len(draft) == 600
 
 
 def test_a_sequence_at_the_end_of_the_context_does_not_shorten_other_drafts() -> None:

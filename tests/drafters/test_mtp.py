@@ -203,10 +203,7 @@ class TestDraftTokens:
 
     @pytest.mark.parametrize("mtp", [1, 3])
     def test_a_prompt_longer_than_a_chunk_gives_the_same(self, mtp: int, tmp_path: Path) -> None:
-        folder = write("glm4_moe", tmp_path, mtp)
-        config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 2048}
-        (folder / "config.json").write_text(json.dumps(config))
-        of = as_target(folder, dtype="float64", device="cpu")
+        of = as_target(changed(tmp_path, mtp=mtp, max_position_embeddings=2048), dtype="float64", device="cpu")
         prompt = [(i * i + i // 7) % 8 for i in range(2 * CHUNK + 100)]
         _, recording = drafted(of, [prompt, PROMPTS[0]], 4, SamplingParams(max_tokens=5))
         text = [*prompt, *LLM(of).generate([prompt], SamplingParams(max_tokens=5))[0].token_ids]
@@ -265,9 +262,8 @@ class TestLoading:
         assert [one.token_ids for one in done] == plain("mellum", 1)
         assert sum(one.stats.proposed for one in done) > 0
 
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_every_family_is_tested(self, family: str) -> None:
-        assert (family, 1) in BRINGS
+    def test_every_family_is_tested(self) -> None:
+        assert {family for family, mtp in BRINGS if mtp == 1} == set(FAMILIES)
 
 
 def changed(tmp_path: Path, drop: str = "", family: str = "glm4_moe", mtp: int = 1, **config: Any) -> Path:
@@ -284,16 +280,17 @@ def changed(tmp_path: Path, drop: str = "", family: str = "glm4_moe", mtp: int =
 class TestRefusals:
     """Each names what is wrong and what to do."""
 
-    @pytest.mark.parametrize(("mtp", "stored"), [(1, 0), (2, 1)])
-    def test_fewer_layers_than_the_configuration_promises(self, tmp_path: Path, mtp: int, stored: int) -> None:
-        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS + stored}.", mtp=mtp), device="cpu")
-        with pytest.raises(ConfigError, match=f"holds {stored} MTP layers and promises {mtp}") as refused:
-            make_drafter("mtp", of)
-        assert refused.value.fix
-
-    def test_a_layer_that_lacks_a_tensor(self, tmp_path: Path) -> None:
-        of = as_target(changed(tmp_path, drop=f"layers.{LAYERS}.hnorm"), device="cpu")
-        with pytest.raises(ConfigError, match=r"missing.*hnorm") as refused:
+    @pytest.mark.parametrize(
+        ("drop", "mtp", "said"),
+        [
+            (f"layers.{LAYERS}.", 1, "holds 0 MTP layers and promises 1"),
+            (f"layers.{LAYERS + 1}.", 2, "holds 1 MTP layers and promises 2"),
+            (f"layers.{LAYERS}.hnorm", 1, r"missing.*hnorm"),
+        ],
+    )
+    def test_fewer_layers_or_tensors_than_promised(self, tmp_path: Path, drop: str, mtp: int, said: str) -> None:
+        of = as_target(changed(tmp_path, drop=drop, mtp=mtp), device="cpu")
+        with pytest.raises(ConfigError, match=said) as refused:
             make_drafter("mtp", of)
         assert refused.value.fix
 

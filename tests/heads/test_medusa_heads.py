@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads, MedusaRuntime
 from slipstream.heads.recognition import recognise
 from slipstream.models.load_settings import LoadSettings
+from tests.heads.dense_eagle import rewrite
 from tests.heads.tiny_heads import head_host, tiny_heads
 
+Damage = Callable[[dict[str, torch.Tensor]], Any]
+"""Changes the tensors of a checkpoint."""
 KINDS = {
     "plain": {},
     "two blocks": {"layers": 2},
@@ -153,74 +157,59 @@ def test_the_files_have_the_standard_names_and_types(tmp_path: Path) -> None:
     assert not any(name.endswith(".1.weight") for name in load_file(tmp_path / "c" / "model.safetensors"))
 
 
-class Stored:
-    """A checkpoint on disk to change before it is read."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Heads on disk, in float32."""
+    save_medusa(tiny_heads().float(), tmp_path, torch.float32)
+    return tmp_path
 
-    def __init__(self, folder: Path, heads: MedusaHeads):
-        self.folder = folder
-        save_medusa(heads.float(), folder, torch.float32)
-        self.tensors = load_file(folder / "model.safetensors")
-        self.config = json.loads((folder / "config.json").read_text())
 
-    def load(self) -> MedusaHeads:
-        save_file(self.tensors, self.folder / "model.safetensors")
-        (self.folder / "config.json").write_text(json.dumps(self.config))
-        return load_medusa(self.folder)
+def put(name: str, tensor: torch.Tensor) -> Damage:
+    return lambda state: state.update({name: tensor})
+
+
+def drop(*names: str) -> Damage:
+    return lambda state: [state.pop(name) for name in names]
 
 
 @pytest.mark.parametrize("prefix", ["medusa_head.", "medusa_heads."])
-def test_names_may_have_the_usual_prefixes(prefix: str, tmp_path: Path) -> None:
-    made = tiny_heads()
-    stored = Stored(tmp_path, made)
-    stored.tensors = {prefix + name: t for name, t in stored.tensors.items()}
-    stored.config = {}  # sizes are taken from the tensors
-    loaded, hidden = stored.load(), torch.randn(2, 8)
-    assert loaded.config == made.config
-    torch.testing.assert_close(loaded(hidden), made(hidden))
-    assert recognise(tmp_path) == "medusa"
+def test_names_may_have_the_usual_prefixes(prefix: str, folder: Path) -> None:
+    rewrite(folder, lambda s: [s.update({prefix + name: s.pop(name)}) for name in list(s)])
+    (folder / "config.json").write_text("{}")  # sizes are taken from the tensors
+    loaded, hidden = load_medusa(folder), torch.randn(2, 8)
+    assert loaded.config == tiny_heads().config
+    torch.testing.assert_close(loaded(hidden), tiny_heads().float()(hidden))
+    assert recognise(folder) == "medusa"
 
 
 def test_more_heads_than_the_config_names_are_used_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Published checkpoints name two heads and hold five."""
-    stored = Stored(tmp_path, tiny_heads(heads=5))
-    stored.config["medusa_num_heads"] = 2
+    save_medusa(tiny_heads(heads=5), tmp_path)
+    rewrite(tmp_path, medusa_num_heads=2)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
-        assert stored.load().config.heads == 5
+        assert load_medusa(tmp_path).config.heads == 5
     assert "names 2 heads, the file holds 5" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
 def test_a_copy_of_the_targets_lm_head_in_the_file_is_used(name: str, tmp_path: Path) -> None:
-    made = tiny_heads(own_lm_head=False, draft_vocab=6)
-    stored = Stored(tmp_path, made)
-    whole = torch.randn(11, 8)
+    made, whole = tiny_heads(own_lm_head=False, draft_vocab=6), torch.randn(11, 8)
+    save_medusa(made, tmp_path)
     for rows in (whole, whole[made.token_map]):  # both exist in published checkpoints
-        stored.tensors[name] = rows.clone()
-        found = stored.load()
+        rewrite(tmp_path, put(name, rows))
+        found = load_medusa(tmp_path)
         assert found.has_lm_head
         assert torch.equal(found.lm_head, whole[made.token_map])
 
 
 def test_a_full_lm_head_with_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> None:
-    stored = Stored(tmp_path, tiny_heads(draft_vocab=6))
+    save_medusa(tiny_heads(draft_vocab=6), tmp_path)
     whole = torch.randn(11, 8)
-    stored.tensors |= {f"{h}.1.weight": whole.clone() for h in range(3)}
-    found = stored.load()
+    rewrite(tmp_path, lambda s: s.update({f"{h}.1.weight": whole.clone() for h in range(3)}))
+    found = load_medusa(tmp_path)
     assert torch.equal(found.lm_heads[1], whole[found.token_map])  # type: ignore[index]
-
-
-def change(**keys: object) -> Callable[[Stored], None]:
-    return lambda stored: stored.config.update(keys)
-
-
-def put(name: str, tensor: torch.Tensor) -> Callable[[Stored], None]:
-    return lambda stored: stored.tensors.update({name: tensor})
-
-
-def drop(*names: str) -> Callable[[Stored], None]:
-    return lambda stored: [stored.tensors.pop(name) for name in names] and None
 
 
 @pytest.mark.parametrize(
@@ -234,32 +223,35 @@ def drop(*names: str) -> Callable[[Stored], None]:
         (put("1.0.linear.weight", torch.full((8, 8), torch.nan)), CheckpointError, "NaN"),
         (put("0.1.weight", torch.zeros(10, 8)), ConfigError, "10 rows, the vocabulary has 11"),
         (put("token_map", torch.tensor([0, 1, 1, 2])), ConfigError, "4"),
-        (change(hidden_size=16), ConfigError, "says hidden_size 16, the tensors say 8"),
-        (change(medusa_num_layers=2), ConfigError, "says medusa_num_layers 2, the tensors say 1"),
-        (change(medusa_num_heads=4), CheckpointError, r"lacks 3\.0\.linear\.bias"),
-        (change(medusa_num_heads="many"), ConfigError, "'many'"),
-        (change(truncated_vocab_size=5), ConfigError, "says truncated_vocab_size 5, the tensors say 11"),
-        (change(medusa_head_accuracies=[[0.5]]), ConfigError, "1 heads for 3"),
-        (change(medusa_head_accuracies=[[0.5, 0.7]] * 3), ConfigError, "sums to 1.2"),
-        (change(medusa_head_accuracies=[["x"]] * 3), ConfigError, "not a table of numbers"),
-        (change(medusa_head_accuracies=3), ConfigError, "not a table of numbers"),
+        ({"hidden_size": 16}, ConfigError, "says hidden_size 16, the tensors say 8"),
+        ({"medusa_num_layers": 2}, ConfigError, "says medusa_num_layers 2, the tensors say 1"),
+        ({"medusa_num_heads": 4}, CheckpointError, r"lacks 3\.0\.linear\.bias"),
+        ({"medusa_num_heads": "many"}, ConfigError, "'many'"),
+        ({"truncated_vocab_size": 5}, ConfigError, "says truncated_vocab_size 5, the tensors say 11"),
+        ({"medusa_head_accuracies": [[0.5]]}, ConfigError, "1 heads for 3"),
+        ({"medusa_head_accuracies": [[0.5, 0.7]] * 3}, ConfigError, "sums to 1.2"),
+        ({"medusa_head_accuracies": [["x"]] * 3}, ConfigError, "not a table of numbers"),
+        ({"medusa_head_accuracies": 3}, ConfigError, "not a table of numbers"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(
-    damage: Callable[[Stored], None], error: type[Exception], says: str, tmp_path: Path
+    damage: Damage | dict[str, Any], error: type[Exception], says: str, folder: Path
 ) -> None:
-    stored = Stored(tmp_path, tiny_heads())
-    damage(stored)
+    """damage: to tensors, or other values in config.json."""
+    if isinstance(damage, dict):
+        rewrite(folder, **damage)
+    else:
+        rewrite(folder, damage)
     with pytest.raises(error, match=says):
-        stored.load()
+        load_medusa(folder)
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 1, 2, 3, 4], [0, 1, 2, 3, 4, 11], [-1, 0, 1, 2, 3, 4]])
 def test_an_invalid_token_map_is_refused(ids: list[int], tmp_path: Path) -> None:
-    stored = Stored(tmp_path, tiny_heads(draft_vocab=6))
-    stored.tensors["token_map"] = torch.tensor(ids)
+    save_medusa(tiny_heads(draft_vocab=6), tmp_path)
+    rewrite(tmp_path, put("token_map", torch.tensor(ids)))
     with pytest.raises(CheckpointError, match="token_map"):
-        stored.load()
+        load_medusa(tmp_path)
 
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:
