@@ -6,8 +6,6 @@ the method, the entry says so and proposes no other. Nothing is measured or load
 folder, config.json is read.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

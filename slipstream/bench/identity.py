@@ -5,8 +5,6 @@ two most likely tokens are closer than that, either may win. Such a near-tie is 
 a bug.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any

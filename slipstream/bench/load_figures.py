@@ -11,8 +11,6 @@ Latencies are percentiles over the successful requests of all passes. Speeds hav
 `slipstream.bench.estimates`, ratios that of pairs of passes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass

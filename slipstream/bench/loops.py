@@ -1,8 +1,6 @@
 """Texts that repeat themselves. A small model, decoded greedily, often ends in a loop; a loop is easy to draft, so its
 speed-up says little about other text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence as Seq
 
 PERIODS, TURNS = 64, 3

@@ -1,7 +1,5 @@
 """Report of a bench result."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

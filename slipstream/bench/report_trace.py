@@ -1,7 +1,5 @@
 """Report of a trace: who proposed what; on a page the text in colours, and the acceptance rate over time."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

@@ -12,8 +12,6 @@ warnings    what limits how far the numbers can be trusted.
 A file of another version is refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ vLLM lives in another environment, so nothing here imports it. That environment 
 a link to this package and its entry points is put on the process' path.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

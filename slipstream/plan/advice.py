@@ -1,7 +1,5 @@
 """What to do in which situation, with the command that does it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from slipstream.core.params import Strict

@@ -16,15 +16,13 @@ There is no diagnosis where noise could have made the difference: if the measure
 includes 1, or if other processes took a part of the machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 from slipstream.bench.benchmark import QUIET
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
 from slipstream.bench.measured_steps import Measured
-from slipstream.theory.closed_forms import geometric_rates
+from slipstream.theory.closed_forms import geometric_rates, smallest_rate
 from slipstream.theory.cost_curve import CostCurve
 
 FINE = 1.05
@@ -135,13 +133,12 @@ def acceptance(m: Measured) -> float | None:
     """The constant acceptance rate that yields the measured tokens per step; None if nothing was drafted."""
     if not m.position_rates:
         return None
-    goal = m.tokens_per_step - 1
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        chain = zip(geometric_rates(middle, len(m.drafted)), m.drafted, strict=True)
-        low, high = (middle, high) if sum(rate * share for rate, share in chain) < goal else (low, middle)
-    return high
+
+    def enough(alpha: float) -> bool:
+        chain = zip(geometric_rates(alpha, len(m.drafted)), m.drafted, strict=True)
+        return sum(rate * share for rate, share in chain) >= m.tokens_per_step - 1
+
+    return smallest_rate(enough)
 
 
 def evidence(m: Measured, cause: str) -> list[str]:

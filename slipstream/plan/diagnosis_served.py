@@ -5,8 +5,6 @@ cannot be seen from outside: rows are taken to cost nothing, the cost of a draft
 predicts the speed-up, also of shorter drafts. Nothing is known of longer ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +33,7 @@ def diagnose_served(counters: Mapping[str, Any] | None, c: float) -> dict[str, A
     """The diagnosis from `Counters.as_dict`, None for a server that reports none; a pure function. c: cost of a draft
     token, in decode steps.
 
-    cause, fix, reason, evidence  as in `Diagnosis`.
+    cause, fix, reason, evidence  as in `diagnose`.
     forecast    the "longest" draft, the predicted speed-up "now", and the "best_length" up to the longest with its
                 speed-up "best"; None without acceptance by position.
     """

@@ -4,8 +4,6 @@ Shapes are those of the published config.json files; sizes are computed from the
 is shown as "no published figure".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Report of a tune result: the choice, what limits each setting, and what was measured."""
 
-from __future__ import annotations
-
 import json
 from html import escape
 from typing import Any
@@ -15,10 +13,13 @@ SHOWN_POSITIONS = 4
 
 def section(result: Result) -> Section:
     data = result.data
-    report = Section("Which drafter and draft length?", lead(data))
+    report = Section(
+        "Which drafter and draft length?", "The run ended before any setting was confirmed, so nothing is chosen."
+    )
     if data["raced"]:
-        report.tables.append(raced(data["raced"], data["choice"]))
         best = max(data["raced"], key=lambda row: row["speedup"]["value"])
+        report.lead = lead(data["choice"], best)
+        report.tables.append(raced(data["raced"], data["choice"]))
         shown = next((row for row in data["raced"] if is_chosen(row, data["choice"])), best)
         report.tables += [without(data["raced"]), costs(shown["measured"]["costs"])]
         report.notes += [*map(reason, data["raced"]), *map(remark, shown["diagnosis"]["evidence"])]
@@ -33,12 +34,8 @@ def section(result: Result) -> Section:
     return report
 
 
-def lead(data: dict[str, Any]) -> str:
-    choice = data["choice"]
-    if not data["raced"]:
-        return "The run ended before any setting was confirmed, so nothing is chosen."
+def lead(choice: dict[str, Any] | None, best: dict[str, Any]) -> str:
     if choice is None:
-        best = max(data["raced"], key=lambda row: row["speedup"]["value"])
         return (
             "Choice: none. No drafter was significantly faster than plain decoding, so use plain decoding. The best: "
             f"{reason(best)}"
@@ -100,9 +97,6 @@ def configs(choices: dict[str, Any]) -> str:
     return f"<details open><summary>The choice as a configuration</summary>{''.join(parts)}</details>"
 
 
-MS = 1000
-
-
 def setting(row: dict[str, Any]) -> str:
     return f"{row['label']}, K={row['draft_tokens']}"
 
@@ -137,7 +131,7 @@ def costs(curve: dict[str, Any]) -> Table:
     shown = [i for i, n in enumerate(rows) if n & (n - 1) == 0]
     columns = [words("rows per pass"), *(Column(str(rows[i]), digits=2) for i in shown)]
     cells = [
-        ["ms", *(f"{MS * seconds[i]:.1f}" for i in shown)],
+        ["ms", *(f"{1e3 * seconds[i]:.1f}" for i in shown)],
         ["relative to one row", *(seconds[i] / seconds[0] for i in shown)],
     ]
     return Table("Time of a target pass by its rows", columns, cells)

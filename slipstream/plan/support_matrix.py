@@ -1,7 +1,5 @@
 """What works with what: architecture x drafter x rule x quantisation, from what the code declares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar

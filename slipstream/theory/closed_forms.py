@@ -9,26 +9,16 @@ Functions of alpha assume that every draft token is accepted with the same proba
 Measured acceptance falls with depth, so measured speed-ups are lower. Functions of rates by position do not need this
 assumption. Sources: Leviathan et al. 2211.17192 ("L"), Chen et al. 2302.01318, Sun et al. 2403.10444.
 
-Fractions give exact fractions. `predict` is for measured rates, costs and overheads.
+`predict` is for measured rates, costs and overheads.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from slipstream.core.params import Strict, check_integer, check_number
 from slipstream.errors import ParameterError
 from slipstream.theory.cost_curve import CostCurve
-
-Number = Any  # float or fractions.Fraction, the same throughout one call
-
-
-def acceptance_rate(p: Seq[Number], q: Seq[Number]) -> Number:
-    """Probability that a draft token drawn from q is accepted: sum of min(p, q), or 1 - TV(p, q) (L, theorem 3.5)."""
-    return sum(min(a, b) for a, b in zip(p, q, strict=True))
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -89,10 +79,15 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
     cost = step_cost(gamma, c, costs, batch, host)
     if cost > gamma + 1:
         return None
-    low, high = 0.0, 1.0  # tau rises with alpha, from 1 to gamma + 1
+    return smallest_rate(lambda alpha: expected_tokens(alpha, gamma) >= cost)
+
+
+def smallest_rate(enough: Callable[[float], bool]) -> float:
+    """The smallest rate in [0, 1] that is enough, if all above it are; 1 if none is."""
+    low, high = 0.0, 1.0
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (low, middle) if expected_tokens(middle, gamma) >= cost else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 

@@ -20,8 +20,6 @@ Averaging accepted lengths over all positions would be biased, because decoding 
 skips the easy ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path

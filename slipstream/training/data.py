@@ -9,8 +9,6 @@ A hash of a document's name and text decides its split, so the split does not de
 little text falls into the held-out split, the end of the last document is held out as well.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -7,8 +7,6 @@ error; the paper's exp(-k / 4), for blocks of 8, is a decay of 0.78. A Markov he
 before each from the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -12,8 +12,6 @@ A source that cannot be read is an error that names the file and, if possible, t
 readable; from a folder, only files with a known extension are read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

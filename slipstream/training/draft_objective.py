@@ -5,8 +5,6 @@ predict what the target says, so it learns the target's full distribution at eve
 generated works best (`--regenerate`).
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from slipstream.errors import PairError

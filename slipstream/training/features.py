@@ -5,8 +5,6 @@ when decoding. Each window starts with an empty KV cache; many windows run as on
 needed, or once and stored on disk (`HiddenCache`), which saves time if the data is read more than once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -7,8 +7,6 @@ way can draft with its own first layers: they learned to predict through the sha
 learned not to depend on every late layer.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ All randomness is a function of (seed, step), and everything else that a step de
 budget in tokens, the same seed and data therefore give the same weights on a CPU, interrupted or not.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import signal

@@ -7,8 +7,6 @@ that fit a CPU cache. For each block it computes logits, losses and their gradie
 the gradients of states and weights leave a block.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

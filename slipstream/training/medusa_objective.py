@@ -7,8 +7,6 @@ decided by the distribution. The heads' losses are weighted by decay^k, as in th
 far heads would dominate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

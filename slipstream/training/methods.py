@@ -5,8 +5,6 @@ To add one: its settings, a line in `METHODS`, and a module NAME_objective with 
 these. Importing this does not import torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial

@@ -7,8 +7,6 @@ The text is made in shards. A shard is a function of (seed, index of the shard) 
 interrupted regeneration continues where it stopped and gives the same result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import compress

@@ -4,8 +4,6 @@ Layout of `OUT/checkpoint.safetensors`: weights as `weights.*`, optimiser state 
 `optim.<name>.<parameter>.<key>`, and the JSON state in the header, so that one rename replaces everything.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a run says of itself: an estimate of time, memory and disk before it starts, and its model card in the end."""
 
-from __future__ import annotations
-
 import platform
 import time
 from typing import Any

@@ -4,8 +4,6 @@ WSD (Hu et al. 2024, arXiv 2404.06395, section 4): the rate stays constant until
 a run can be extended, or ended earlier, by resuming it with another budget.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Settings of the training loop that all objectives share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial

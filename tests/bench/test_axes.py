@@ -1,7 +1,5 @@
 """Axes of a measurement, and predictions next to measurements."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.bench.benchmark import BenchConfig, bench, horizontal, is_tree, predicted, varied

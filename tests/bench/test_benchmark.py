@@ -1,7 +1,5 @@
 """The content of a bench result. No test depends on measured speed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The same settings for other programs: with their names, or a clear statement that they have no equivalent."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

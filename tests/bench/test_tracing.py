@@ -1,7 +1,5 @@
 """A trace records what happened and does not change it."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.bench.benchmark import Contender

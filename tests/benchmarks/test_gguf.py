@@ -1,7 +1,5 @@
 """`benchmarks.gguf`: who is compared with whom, on which texts, in which kinds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

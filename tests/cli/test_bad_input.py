@@ -1,8 +1,6 @@
 """Bad input on the command line: one message (what failed, both values, why, the fix), code 2, nothing on standard
 output and no traceback."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`slipstream bench`, and the options that name drafters."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

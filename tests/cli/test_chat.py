@@ -1,7 +1,5 @@
 """`slipstream chat`: the loop, its commands, and errors that cost one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream import LLM, SamplingParams

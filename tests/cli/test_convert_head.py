@@ -1,7 +1,5 @@
 """`slipstream convert` for draft heads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

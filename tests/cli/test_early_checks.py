@@ -1,7 +1,5 @@
 """What can be refused without a model is refused before one is loaded."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

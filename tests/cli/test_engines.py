@@ -1,7 +1,5 @@
 """`--engine vllm`: what vLLM is told, what is refused, and how its server lives and ends with the command."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """Each command imports what it uses: importing torch takes longer than everything else that a short text needs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`slipstream info`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

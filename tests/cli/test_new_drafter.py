@@ -1,7 +1,5 @@
 """A drafter added as described in `drafters.registry`, by a file and a line, is available everywhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

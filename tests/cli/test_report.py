@@ -1,7 +1,5 @@
 """`slipstream report`."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """`slipstream bench --serve`: load on a server of our own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

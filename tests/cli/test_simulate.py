@@ -1,7 +1,5 @@
 """`slipstream simulate`: its inputs, its output, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

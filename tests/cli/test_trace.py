@@ -1,7 +1,5 @@
 """`slipstream trace`."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -1,7 +1,5 @@
 """`slipstream train medusa|eagle3|dflash|draft|layerskip` from the command line."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

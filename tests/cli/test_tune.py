@@ -1,7 +1,5 @@
 """`slipstream tune`, and the file that it writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """`slipstream verify`."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -7,7 +7,6 @@ import pytest
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.estimates import Estimate
 from slipstream.bench.measured_steps import Counting, Measured, Tally
-from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.report import section
 from slipstream.llm import LLM
@@ -18,6 +17,7 @@ from slipstream.theory.closed_forms import geometric_rates, speedup
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter
+from tests.plan.slow_target import PROMPTS, Slow, scripted
 from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.011))
@@ -168,9 +168,6 @@ def test_trees_are_wider_than_they_are_deep():
 
 # --- end to end, with slow parts -------------------------------------------------------------------------------------
 
-PROMPTS = PromptSet(
-    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
-)
 QUICK = TuneConfig(tokens=12, rounds=3, confirm=1)
 
 
@@ -179,27 +176,6 @@ def quiet(monkeypatch):
     """Other processes do not affect these tests."""
     CLOCK.replace(monkeypatch)
     monkeypatch.setattr(tuning.OtherProcesses, "share", lambda self: 0.0)
-
-
-class Slow(ToyTarget):
-    """2 ms per pass, and `row` seconds for each row after the first."""
-
-    row = 0.0
-
-    def run(self, seqs, draft, taps=()):
-        sleep(0.002 + self.row * len(draft))
-        return super().run(seqs, draft, taps)
-
-
-class ComputeBound(Slow):
-    row = 0.03
-
-
-def oracle(target, **changes):
-    """A drafter that is always right."""
-    llm = LLM(target, draft_tokens=4)
-    texts = {tuple(p.ids): llm.generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
-    return ScriptedDrafter(texts, target.vocab_size)
 
 
 class Sleepy(ScriptedDrafter):
@@ -215,7 +191,7 @@ def seen(target, drafter) -> dict:
 
 def test_a_drafter_that_sleeps_is_too_expensive():
     target = Slow(vocab=16)
-    diagnosis = seen(target, Sleepy(oracle(target).continuations, 16))
+    diagnosis = seen(target, Sleepy(scripted(target).continuations, 16))
     assert diagnosis["cause"] == "draft too expensive"
     assert diagnosis["speedup"] < 1
 
@@ -232,8 +208,9 @@ def test_a_drafter_that_drafts_at_random_has_low_acceptance():
 
 def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
     monkeypatch.setattr("slipstream.bench.measured_steps.ROWS", (1, 2, 4, 6))
-    target = ComputeBound(vocab=16)
-    diagnosis = seen(target, oracle(target))
+    target = Slow(vocab=16)
+    target.row = 0.03
+    diagnosis = seen(target, scripted(target))
     assert diagnosis["cause"] == "compute-bound target"
     assert diagnosis["break_even"] is None
 
@@ -251,12 +228,12 @@ def test_host_work_is_detected(monkeypatch):
 
     monkeypatch.setattr(step, "follow", slow)
     target = Slow(vocab=16)
-    assert seen(target, oracle(target))["cause"] == "host overhead"
+    assert seen(target, scripted(target))["cause"] == "host overhead"
 
 
 def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
-    given = [Contender("right", oracle(target), 4)]
+    given = [Contender("right", scripted(target), 4)]
     result = tune(LLM(target, draft_tokens=4), given, PROMPTS, QUICK, tmp_path / "r.json")
     row = result.data["raced"][0]
     assert row["diagnosis"]["cause"] == "nothing is wrong"
@@ -268,7 +245,7 @@ def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
 def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
     monkeypatch.setattr(tuning.OtherProcesses, "share", lambda self: 0.5)
     target = Slow(vocab=16)
-    result = tune(LLM(target, draft_tokens=4), [Contender("right", oracle(target), 4)], PROMPTS, QUICK)
+    result = tune(LLM(target, draft_tokens=4), [Contender("right", scripted(target), 4)], PROMPTS, QUICK)
     assert result.data["raced"][0]["diagnosis"]["cause"] == "not diagnosed"
     assert any("not diagnosed: other processes took 50%" in note for note in section(result).notes)
 
@@ -276,7 +253,7 @@ def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
 def test_room_for_drafts_is_counted_separately():
     """The last steps of a text have no room for deep draft tokens; that does not lower the drafter's rates."""
     target, tally = ToyTarget(vocab=16), Tally()
-    llm = LLM(target, Counting(oracle(target), tally), draft_tokens=4)
+    llm = LLM(target, Counting(scripted(target), tally), draft_tokens=4)
     from slipstream.core.params import SamplingParams
 
     llm.generate([[1, 2]], SamplingParams(max_tokens=8))  # 1 by the prefill, 5, then 2 with room for one draft token

@@ -1,7 +1,5 @@
 """Made-up counters: what they say, the predicted speed-up and the cause."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -64,30 +62,29 @@ def test_low_acceptance_is_the_cause_if_no_length_pays() -> None:
     assert diagnosis["forecast"]["best_length"] == 0
 
 
-def test_a_server_that_drafts_nothing_is_told_from_one_that_reports_nothing() -> None:
+REFUSED = {
+    "no page": (None, "the server reports no counters at /metrics. Fix: start llama-server with --metrics"),
+    "old": ({"server": "llamacpp", "drafts": None}, "this llama-server does not report drafts. Fix: use a newer one"),
+    "no positions": ({"server": "sglang", "draft_tokens": None}, "SGLang does not report acceptance by position"),
+    "idle": ({"output_tokens": 0.0, "drafts": 0.0}, "no request ran"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_server_does_not_report_is_not_judged(name: str) -> None:
+    """An old server that counts no drafts is not taken for one that drafts nothing."""
+    more, reason = REFUSED[name]
+    counted = None if more is None else counters(GOOD) | {"accepted_at": None} | more
+    assert said(counted).startswith(f"Not diagnosed: {reason}")
+    diagnosis = diagnose_served(counted, C)
+    assert (diagnosis["cause"], diagnosis["forecast"]) == ("not diagnosed", None)
+    if name == "no positions":
+        assert diagnosis["evidence"][0] == f"a step with a draft gives {expected_length(GOOD):.2f} tokens"
+
+
+def test_a_server_that_drafts_nothing_is_told_how_to_draft() -> None:
     off = counters([]) | {"drafts": None, "accepted_at": None}
     assert said(off).startswith("Cause: nothing is drafted. Fix: switch speculation on")
-    assert "Not diagnosed: the server reports no counters at /metrics. Fix: start llama-server with --metrics" in said(
-        None
-    )
-
-
-def test_an_old_llama_server_that_counts_no_drafts_is_not_taken_for_one_that_drafts_nothing() -> None:
-    old = counters(GOOD) | {"server": "llamacpp", "drafts": None, "accepted_at": None}
-    assert "Not diagnosed: this llama-server does not report drafts. Fix: use a newer one" in said(old)
-
-
-def test_acceptance_that_is_not_reported_by_position_allows_no_forecast() -> None:
-    counted = counters(GOOD) | {"server": "sglang", "draft_tokens": None, "accepted_at": None}
-    assert "Not diagnosed: SGLang does not report acceptance by position" in said(counted)
-    diagnosis = diagnose_served(counted, C)
-    assert diagnosis["evidence"][0] == f"a step with a draft gives {expected_length(GOOD):.2f} tokens"
-    assert diagnosis["forecast"] is None
-
-
-def test_a_server_without_requests_is_not_judged() -> None:
-    idle = diagnose_served(counters([]) | {"output_tokens": 0.0, "drafts": 0.0}, C)
-    assert (idle["cause"], idle["reason"]) == ("not diagnosed", "no request ran")
 
 
 def test_every_counter_is_shown_with_its_name_or_as_not_reported() -> None:

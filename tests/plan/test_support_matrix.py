@@ -1,7 +1,5 @@
 """`slipstream info --matrix`: each cell is true, and docs/support.md shows them."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Callable

@@ -8,7 +8,6 @@ import pytest
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.configs import Choice
 from slipstream.bench.measured_steps import Measured, contradiction
-from slipstream.bench.prompts import Prompt, PromptSet
 from slipstream.bench.results import read
 from slipstream.cli.report import section
 from slipstream.errors import ParameterError
@@ -18,7 +17,8 @@ from slipstream.plan.tuning import TuneConfig, candidates, choose, shortlist, st
 from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
-from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter, wrong_at
+from tests.drafters.scripted_drafters import RandomDrafter, wrong_at
+from tests.plan.slow_target import PROMPTS, Slow, scripted
 from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.0102))
@@ -67,30 +67,14 @@ def test_only_a_significantly_faster_setting_is_chosen():
 
 # --- end to end ------------------------------------------------------------------------------------------------------
 
-PROMPTS = PromptSet(
-    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
-)
 QUICK = TuneConfig(tokens=24, rounds=3, seconds=5)
 SHORT = TuneConfig(tokens=8, rounds=2)
-
-
-class Slow(ToyTarget):
-    """5 ms per pass, for any number of rows."""
-
-    def run(self, seqs, draft, taps=()):
-        sleep(0.005)
-        return super().run(seqs, draft, taps)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     CLOCK.replace(monkeypatch)
     monkeypatch.setattr("slipstream.bench.measured_steps.ROWS", (1, 2, 4, 8))
-
-
-def scripted(target, script) -> ScriptedDrafter:
-    texts = {tuple(p.ids): LLM(target, draft_tokens=4).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
-    return ScriptedDrafter(texts, target.vocab_size, script)
 
 
 def test_the_better_drafter_is_chosen_and_predicted(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 
 from slipstream.errors import ParameterError
 from slipstream.theory.closed_forms import (
-    acceptance_rate,
     best_gamma,
     best_length,
     break_even,
@@ -71,13 +70,6 @@ def test_best_gamma_and_its_speedup(c: float) -> None:
 def test_a_perfect_drafter_yields_gamma_plus_one() -> None:
     assert expected_tokens(1.0, 4) == 5
     assert best_gamma(1.0, 0.0, longest=7) == 7
-
-
-def test_acceptance_rate_is_one_minus_total_variation() -> None:
-    p, q = [0.7, 0.2, 0.1], [0.5, 0.3, 0.2]
-    assert acceptance_rate(p, q) == pytest.approx(0.8)
-    assert acceptance_rate(p, p) == pytest.approx(1.0)
-    assert acceptance_rate([1.0, 0.0], [0.0, 1.0]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The acceptance that training predicts against what decoding measures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

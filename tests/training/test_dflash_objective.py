@@ -1,7 +1,5 @@
 """Training of DFlash heads: blocks trained in parallel equal the blocks of drafting, and the loss is theirs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Chains of parallel heads, the draft vocabulary, and the dtype of states. That chains in training equal those of
 drafting is tested in tests/heads/test_eagle_runtime.py."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

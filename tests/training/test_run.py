@@ -1,8 +1,6 @@
 """A run of any objective: it learns, is reproducible, resumes after an interruption, and exports what decoding
 loads."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

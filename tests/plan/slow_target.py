@@ -1,0 +1,26 @@
+"""Prompts, a target that takes its time, and a drafter that knows what it says."""
+
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.llm import LLM
+from tests.bench.clock import sleep
+from tests.drafters.scripted_drafters import Script, ScriptedDrafter, right
+from tests.targets.toy import ToyTarget
+
+PROMPTS = PromptSet(
+    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
+)
+
+
+class Slow(ToyTarget):
+    """2 ms per pass, and `row` seconds for each row after the first."""
+
+    row = 0.0
+
+    def run(self, seqs, draft, taps=()):
+        sleep(0.002 + self.row * len(draft))
+        return super().run(seqs, draft, taps)
+
+
+def scripted(target: ToyTarget, script: Script = right) -> ScriptedDrafter:
+    texts = {tuple(p.ids): LLM(target, draft_tokens=4).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
+    return ScriptedDrafter(texts, target.vocab_size, script)
