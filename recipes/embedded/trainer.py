@@ -35,7 +35,7 @@ from slipstream.host.interrupt import Interrupt
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
 from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products, make_optimisers, update
 from slipstream.training.methods import LayerSkipOptions
-from slipstream.training.resume_state import load_checkpoint, save_checkpoint
+from slipstream.training.resume_state import check_progress, load_checkpoint, save_checkpoint
 from slipstream.training.schedule import Display, Progress, Schedule
 from slipstream.training.training_settings import check_budget
 
@@ -205,7 +205,9 @@ class Trainer:
             self.next_token_loss = torch.compile(next_token_loss, dynamic=False)
         self.progress = Progress()
         if config.resume and self.checkpoint.exists():
-            self.progress = Progress(**load_checkpoint(self.checkpoint, self.model, self.optimisers)["progress"])
+            recorded = load_checkpoint(self.checkpoint, self.model, self.optimisers)["progress"]
+            check_progress(self.checkpoint, recorded)
+            self.progress = Progress(**recorded)
             self.batches.counters = self.progress.counters
         self.schedule = Schedule(
             self.progress, config.budget_tokens, config.budget_minutes, config.decay_share, config.warmup_steps

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from slipstream.errors import TrainingError
+from slipstream.training.schedule import Progress
 
 Optimisers = dict[str, torch.optim.Optimizer]
 
@@ -106,10 +107,20 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             state: dict[str, Any] = json.loads(file.metadata()["state"])
-            _ = state["run"]
+            recorded, _ = state["progress"], state["run"]
     except (SafetensorError, KeyError, TypeError, ValueError) as fault:
         raise TrainingError(f"{path} is not a checkpoint of a run ({fault})", fix="choose another --out") from fault
+    check_progress(path, recorded)
     return state
+
+
+def check_progress(path: Path, recorded: dict[str, Any]) -> None:
+    """Raise TrainingError for the progress of a run that another version of Slipstream began."""
+    if recorded.keys() != {each.name for each in fields(Progress)}:
+        raise TrainingError(
+            f"{path} was written by another version of Slipstream, whose runs this one cannot resume",
+            fix="begin again with another --out, or resume it with that version",
+        )
 
 
 def check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from slipstream.targets.decoder import Decoder
-from slipstream.training import acceptance, run as run_module, run_report
+from slipstream.training import acceptance, resume_state, run as run_module, run_report
 from slipstream.training.loop import Loop
+from slipstream.training.medusa_objective import MedusaObjective
 from tests.training.tiny_runs import train_target, write_data
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -169,6 +170,17 @@ def test_a_second_signal_stops_at_once_with_the_last_checkpoint(train: Any, tmp_
     assert "step 1 is saved" in stopped.said
     assert not (tmp_path / "out" / "final").exists()
     assert train("--resume").code == 0
+
+
+@pytest.mark.parametrize(("owner", "name"), [(resume_state, "save_file"), (MedusaObjective, "export")])
+def test_a_file_that_is_being_written_is_left_whole_or_not_at_all(owner, name, train, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        raising(patch, owner, name, signal.SIGINT)
+        stopped = train()
+    assert (stopped.code, "step 4 is saved" in stopped.said) == (130, True)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert train("--resume").code == 0
+    assert (tmp_path / "out" / "final" / "config.json").is_file()
 
 
 def test_a_resumed_run_that_is_stopped_before_a_step_keeps_its_checkpoint_and_exports_nothing(train, tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.errors import ParameterError, TrainingError
@@ -140,6 +140,11 @@ def test_a_run_is_not_overwritten_nor_resumed_as_another(tiny_target: Path, tiny
     ):
         with pytest.raises(TrainingError, match=message):
             prepare(other, say=quiet)
+    state = resume_state.read_state(config.checkpoint)
+    state["progress"] |= {"decay_from": None, "decay_span": None}
+    save_file({"x": torch.zeros(1)}, config.checkpoint, metadata={"state": json.dumps(state)})
+    with pytest.raises(TrainingError, match="written by another version of Slipstream"):
+        prepare(resumed, say=quiet)
     config.checkpoint.write_bytes(b"no safetensors")
     with pytest.raises(TrainingError, match="is not a checkpoint"):
         prepare(resumed, say=quiet)
