@@ -29,6 +29,8 @@ log = logging.getLogger("slipstream")
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at an engine that is silent."""
+ENDED = "start the server again; systemd (Restart=on-failure), Docker (--restart) and Kubernetes do so by themselves"
+"""What to do where the process has ended."""
 
 
 Model = tuple[Any, Any, Mapping[str, Any]]
@@ -91,7 +93,7 @@ class RemoteEngine:
         try:
             self._pipe.send(command)
         except OSError as fault:
-            raise EngineError("the engine's process has ended", fix="start the server again") from fault
+            raise EngineError("the engine's process has ended", fix=ENDED) from fault
 
     def _live(self) -> None:
         """Hand out reports until the process ends, then the reason. It is killed if its engine has stopped or does not
@@ -113,7 +115,7 @@ class RemoteEngine:
         except (EOFError, OSError):
             self.process.join()
         if not self._stopped:
-            fault = EngineError(f"{what} (exit code {self.process.exitcode})", fix="start the server again")
+            fault = EngineError(f"{what} (exit code {self.process.exitcode})", fix=ENDED)
             self.streams.deliver(Report([], Load(), fault))
             self.over = True
             self.ended()

@@ -67,6 +67,14 @@ def test_compose_mounts_files_that_exist_and_opens_ports_to_this_machine_alone()
         assert all(each["source"] in COMPOSE["configs"] for each in service.get("configs", ()))
 
 
+def test_what_ends_is_started_again_confined_and_asked_for_its_metrics() -> None:
+    served = COMPOSE["services"]["slipstream"]
+    assert (served["restart"], served["cap_drop"]) == ("unless-stopped", ["ALL"])
+    (job,) = PROMETHEUS["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["slipstream:8000"]}]
+    assert PROMETHEUS["rule_files"] == ["alerts.yml"]
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_alerts_read_metrics_and_labels_that_the_server_has(rule: dict[str, Any]) -> None:
     metrics = ServerMetrics("m")

@@ -39,6 +39,15 @@ def test_a_pod_that_ends_has_time_for_the_requests_that_run() -> None:
     assert POD["terminationGracePeriodSeconds"] >= before + SERVED["grace_seconds"] + 5
 
 
+def test_pods_are_confined() -> None:
+    assert POD["securityContext"]["runAsNonRoot"]
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for each in (*POD["initContainers"], SERVER):
+        confined = each["securityContext"]
+        assert (confined["readOnlyRootFilesystem"], confined["allowPrivilegeEscalation"]) == (True, False)
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_the_server_has_all_that_the_pod_reserves() -> None:
     assert SERVED["kv_tokens"] >= BLOCK
     assert SERVER["resources"]["limits"] == SERVER["resources"]["requests"]
