@@ -52,6 +52,9 @@ def from_file(ctx: typer.Context, path: str | None) -> str | None:
             raise ParameterError(f"--config {path} has {name!r}, which is not an option", fix=did_you_mean(name, known))
     values = {name: value for name, value in document.items() if name in parameters and value is not None}
     for name, value in values.items():
+        if isinstance(value, dict):
+            fix = "write a word, a number or a list; LLM(device_map=...) takes a mapping, in Python"
+            raise ParameterError(f"--config {path}: {name} is a JSON object", fix=fix)
         if getattr(parameters[name], "multiple", False) and not isinstance(value, list):
             values[name] = [value]
     ctx.default_map = {**(ctx.default_map or {}), **values}

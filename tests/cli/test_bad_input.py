@@ -24,6 +24,7 @@ FILES = {
     "unknown_drafter.json": '{"drafter": "ngrm"}',
     "list.json": '["ngram"]',
     "cut.json": "{",
+    "map.json": '{"device_map": {"model": "cpu"}}',
 }
 """Files in the folder that a command runs in, besides `result.json` and `forecast.json`."""
 
@@ -50,6 +51,7 @@ TABLE: list[tuple[str, str]] = [
     ("serve --device-map auto --executor torch", "device_map='auto' was given with torch"),
     ("verify --device-map auto -m nowhere.gguf", "device_map='auto' was given with a GGUF file"),
     ("generate x --device-map auto --device cpu", "give one of them"),
+    ("""generate x --device-map '{{"model": "cpu"}}'""", "which is not a device of PyTorch"),
     ("generate x --quantize int3", "int8"),
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 1024"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
@@ -86,6 +88,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --config list.json", "is not a JSON object"),
     ("generate x --config cut.json", "is not JSON"),
     ("generate x --config nowhere.json", "cannot be read"),
+    ("generate x --config map.json", "map.json: device_map is a JSON object"),
     # info, drafters, lists of simulate
     ("generate x -m missing.gguf --drafter suffix", "there is no file"),
     ("info /nonexistent/model", "/nonexistent/model"),

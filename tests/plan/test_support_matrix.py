@@ -20,6 +20,7 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.models.config import FAMILIES
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.plan.support_matrix import KINDS, architectures, cell, page, quantisations
+from slipstream.settings import RULES
 from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.kinds import GGUF
 from tests.checkpoints import random_llama
@@ -99,6 +100,15 @@ def test_each_drafter_works_with_each_kind_of_target_or_is_refused(kind: Any, na
     done = LLM(of, drafter(name, of, kind.name), draft_tokens=4).generate(PROMPTS, PARAMS)
     assert [one.token_ids for one in done] == plain(kind.name)
     assert all(one.stats.drafter_faults == 0 for one in done)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_rule_works_with_each_kind_of_target(kind: Any, rule: str) -> None:
+    done = LLM(target(kind.name), "lookahead", draft_tokens=4, rule=rule).generate(PROMPTS, PARAMS)
+    if RULES[rule]:
+        assert [one.token_ids for one in done] == plain(kind.name)
+    assert all(one.lossless == RULES[rule] for one in done)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

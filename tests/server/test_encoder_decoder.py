@@ -44,6 +44,14 @@ def test_prompts_are_answered_and_count_as_prompt_tokens(host: Host, texts: dict
     assert len({tuple(texts[source]) for source in SOURCES}) == 2
 
 
+def test_log_probabilities_and_predictions_are_those_of_any_model(host: Host, texts: dict[str, str]) -> None:
+    given = {"prompt": SOURCES[0], "max_tokens": 8, "temperature": 0}
+    [choice] = host.post("/v1/completions", **given, logprobs=3).json()["choices"]
+    assert "".join(choice["logprobs"]["tokens"]).startswith(choice["text"][:3])
+    predicted = host.post("/v1/completions", **given, prediction={"type": "content", "content": texts[SOURCES[0]]})
+    assert predicted.json()["choices"][0]["text"] == texts[SOURCES[0]]
+
+
 def test_a_stream_is_the_whole_text(host: Host, texts: dict[str, str]) -> None:
     events = host.events("/v1/completions", prompt=SOURCES[1], max_tokens=8, temperature=0)
     assert "".join(json.loads(e)["choices"][0]["text"] for e in events) == texts[SOURCES[1]]

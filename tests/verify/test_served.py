@@ -119,6 +119,16 @@ def test_a_wrong_temperature_of_samples_is_found(serve, factor):
     assert "BUG" in {row["verdict"] for row in data["sampled"]}
 
 
+def test_a_fault_after_one_letter_alone_is_found(serve):
+    """After the letter a, its likeliest follower is always taken, as if draft tokens were always accepted there."""
+
+    def wrong(logits, temperature, rng):
+        return int(logits.argmax()) if (logits == TABLE[0]).all() else sampled(logits, temperature, rng)
+
+    data = verify_served(serve(wrong), serve(), [("two", "hc")], ServedConfig(tokens=8, samples=200, clients=2)).data
+    assert [row["verdict"] for row in data["sampled"]] == ["BUG"]
+
+
 def test_without_logprobs_a_difference_is_not_judged(serve):
     def other(logits, temperature, rng):
         return 0 if not temperature else sampled(logits, temperature, rng)

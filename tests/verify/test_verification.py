@@ -9,6 +9,7 @@ import torch
 from scipy.stats import chi2, ncx2
 
 from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.bench.results import read
 from slipstream.core import rules as core_rules, step as core_step
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
@@ -253,6 +254,22 @@ def test_quantiles_and_power_are_right():
     assert noncentral_sf(30.0, 10, 12.5) == pytest.approx(ncx2.sf(30.0, 10, 12.5), rel=1e-9)
     shift = shift_seen(20, 0.001, 0.9)
     assert ncx2.sf(chi2.isf(0.001, 20), 20, shift) == pytest.approx(0.9, rel=1e-6)
+
+
+def test_interruption_keeps_what_was_checked(tmp_path):
+    calls = []
+
+    def stop():
+        calls.append(1)
+        if len(calls) == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(toy(), PROMPTS, FEW, tmp_path / "r.json", stop)
+    kept = read(tmp_path / "r.json")
+    assert (kept.complete, kept.data["control"]["verdict"], kept.data["distribution"]) == (False, "identical", [])
+    assert len(kept.data["greedy"]) > 6
+    assert kept.data["coupled"] == []
 
 
 def test_progress_is_counted_right():

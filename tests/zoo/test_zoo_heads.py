@@ -42,6 +42,18 @@ def test_the_eagle3_head_reaches_its_acceptance_length(llm: LLM, k: int) -> None
     assert stats.mean_acceptance_length >= 0.96 * EAGLE3[k]
 
 
+def test_the_eagle3_head_by_its_folder_and_below_a_suffix_drafter(llm: LLM) -> None:
+    llm.draft_tokens = 5
+    alone = None
+    for draft, name in ((str(zoo.head_dir("eagle3", zoo.target_dir())), "eagle3"), (["suffix", "eagle3"], "hybrid")):
+        llm.use(draft)
+        stats = measured(llm, prompts(llm)[:2], 48)
+        assert llm.drafter.name == name
+        assert stats.drafter_faults == 0
+        alone = stats.mean_acceptance_length if alone is None else alone
+        assert stats.mean_acceptance_length >= 0.9 * alone > 3
+
+
 @pytest.mark.parametrize("to", HEAD_FORMATS)
 def test_a_converted_head_drafts_the_same_tokens(llm: LLM, tmp_path: Path, to: str) -> None:
     kind = "medusa" if to == "medusa" else "eagle3"
