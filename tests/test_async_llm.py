@@ -64,22 +64,6 @@ def test_many_coroutines_get_the_texts_of_generate(pair: LLM) -> None:
         assert len(got.logprobs or got.token_ids) == len(got.token_ids) == len(got.drafted)
 
 
-def test_a_request_has_its_own_rule_and_draft_length(pair: LLM) -> None:
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
-
-    async def body() -> tuple[Completion, Completion]:
-        async with AsyncLLM(pair) as llm:
-            off = SamplingParams(temperature=1.0, seed=3, max_tokens=12, draft_tokens=0)
-            return (
-                await completed(llm.generate("def f(", params, rule="coupled")),
-                await completed(llm.generate("def f(", off, rule="coupled")),
-            )
-
-    on, off = run(body)
-    assert on.token_ids == off.token_ids  # under `coupled` drafts do not matter
-    assert on.stats.proposed > 0 == off.stats.proposed
-
-
 def test_closing_the_iterator_aborts_the_request_and_frees_its_cache() -> None:
     target = PagedToy(5)
 

@@ -70,10 +70,7 @@ def test_a_stream_adds_up_to_the_completion(llm, prompt, tokens):
     """The random model generates broken UTF-8, so texts may end inside a character."""
     chunks = list(llm.stream(prompt, greedy(tokens)))
     done = chunks[-1].completion
-    assert (
-        done == llm.generate(prompt, greedy(tokens))[0]
-        or done.token_ids == llm.generate(prompt, greedy(tokens))[0].token_ids
-    )
+    assert done.token_ids == llm.generate(prompt, greedy(tokens))[0].token_ids
     assert "".join(chunk.text for chunk in chunks) == done.text
     pieces = [piece for chunk in chunks for piece in chunk.pieces]
     assert [piece.token for piece in pieces] == done.token_ids

@@ -73,12 +73,8 @@ def page(results: Seq[Result]) -> str:
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    template = templates.get_template("page.html")
-    return template.render(parts=list(map(part, results)), draw=plots.inline, is_alarm=is_alarm).lstrip()
-
-
-def is_alarm(cell: Any) -> bool:
-    return isinstance(cell, Alarm)
+    templates.tests["alarm"] = lambda cell: isinstance(cell, Alarm)
+    return templates.get_template("page.html").render(parts=list(map(part, results)), draw=plots.inline).lstrip()
 
 
 def part(result: Result) -> dict[str, Any]:

@@ -89,7 +89,10 @@ def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
 
 def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
     """The prompt of a chat. Raises ApiError 400."""
-    messages = checked_messages(given.get("messages"))
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     use = tool_use(given)
     names = _template_names(service, given, use)
     try:
@@ -142,13 +145,6 @@ def _form(service: Service, talk: Conversation, form: Structured | None) -> Stru
     form = called or form
     end = service.replies.end_of_reasoning(talk.text)
     return form if form is None or end is None else replace(form, after=end)
-
-
-def checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages for a chat template. Raises ApiError 400."""
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

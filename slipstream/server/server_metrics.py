@@ -45,8 +45,8 @@ class ServerMetrics:
             full = f"{OWN if name in ONLY_OURS else prefix}:{name}"
             return kind(full, text, ("model_name", "engine", *labels), registry=self.registry, **more)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return made(Counter, name, text, *labels)
+        def counter(name: str, text: str) -> Counter:
+            return made(Counter, name, text).labels(*self._labels)
 
         def gauge(name: str, text: str) -> Gauge:
             return made(Gauge, name, text).labels(*self._labels)
@@ -61,14 +61,14 @@ class ServerMetrics:
             labels = ("block_size", "num_gpu_blocks", "engine")
             text = "Always 1; labels: tokens in a block of the KV cache, and blocks in all."
             Gauge(f"{prefix}:cache_config_info", text, labels, registry=self.registry).labels(*kv_blocks, "0").set(1)
-        self._loads = {name: counter(name, text).labels(*self._labels) for name, (_, text) in _COUNTED.items()}
+        self._loads = {name: counter(name, text) for name, (_, text) in _COUNTED.items()}
         self._last = Load()
         self.prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens of requests that gave a token, and of those only scored."
-        ).labels(*self._labels)
-        self.output_tokens = counter("generation_tokens", "Output tokens.").labels(*self._labels)
-        self.refused = counter("requests_refused", "Requests refused because the queue was full.").labels(*self._labels)
-        self._finished = counter("request_success", "Choices that ended, by finish reason.", "finished_reason")
+        )
+        self.output_tokens = counter("generation_tokens", "Output tokens.")
+        self.refused = counter("requests_refused", "Requests refused because the queue was full.")
+        self._finished = made(Counter, "request_success", "Choices that ended, by finish reason.", "finished_reason")
         self.iteration_tokens = histogram("iteration_tokens_total", "Output tokens of one step.", TOKENS)
         self.first = histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.between = histogram(
@@ -89,11 +89,9 @@ class ServerMetrics:
         self._drafts = counter("spec_decode_num_drafts", "Steps of finished choices in which tokens were drafted.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens of finished choices that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens of finished choices, accepted.")
-        self._per_position = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
+        self._per_position = made(
+            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
         )
-        for family in (self._drafts, self._drafted, self._accepted):
-            family.labels(*self._labels)  # shown from the start
 
     def heard(self, report: Report) -> None:
         load, last = report.load, self._last
@@ -115,9 +113,9 @@ class ServerMetrics:
             return
         self.prompt_length.observe(prompt)
         self.output_length.observe(output)
-        self._drafts.labels(*self._labels).inc(stats.steps - stats.undrafted)
-        self._drafted.labels(*self._labels).inc(stats.proposed)
-        self._accepted.labels(*self._labels).inc(stats.accepted)
+        self._drafts.inc(stats.steps - stats.undrafted)
+        self._drafted.inc(stats.proposed)
+        self._accepted.inc(stats.accepted)
         for depth, count in stats.accepted_at.items():
             self._per_position.labels(*self._labels, str(depth - 1)).inc(count)
 

@@ -39,15 +39,15 @@ class ToolUse:
         not. Raises ApiError 400."""
         if self.choice == "auto":
             return None
+        if self.choice == "named":
+            (schema,) = self.schemas.values()
+            schema = SPACING | schema
+        else:
+            schema = calls_schema(self.schemas, "arguments", self.parallel)
         try:
-            return Structured(json_schema=self._schema())
+            return Structured(json_schema=schema)
         except RequestError as fault:
             raise ApiError(400, f"tools: {fault}", "tools") from fault
-
-    def _schema(self) -> Any:
-        if self.choice == "named":
-            return SPACING | self.schemas[self.tools[0]["function"]["name"]]
-        return calls_schema(self.schemas, "arguments", self.parallel)
 
     @property
     def schemas(self) -> dict[str, Any]:

@@ -103,12 +103,6 @@ def test_the_loop_reads_lines_and_survives_mistakes(cli, pair, plain):
     assert "speculative decoding: draft model" in result.said
 
 
-def test_the_end_of_the_input_ends_the_chat(cli, pair):
-    result = cli("chat", *pair, stdin="")
-    assert (result.code, result.out) == (0, "")
-    assert "chat template" in result.said
-
-
 def test_help_says_which_model_answers_where_none_is_named(cli):
     said = " ".join(cli("chat", "--help").out.replace("│", " ").split())
     assert "smollm2 if it is installed, else embedded" in said

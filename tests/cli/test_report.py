@@ -78,9 +78,7 @@ def test_the_page_is_well_formed_and_ids_are_unique(text):
     parsed = Page(text)
     assert len(parsed.ids) == len(set(parsed.ids))
     for tag, attrs in parsed.tags:
-        for name in ("aria-labelledby",):
-            if name in attrs:
-                assert attrs[name] in parsed.ids
+        assert attrs.get("aria-labelledby", parsed.ids[0]) in parsed.ids
         if tag == "use":
             assert attrs["xlink:href"][1:] in parsed.ids
 

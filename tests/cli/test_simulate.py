@@ -22,11 +22,12 @@ def predicted(cli, *arguments):
     return json.loads(result.out)
 
 
-def test_lengths_from_an_acceptance_rate_and_a_draft_cost(cli):
+def test_lengths_from_an_acceptance_rate_and_a_draft_cost_or_one_that_is_given(cli):
     seen = predicted(cli, "--alpha", "0.8", "--c", "0.05")
     assert seen["best"] == 8
     best = next(row for row in seen["lengths"] if row["draft_tokens"] == 8)
     assert best["speedup"] == pytest.approx(3.092, abs=5e-4)
+    assert [row["draft_tokens"] for row in predicted(cli, "-k", "20")["lengths"]] == [20]
 
 
 def test_measured_rates_and_a_row_cost(cli):
@@ -36,10 +37,6 @@ def test_measured_rates_and_a_row_cost(cli):
     assert seen["lengths"][2]["tau"] == pytest.approx(2.6)
 
 
-def test_one_length(cli):
-    assert [row["draft_tokens"] for row in predicted(cli, "-k", "20")["lengths"]] == [20]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -47,6 +44,7 @@ def test_one_length(cli):
         ["--alpha", "1", "--c", "0"],
         ["--alpha", "0"],
         ["--rates", ".73,.52,.35"],
+        ["--pairs"],
         ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25"],
         ["--hardware", "h200", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--batch", "1,512"],
         ["--bandwidth", "100", "--tflops", "2", "--memory", "64", "-m", "7B", "-md", "1B", "--bits", "4"],
@@ -111,9 +109,6 @@ COMMANDS = [command for advice in ADVICE for command in advice.commands]
 
 def test_pairs_for_people(cli):
     result = cli("simulate", "--pairs")
-    assert result.code == 0
-    assert max(map(len, result.out.splitlines())) <= 80
-    assert "…" not in result.out
     assert all(name in result.out for name in {n for pair in PAIRS for n in (pair.target, pair.draft)})
     assert "no published figure" in " ".join(result.out.split())
 

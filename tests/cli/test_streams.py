@@ -24,9 +24,11 @@ def test_without_standard_input_there_is_no_prompt(cli) -> None:
     assert "no prompt was given" in result.said
 
 
-def test_without_standard_input_a_chat_ends_at_once(cli, pair) -> None:
-    result = cli("chat", *pair, stdin=None)
+@pytest.mark.parametrize("given", [None, ""], ids=["closed", "empty"])
+def test_without_standard_input_a_chat_ends_at_once(cli, pair, given) -> None:
+    result = cli("chat", *pair, stdin=given)
     assert (result.code, result.out) == (0, "")
+    assert "chat template" in result.said
     assert "error" not in result.said
 
 

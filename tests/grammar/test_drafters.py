@@ -19,7 +19,9 @@ from tests.significance import LEVEL, beginnings, g_test
 from tests.targets.toy import ToyTarget
 
 FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
+CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
 MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS}
+TRIGGERED = ("suffix", "model", "eagle tree, drawn", "medusa", "eagle3")
 
 
 def llm_of(name: str, **how: object) -> LLM:
@@ -40,15 +42,19 @@ def plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_greedy_text_is_that_of_plain_constrained_decoding(name: str) -> None:
-    params = SamplingParams(structured=FORM, max_tokens=30)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, FORM) for name in MAKERS), *((name, CALLS) for name in TRIGGERED)],
+)
+def test_greedy_text_is_that_of_plain_constrained_decoding(name: str, form: Structured) -> None:
+    params = SamplingParams(structured=form, max_tokens=30)
     prompts = Case(target, MAKERS[name]).prompts(5)
     for draft_tokens in (1, 5):
         llm = llm_of(name, draft_tokens=draft_tokens, max_batch=2)
         done = llm.generate(prompts, params)
         assert [each.token_ids for each in done] == [plain(tuple(prompt), params) for prompt in prompts]
         assert not any(each.stats.drafter_faults for each in done)
+        assert form is FORM or all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
 
 
 @pytest.mark.parametrize("name", ["model", "suffix", "medusa", "eagle3", "eagle tree, drawn"])
@@ -63,18 +69,6 @@ def test_sampled_text_has_the_constrained_distribution(name: str, rule: str) -> 
     seqs = sample(llm, prompt, params, n, seed=6, share_form=rule != "rejection")
     assert not any(seq.stats.drafter_faults for seq in seqs)
     assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params)) >= LEVEL
-
-
-CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
-
-
-@pytest.mark.parametrize("name", ["suffix", "model", "eagle tree, drawn", "medusa", "eagle3"])
-def test_greedy_text_with_triggered_forms_is_that_of_plain_constrained_decoding(name: str) -> None:
-    params = SamplingParams(structured=CALLS, max_tokens=30)
-    prompts = Case(target, MAKERS[name]).prompts(3)
-    done = llm_of(name, max_batch=2).generate(prompts, params)
-    assert [each.token_ids for each in done] == [plain(tuple(prompt), params) for prompt in prompts]
-    assert all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
 
 
 @pytest.mark.parametrize("name", ["suffix", "eagle tree, drawn"])
@@ -154,8 +148,3 @@ def test_a_free_part_ends_where_it_says_and_the_rest_has_the_form(llm: LLM) -> N
         assert end or finish == "length" or free.endswith("e")
         ended += bool(end) and finish == "stop"
     assert ended
-
-
-def test_streamed_pieces_are_the_text(llm: LLM) -> None:
-    params = SamplingParams(structured=Structured(choice=["abcdabcd"]))
-    assert "".join(chunk.text for chunk in llm.stream([0, 1, 2], params)) == "abcdabcd"

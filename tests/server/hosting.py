@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -32,8 +33,8 @@ class Host:
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
 
-    def events(self, path: str, **body: Any) -> list[str]:
-        """The data of each event of a stream, whose framing is checked."""
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The JSON of each event of a stream, whose framing is checked."""
         answered = self.post(path, stream=True, **body)
         assert answered.status_code == 200, answered.text
         assert answered.headers["content-type"].startswith("text/event-stream")
@@ -41,7 +42,11 @@ class Host:
         assert rest == ""
         assert all(event.startswith("data: ") and "\n" not in event for event in events)
         assert events[-1] == "data: [DONE]"
-        return [event.removeprefix("data: ") for event in events[:-1]]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+    def parts(self, path: str, **body: Any) -> list[Any]:
+        """The choice of each event of a stream."""
+        return [event["choices"][0] for event in self.events(path, **body)]
 
     def load(self) -> tuple[float, float, float]:
         """(running, waiting, KV usage) as /metrics shows them."""

@@ -77,6 +77,10 @@ NAN, INF = float("nan"), float("inf")
         for value in ({"regex": ""}, {"json": "{"}, {"json": {}, "regex": "a"})
     ]
     + [("structured_outputs", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}})]
+    + [
+        ("prediction", {"prediction": value})
+        for value in ("text", {"content": "a"}, {"type": "content"}, {"type": "content", "content": 5})
+    ]
     + [("max_completion_tokens", {"max_tokens": 4, "max_completion_tokens": 5})]
     + [("tempurature", {"tempurature": 1})],
 )

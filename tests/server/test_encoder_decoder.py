@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +34,11 @@ def host(texts: dict[str, str]) -> Iterator[Host]:
         yield host
 
 
-def test_prompts_are_answered_and_count_as_prompt_tokens(host: Host, texts: dict[str, str]) -> None:
+def test_prompts_are_answered_whole_and_streamed_and_count_as_prompt_tokens(host: Host, texts: dict[str, str]) -> None:
     answer = host.post("/v1/completions", prompt=SOURCES, max_tokens=8, temperature=0).json()
     assert [choice["text"] for choice in answer["choices"]] == [texts[source] for source in SOURCES]
+    parts = host.parts("/v1/completions", prompt=SOURCES[1], max_tokens=8, temperature=0)
+    assert "".join(part["text"] for part in parts) == texts[SOURCES[1]]
     encode = host.service.tokenizer.encode
     assert answer["usage"]["prompt_tokens"] == sum(len(encode(source)) for source in SOURCES)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -50,11 +51,6 @@ def test_log_probabilities_and_predictions_are_those_of_any_model(host: Host, te
     assert "".join(choice["logprobs"]["tokens"]).startswith(choice["text"][:3])
     predicted = host.post("/v1/completions", **given, prediction={"type": "content", "content": texts[SOURCES[0]]})
     assert predicted.json()["choices"][0]["text"] == texts[SOURCES[0]]
-
-
-def test_a_stream_is_the_whole_text(host: Host, texts: dict[str, str]) -> None:
-    events = host.events("/v1/completions", prompt=SOURCES[1], max_tokens=8, temperature=0)
-    assert "".join(json.loads(e)["choices"][0]["text"] for e in events) == texts[SOURCES[1]]
 
 
 def test_what_does_not_fit_an_encoder_decoder_is_refused_by_name(host: Host) -> None:

@@ -99,14 +99,6 @@ def test_errors_are_those_of_the_client(talker: Host, client: clients.anthropic.
     assert by_header.status_code == 200
 
 
-def refused(talker: Host, part: str, **fields: Any) -> None:
-    answered = talker.post(PATH, **{"messages": USER, "max_tokens": 5} | fields)
-    assert answered.status_code == 400, answered.text
-    error = answered.json()
-    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
-    assert part in error["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("part", "fields"),
     [
@@ -125,4 +117,8 @@ def refused(talker: Host, part: str, **fields: Any) -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, part: str, fields: dict[str, Any]) -> None:
-    refused(talker, part, **fields)
+    answered = talker.post(PATH, **{"messages": USER, "max_tokens": 5} | fields)
+    assert answered.status_code == 400, answered.text
+    error = answered.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert part in error["error"]["message"]

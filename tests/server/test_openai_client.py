@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from slipstream import LLM, SamplingParams
@@ -33,20 +31,6 @@ def test_chat_whole_and_streamed(client: clients.openai.OpenAI, pair: LLM) -> No
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == expected.text
     assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
-
-
-def test_structured_output(client: clients.openai.OpenAI) -> None:
-    schema = {
-        "type": "object", "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
-        "required": ["ok", "size"], "additionalProperties": False,
-    }  # fmt: skip
-    form: dict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    body = {"model": "embedded", "messages": USER, "temperature": 0, "max_tokens": 200, "frequency_penalty": 2}
-    answer = client.chat.completions.create(**body, response_format=form)
-    assert answer.choices[0].finish_reason == "stop", answer.choices[0].message.content
-    assert json.loads(answer.choices[0].message.content).keys() == {"ok", "size"}
-    choice = client.chat.completions.create(**body, extra_body={"structured_outputs": {"choice": ["red", "blue"]}})
-    assert choice.choices[0].message.content in ("red", "blue")
 
 
 def test_models_are_listed(client: clients.openai.OpenAI) -> None:

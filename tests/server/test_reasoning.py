@@ -23,7 +23,7 @@ def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(pair: LLM, tmp_pa
         message = host.post(PATH, **body).json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["reasoning"]) == ("It is simple.",) * 2
         assert message["content"] == "42"
-        deltas = [json.loads(event)["choices"][0]["delta"] for event in host.events(PATH, **body)]
+        deltas = [part["delta"] for part in host.parts(PATH, **body)]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is simple."
         assert "".join(delta.get("content", "") for delta in deltas) == "42"
         choices = host.post(

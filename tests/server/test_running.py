@@ -48,7 +48,7 @@ def test_through_random_requests_and_hang_ups_each_text_is_that_of_the_request_a
         body = {"prompt": prompts[i], "temperature": 0, "max_tokens": 20}
         if not stream:
             return alone[i], host.post(PATH, **body).json()["choices"][0]["text"]
-        parts = [json.loads(event)["choices"][0]["text"] for event in host.events(PATH, **body)]
+        parts = [part["text"] for part in host.parts(PATH, **body)]
         return alone[i], "".join(parts)
 
     def hang_up(i: int, events: int) -> tuple[str, str]:
@@ -119,7 +119,7 @@ def test_time_limits_end_a_request_and_free_what_it_holds(pair: LLM) -> None:
     with hosted(pair, Limits(total_seconds=1.0)) as host:
         assert host.post(PATH, **LONG, n=32).status_code == 503
         *_, last = host.events(PATH, **LONG, n=32)
-        assert json.loads(last)["error"]["code"] == "timeout"
+        assert last["error"]["code"] == "timeout"
         eventually(lambda: idle(host))
 
 
@@ -269,6 +269,6 @@ def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, t
         assert "every token is forbidden" in refused(answered, 400)
         assert answered.json()["error"]["code"] == "dead_end"
         assert [each.result().json()["choices"][0]["text"] for each in futures] == [text, text]
-    *_, last = [json.loads(event) for event in host.events(PATH, **dead)]
+    *_, last = host.events(PATH, **dead)
     assert last["error"]["code"] == "dead_end"
     eventually(lambda: host.service.admitted == 0 and not host.llm.load.running)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,13 +13,9 @@ PATH = "/v1/completions"
 BODY: dict[str, Any] = {"prompt": "x = [1, 2, 3]\nx = [1, 2, 3]\nx =", "temperature": 0, "max_tokens": 32}
 
 
-def streamed(host: Host, path: str = PATH, **body: Any) -> list[dict[str, Any]]:
-    return [json.loads(event)["choices"][0] for event in host.events(path, **body)]
-
-
 @pytest.mark.parametrize("stop", [None, "\n", "3]\n"])
 def test_each_piece_of_a_stream_says_which_drafter_proposed_its_tokens(host: Host, stop: str | None) -> None:
-    parts = streamed(host, **BODY, stop=stop, statistics=True)
+    parts = host.parts(PATH, **BODY, stop=stop, statistics=True)
     for part in parts:
         assert "".join(token["text"] for token in part["tokens"]) == part["text"]
     names = [token["drafter"] for part in parts for token in part["tokens"]]
@@ -37,7 +32,7 @@ def test_each_piece_of_a_stream_says_which_drafter_proposed_its_tokens(host: Hos
 
 def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) -> None:
     body = BODY | {"temperature": 1, "seed": 1, "max_tokens": 120, "structured_outputs": {"regex": "(é|漢|🙂){12}"}}
-    parts = streamed(host, **body, statistics=True)
+    parts = host.parts(PATH, **body, statistics=True)
     tokens = [token for part in parts for token in part["tokens"]]
     assert len(tokens) == parts[-1]["statistics"]["tokens"] > 12
     assert len("".join(token["text"] for token in tokens)) == 12
@@ -47,7 +42,7 @@ def test_a_stack_names_its_members(pair: LLM) -> None:
     pair.use(["suffix", "embedded"])
     try:
         with hosted(pair) as host:
-            parts = streamed(host, **BODY | {"max_tokens": 64}, statistics=True)
+            parts = host.parts(PATH, **BODY | {"max_tokens": 64}, statistics=True)
     finally:
         pair.use("embedded")
     names = {token["drafter"] for part in parts for token in part["tokens"]}
@@ -99,10 +94,3 @@ def test_a_wrong_prediction_gives_the_same_text(host: Host) -> None:
 def test_speculation_that_is_off_reads_no_prediction(host: Host) -> None:
     off = {"speculation": {"enabled": False}, "prediction": {"type": "content", "content": "a b c"}}
     assert host.post(PATH, **STACK, **off).json()["choices"][0]["statistics"]["proposed"] == 0
-
-
-@pytest.mark.parametrize("value", ["text", {"content": "a"}, {"type": "content"}, {"type": "content", "content": 5}])
-def test_a_prediction_in_another_form_is_refused(host: Host, value: object) -> None:
-    answered = host.post(PATH, **STACK, prediction=value)
-    assert answered.status_code == 400
-    assert answered.json()["error"]["param"] == "prediction"

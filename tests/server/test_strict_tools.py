@@ -94,9 +94,8 @@ def test_text_and_functions_that_are_not_strict_stay_as_the_model_writes_them(to
             answer = asked(host, tools=tools)["message"]
             assert answer["content"] == "A < b, <tool_cal>. It is <late>.", answer
             assert [json.loads(call["function"]["arguments"]) for call in answer["tool_calls"]] == [{"any": [1]}]
-        events = [json.loads(event)["choices"][0]["delta"] for event in host.events(
-            PATH, messages=USER, tools=STRICT, max_tokens=120, temperature=0)]  # fmt: skip
-        assert "".join(delta.get("content") or "" for delta in events) == answer["content"]
+        parts = host.parts(PATH, messages=USER, tools=STRICT, max_tokens=120, temperature=0)
+        assert "".join(part["delta"].get("content") or "" for part in parts) == answer["content"]
 
 
 def test_an_unknown_function_is_not_called(tokenizer: Any) -> None:

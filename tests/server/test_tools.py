@@ -44,11 +44,6 @@ def test_text_without_a_call_is_content(talker: Host) -> None:
     assert said(talker, CALL, tools=[])["message"]["content"] == CALL
 
 
-def test_several_calls_can_be_ruled_out(talker: Host) -> None:
-    answer = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)
-    assert len(answer["message"]["tool_calls"]) == 1
-
-
 def test_a_call_that_is_cut_by_the_length_says_so(talker: Host) -> None:
     answer = said(talker, CALL, max_tokens=len(talker.service.tokenizer.encode(CALL)) // 2 + 4)
     assert answer["finish_reason"] == "length"
