@@ -34,6 +34,7 @@ from tests.significance import beginnings, g_test
 from tests.targets.toy import ToyTarget
 
 PROMPT = [1, 2, 3]
+TOY = ToyTarget(vocab=7, order=2, seed=3)
 
 
 class Faulty(Scripted):
@@ -86,15 +87,14 @@ FAULTS: dict[str, Callable[[Draft], object]] = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_broken_draft_costs_speed_and_nothing_else(fault, temperature, caplog):
     """Also sampled: a step without a draft draws the same random numbers as plain decoding, so the text is the same."""
-    target = ToyTarget(vocab=7, order=2, seed=3)
 
     def requests() -> list[Sequence]:
-        return [sequence(target, PROMPT[: 2 + i], i, temperature=temperature, max_tokens=9) for i in range(2)]
+        return [sequence(TOY, PROMPT[: 2 + i], i, temperature=temperature, max_tokens=9) for i in range(2)]
 
-    wanted = finish(requests(), target)
-    seqs, guard = requests(), Guard(Faulty(target, FAULTS[fault]), target)
+    wanted = finish(requests(), TOY)
+    seqs, guard = requests(), Guard(Faulty(TOY, FAULTS[fault]), TOY)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
-        assert finish(seqs, target, guard) == wanted
+        assert finish(seqs, TOY, guard) == wanted
     drafting = 7  # of 9 steps: not the prefill, and not the last token, which leaves no room for a draft token
     assert guard.faults == drafting
     for seq in seqs:
@@ -106,12 +106,11 @@ def test_a_broken_draft_costs_speed_and_nothing_else(fault, temperature, caplog)
 
 
 def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    target = ToyTarget(vocab=7, order=2, seed=3)
-    wanted = finish([sequence(target, PROMPT, max_tokens=12)], target)
-    seq, drafter = sequence(target, PROMPT, max_tokens=12), Faulty(target, fail, "observe")
-    guard = Guard(drafter, target)
+    wanted = finish([sequence(TOY, PROMPT, max_tokens=12)], TOY)
+    seq, drafter = sequence(TOY, PROMPT, max_tokens=12), Faulty(TOY, fail, "observe")
+    guard = Guard(drafter, TOY)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
-        assert finish([seq], target, guard) == wanted
+        assert finish([seq], TOY, guard) == wanted
     assert seq.stats.acceptance_rate == 1
     assert seq.stats.drafter_faults == guard.faults == drafter.observed == seq.stats.steps
     assert len(caplog.records) == 1
@@ -120,17 +119,16 @@ def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog:
 
 @pytest.mark.parametrize("spoiled", [lambda draft: draft, fail], ids=["at the end", "after a fault"])
 def test_a_drafter_that_fails_in_release_does_no_harm(spoiled, caplog):
-    target = ToyTarget(vocab=7, order=2, seed=3)
-    wanted = finish([sequence(target, PROMPT, max_tokens=12)], target)
+    wanted = finish([sequence(TOY, PROMPT, max_tokens=12)], TOY)
 
     class Stuck(Faulty):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
             return spoiled(super().propose(seqs, budget))
 
-    seq = sequence(target, PROMPT, max_tokens=12)
-    guard = Guard(Stuck(target, fail, "release"), target)
+    seq = sequence(TOY, PROMPT, max_tokens=12)
+    guard = Guard(Stuck(TOY, fail, "release"), TOY)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
-        assert finish([seq], target, guard) == wanted
+        assert finish([seq], TOY, guard) == wanted
         before = guard.faults
         guard.release(seq.id)
     assert guard.faults == before + 1
@@ -138,38 +136,33 @@ def test_a_drafter_that_fails_in_release_does_no_harm(spoiled, caplog):
 
 
 def test_after_a_fault_the_drafter_starts_again() -> None:
-    target = ToyTarget(vocab=7, order=2, seed=3)
-    seq, drafter = sequence(target, PROMPT, max_tokens=4), Faulty(target, fail)
-    finish([seq], target, Guard(drafter, target))
+    seq, drafter = sequence(TOY, PROMPT, max_tokens=4), Faulty(TOY, fail)
+    finish([seq], TOY, Guard(drafter, TOY))
     assert drafter.released == [seq.id] * 2
     drafter.released.clear()
-    Guard(drafter, target).release(seq.id)
+    Guard(drafter, TOY).release(seq.id)
     assert drafter.released == [seq.id]
 
 
 def test_a_fault_passes_and_drafting_goes_on() -> None:
-    target = ToyTarget(vocab=7, order=2, seed=3)
-
     class Once(Scripted):
         def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
             draft = super().propose(seqs, budget)
             return fail(draft) if self.steps == 2 else draft
 
-    wanted = finish([sequence(target, PROMPT, max_tokens=20)], target)
-    seq = sequence(target, PROMPT, max_tokens=20)
-    assert finish([seq], target, Guard(Once(target), target)) == wanted
+    wanted = finish([sequence(TOY, PROMPT, max_tokens=20)], TOY)
+    seq = sequence(TOY, PROMPT, max_tokens=20)
+    assert finish([seq], TOY, Guard(Once(TOY), TOY)) == wanted
     assert seq.stats.drafter_faults == 1
     assert seq.stats.accepted > 5
 
 
 def test_an_interrupt_is_not_swallowed() -> None:
-    target = ToyTarget(vocab=7, order=2, seed=3)
-
     def interrupt(_: Draft) -> Draft:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finish([sequence(target, PROMPT)], target, Guard(Faulty(target, interrupt), target))
+        finish([sequence(TOY, PROMPT)], TOY, Guard(Faulty(TOY, interrupt), TOY))
 
 
 # --- faults that depend on what was drawn ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError
 from slipstream.heads import eagle_rows
 from slipstream.heads.eagle_rows import Rows
+from tests.core.worlds import Shape
 from tests.drafters.conformance import Recorder
 from tests.drafters.head_targets import PROMPTS, V, features, toy
 from tests.heads.tiny_heads import dflash_drafter, eagle_drafter
@@ -96,17 +97,9 @@ def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(
         while not seq.finish:
             before = len(seq.tokens)
             step([seq], target, recorder, RULES["rejection"], 3)
-            assert before + depth(recorder.proposed[seq.id][-1][1]) <= max(12, before)
+            assert before + Shape(tuple(recorder.proposed[seq.id][-1][1]), "").height <= max(12, before)
     assert seq.output == Oracle(toy()).greedy(PROMPTS[2], 20)
     assert sum("context of 12 tokens" in r.message for r in caplog.records) == 1
-
-
-def depth(parents: list[int]) -> int:
-    """Of the deepest node."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in DRAFTERS.items() if spec.needs is Needs.DRAFT_HEAD])

@@ -26,20 +26,13 @@ def window_of(lookahead: LookaheadDrafter, seq: Sequence, levels: list[list[int]
     return lookahead.propose([seq], [20])
 
 
-def test_the_window_is_the_tree_of_the_docstring() -> None:
-    """W = 3, N = 4. (0,i) form a chain, (l,i) is a child of (l-1,i); no node is acceptable."""
-    draft = window_of(drafter(window=3, ngram=4, from_text=False), Sequence([9]), [[1, 2, 3], [4, 5, 6], [7, 8, 0]])
-    assert draft.ids == [1, 2, 3, 4, 5, 6, 7, 8, 0]
-    assert list(draft.parents) == [-1, 0, 1, 0, 1, 2, 3, 4, 5]
-    assert draft.depths == [1, 2, 3, 2, 3, 4, 3, 4, 5]
-    assert list(draft.acceptable or ()) == [False] * 9
-
-
-def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column() -> None:
+def test_a_cell_sees_level_0_up_to_its_column_then_its_own_column_and_is_not_acceptable() -> None:
     """2402.02057, section 3.1: the mask of the window, as sets of ancestors."""
     W, N = 4, 5
     levels = [[10 * level + i for i in range(W)] for level in range(N - 1)]
     draft = window_of(drafter(window=W, ngram=N, from_text=False), Sequence([99]), levels)
+    assert draft.ids == [cell for level in levels for cell in level]
+    assert list(draft.acceptable or ()) == [False] * W * (N - 1)
     for level in range(N - 1):
         for i in range(W):
             seen = [draft.ids[node] for node in draft.ancestors(0, level * W + i)]
