@@ -24,7 +24,7 @@ from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelErro
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
 from slipstream.heads.recognition import MASK_TOKENS, TAPS, check_host, opened
 from slipstream.models.checkpoint import few
-from slipstream.models.config import DecoderConfig
+from slipstream.models.config import DecoderConfig, count_of
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's weights; not loaded."""
@@ -101,7 +101,7 @@ def _config(
         decoder=decoder,
         taps=taps,
         target_hidden=width,
-        draft_vocab=_integer(config, "draft_vocab_size", flat.get("draft_vocab_size") or decoder.vocab_size),
+        draft_vocab=count_of(config, "draft_vocab_size", flat.get("draft_vocab_size") or decoder.vocab_size),
         own_embedding=own_embedding,
         norm_before_residual=bool(said.get("norm_before_residual")),
         fc_norm="fc_norm.0.weight" in tensors or bool(config.get("fc_norm")),
@@ -130,7 +130,7 @@ def _parallel(
     methods = (_mapping(config, "speculators_config") or {}).get("proposal_methods")
     named = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
     key, where = ("speculative_tokens", named) if "speculative_tokens" in named else ("para_depths", config)
-    return token, None if where.get(key) is None else _integer(where, key, 1)
+    return token, None if where.get(key) is None else count_of(where, key, 1)
 
 
 def _taps(
@@ -141,8 +141,8 @@ def _taps(
     named = counted or nested.get(TAPS)
     if named is not None and not (isinstance(named, list) and named and all(type(t) is int for t in named)):
         raise ConfigError(f"{TAPS} is {named!r}, expected a list of layers", fix="correct config.json")
-    count = len(named) if named else _integer(config, "num_aux_hidden_states", 3)
-    width = _integer(config, "target_hidden_size", joined // count)
+    count = len(named) if named else count_of(config, "num_aux_hidden_states", 3)
+    width = count_of(config, "target_hidden_size", joined // count)
     if count * width != joined:
         raise CheckpointError(
             f"fc.weight in {folder} reads {joined} values, config.json gives {count} taps of width {width}",
@@ -238,14 +238,6 @@ def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
-    return value
-
-
-def _integer(config: Mapping[str, Any], key: str, default: int) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{key} is {value!r}, must be an integer >= 1", fix="correct config.json")
     return value
 
 

@@ -196,22 +196,22 @@ class DecoderConfig(ModelShape):
 def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
     """Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE: RMS norm, rotary positions, gated MLP."""
     kind = config["model_type"]
-    heads, layers = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
-    hidden = _count(config, "hidden_size")
+    heads, layers = count_of(config, "num_attention_heads"), count_of(config, "num_hidden_layers")
+    hidden = count_of(config, "hidden_size")
     attention_bias = kind in ("llama", "qwen3", "qwen3_moe") and _flag(config, "attention_bias", False)
     if hidden % heads and not (kind.startswith("qwen") or config.get("head_dim")):
         fix = "set head_dim in config.json"
         raise ConfigError(f"hidden_size {hidden} does not divide among {heads} heads", fix=fix)
     return DecoderConfig(
         model_type=kind,
-        vocab_size=_count(config, "vocab_size"),
+        vocab_size=count_of(config, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=_count(config, "num_key_value_heads", heads),
-        head_dim=_count(config, "head_dim", 128 if kind == "qwen3" else hidden // heads),
-        intermediate_size=_count(config, "intermediate_size"),
-        context=_count(config, "max_position_embeddings", _CONTEXT[kind]),
+        kv_heads=count_of(config, "num_key_value_heads", heads),
+        head_dim=count_of(config, "head_dim", 128 if kind == "qwen3" else hidden // heads),
+        intermediate_size=count_of(config, "intermediate_size"),
+        context=count_of(config, "max_position_embeddings", _CONTEXT[kind]),
         norm_eps=_positive(config, "rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6),
         activation=_activation(config, "hidden_act", "silu"),
         qkv_bias=attention_bias or kind == "qwen2",
@@ -233,14 +233,14 @@ def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
     for key, plain in ordinary.items():
         if _flag(config, key, plain) != plain:
             raise _unsupported(f"{key} is {not plain}, only {plain} is supported")
-    hidden, heads, layers = _count(config, "n_embd"), _count(config, "n_head"), _count(config, "n_layer")
+    hidden, heads, layers = count_of(config, "n_embd"), count_of(config, "n_head"), count_of(config, "n_layer")
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} does not divide among {heads} heads", fix="correct config.json")
     return DecoderConfig(
-        model_type="gpt2", vocab_size=_count(config, "vocab_size"), hidden_size=hidden, layers=layers,
+        model_type="gpt2", vocab_size=count_of(config, "vocab_size"), hidden_size=hidden, layers=layers,
         heads=heads, kv_heads=heads, head_dim=hidden // heads, windows=(None,) * layers,
-        intermediate_size=_count(config, "n_inner", 4 * hidden),
-        context=_count(config, "n_positions", 1024), position="learned",
+        intermediate_size=count_of(config, "n_inner", 4 * hidden),
+        context=count_of(config, "n_positions", 1024), position="learned",
         norm="layer", norm_eps=_positive(config, "layer_norm_epsilon", 1e-5),
         activation=_activation(config, "activation_function", "gelu_new"), gated=False,
         qkv_bias=True, o_bias=True, mlp_bias=True,
@@ -282,12 +282,12 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
         used = _flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
     if not used:
         return (None,) * layers
-    window = _count(config, "sliding_window", 4096)
+    window = count_of(config, "sliding_window", 4096)
     if kind in ("mistral", "mixtral", "qwen3_moe"):
         return (window,) * layers
     types = config.get("layer_types")
     if types is None:
-        first = _count(config, "max_window_layers", 28, least=0)
+        first = count_of(config, "max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(layers))
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
@@ -301,21 +301,21 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
 def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts | None:
     if kind == "mixtral":
         return Experts(
-            count=_count(config, "num_local_experts", 8),
-            per_token=_count(config, "num_experts_per_tok", 2),
-            intermediate_size=_count(config, "intermediate_size"),
+            count=count_of(config, "num_local_experts", 8),
+            per_token=count_of(config, "num_experts_per_tok", 2),
+            intermediate_size=count_of(config, "intermediate_size"),
             norm_topk=True,
             layers=(True,) * layers,
         )
     if kind != "qwen3_moe":
         return None
     count_key = "num_experts" if "num_experts" in config else "num_local_experts"  # 5.x writes the latter
-    step = _count(config, "decoder_sparse_step", 1)
+    step = count_of(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     return Experts(
-        count=_count(config, count_key, 128),
-        per_token=_count(config, "num_experts_per_tok", 8),
-        intermediate_size=_count(config, "moe_intermediate_size", 768),
+        count=count_of(config, count_key, 128),
+        per_token=count_of(config, "num_experts_per_tok", 8),
+        intermediate_size=count_of(config, "moe_intermediate_size", 768),
         norm_topk=_flag(config, "norm_topk_prob", False),
         layers=tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
     )
@@ -326,7 +326,7 @@ def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
         raise ConfigError(f"eos_token_id is {eos!r}, expected an integer or a list", fix="correct config.json")
-    vocab = _count(config, "vocab_size")
+    vocab = count_of(config, "vocab_size")
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab))  # an id outside the vocabulary is never generated
 
 
@@ -346,7 +346,8 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def _count(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+def count_of(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    """An integer of config.json, at least `least`. Raises ConfigError."""
     value = _value(config, key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}", fix="correct config.json")
