@@ -71,8 +71,9 @@ SHORTEST = 1e-9
 LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
-NEAR_ROWS, CHEAPEST, DEAREST = 4, 0.02, 0.7
-"""The cost of a row is that of the next few, as a mean. Its bounds, because times may be those of a bad moment."""
+MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
+"""The cost of a row is the mean of so many more: kernels take rows in tiles, so that the next row may be free and the
+one after it expensive. Its bounds, because times may be those of a bad moment."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
 
@@ -206,8 +207,8 @@ class DraftLengths:
         """Tokens that plain decoding of so many requests gains in the time of one more row; None: not known yet."""
         if self._forward.numbers < 2:
             return None
-        one, more = self._forward.estimate(np.array([count, count + NEAR_ROWS])).tolist()
-        return min(max(CHEAPEST, (more - one) / NEAR_ROWS * count / max(SHORTEST, self._plainly(count))), DEAREST)
+        one, more = self._forward.estimate(np.array([count, count + MORE_ROWS])).tolist()
+        return min(max(CHEAPEST, (more - one) / MORE_ROWS * count / max(SHORTEST, self._plainly(count))), DEAREST)
 
     def _levels(self, drafting: int) -> Times:
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]

@@ -206,3 +206,43 @@ def test_times_between_and_beyond_those_measured() -> None:
     times.add(17, 30.0)  # once: others may have had the processor
     assert times.estimate(numbers).tolist() == pytest.approx([1.2, 1.475, 1.75, 1.75, 2.025])
     assert times.nearest(2) == pytest.approx(1.2)
+
+
+def looked_up(policy: DraftLengths | None, novel: int, copied: int, row: float = 0.15, tokens: int = 6000) -> float:
+    """Tokens in the time of a plain step, of a text in which passages of so many new and copied tokens take turns. A
+    lookup drafts what is copied, and two wrong tokens in every fifth step between; to look takes 5 % of a step. policy:
+    None looks in every step."""
+    done, spent, tick = 0, 0.0, 0
+    while done < tokens:
+        length, tick = policy.choose([0], [16])[0] if policy else 16, tick + 1
+        place = done % (novel + copied)
+        right = min(novel + copied - place, length) if place >= novel else 0
+        nodes = right or (min(2, length) if tick % 5 == 0 else 0)
+        look, forward = (0.05 if length else 0.0), 1 + row * nodes
+        if policy:
+            policy.learn(Step([0], [length], [nodes], [right], look, forward))
+        done, spent = done + 1 + right, spent + look + forward
+    return done / spent
+
+
+@pytest.mark.parametrize("novel", [30, 150])
+def test_a_lookup_keeps_drafting_between_copies_that_pay_for_it(novel: int) -> None:
+    adapted, always = looked_up(DraftLengths(16, whole=True), novel, 20), looked_up(None, novel, 20)
+    assert adapted >= 0.97 * always
+
+
+def test_a_lookup_without_copies_loses_at_most_3_percent_and_is_tried_again() -> None:
+    policy = DraftLengths(16, whole=True)
+    assert looked_up(policy, 10_000, 1) >= 0.97
+    assert looked_up(policy, 30, 20) >= 0.9 * looked_up(None, 30, 20)
+
+
+def test_the_cost_of_a_row_is_a_mean_of_many_because_kernels_take_rows_in_tiles() -> None:
+    """Up to 6 rows cost what one costs, 17 cost four times as much."""
+    policy = DraftLengths(16, whole=True)
+    assert policy.row_cost is None
+    for rows, seconds in ((1, 1.0), (3, 1.0), (6, 1.0), (17, 4.2)):
+        for _ in range(4):
+            policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
+    policy.choose([0], [16])
+    assert policy.row_cost == pytest.approx(0.2)
