@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from slipstream.bench.identity import Divergence, Scores, distance, divergence
+from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target
+from slipstream.core.target import Target, begun
 from slipstream.verify.panel_requests import TOGETHER, Request, together
 from slipstream.verify.reference import distribution, edited, logits_of
 
@@ -81,19 +82,26 @@ def control(
             spreads.append(float(finite.std()) if len(finite) > 1 else 0.0)
         advance()
     scale = sum(spreads) / max(1, len(spreads))
-    return Control(rows, len(spreads), noise, scale, scale * rounding(llm.target), flips, behind)
+    return Control(rows, len(spreads), noise, scale, scale * rounding(llm.target, requests[0].ids), flips, behind)
 
 
 def short_of_best(scores: Tensor, token: int) -> float:
     return float(scores.max() - scores[token])
 
 
-def rounding(target: Target) -> float:
-    """Largest change of a logit by rounding, in standard deviations, for the dtype of the target."""
+def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
+    """Largest change of a logit by rounding, in standard deviations, for the dtype of the target; where it declares
+    none, for that of its logits after `prompt`."""
     runtime = target.capabilities.runtime
-    if runtime and runtime.quantize and not runtime.weights_only:
-        return QUANTISED
-    return ROUNDING.get(runtime.dtype if runtime else torch.float32, ROUNDING[torch.float32])
+    if runtime is not None:
+        rounds = runtime.quantize and not runtime.weights_only
+        return QUANTISED if rounds else ROUNDING.get(runtime.dtype, ROUNDING[torch.float32])
+    seq = begun(target, prompt, context=target.context, params=SamplingParams())
+    try:
+        dtype = target.run([seq], Draft.empty(1, target.device)).logits.dtype
+    finally:
+        target.release(seq.id)
+    return ROUNDING.get(dtype, ROUNDING[torch.float32])
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import noncentral_sf, shift_seen
 from slipstream.verify.panel_requests import Request
-from slipstream.verify.texts import control, wrong_token
+from slipstream.verify.texts import ROUNDING, control, wrong_token
 from slipstream.verify.verification import Checks, VerifyConfig, steps, verify
 from tests.core.wrong import FAULTS, chain_rule
 from tests.drafters.scripted_drafters import RandomDrafter
@@ -183,6 +183,7 @@ def test_the_control_distinguishes_rounding_from_a_wrong_target():
     small, large = (control(LLM(kind(vocab=5), draft_tokens=4), [one], [text], 3) for kind in (Shifty, ShiftyState))
     assert (small.verdict, small.positions, small.flips) == ("rounding", 6, 0)
     assert 0 < small.noise < 1e-8
+    assert small.limit == small.scale * ROUNDING[torch.float64]  # of its logits: it declares no dtype
     assert (large.verdict, large.noise > 1) == ("BUG", True)
     llm = LLM(ShiftyState(vocab=5), RandomDrafter(5), draft_tokens=2)
     assert verify(llm, PROMPTS, replace(FEW, checks=())).data["verdict"] == "BUG"
