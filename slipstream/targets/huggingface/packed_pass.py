@@ -142,6 +142,9 @@ class PackedPass:
         if self.apart and self.kind == "dense":
             finite = [x.isfinite().all(-1).all(1)[0].cpu() for x in (keys, values)]  # [M] each
             bad = ~(finite[0] & finite[1])
+            for row, pair in zip(self.rows, each, strict=True):  # earlier slots hold tokens that every row follows
+                past = row.total - (row.stop - row.start)
+                bad[row.start : row.stop] |= not all(bool(x[:, :past].isfinite().all()) for x in pair)
             self.kept_back = bad if self.kept_back is None else self.kept_back | bad
             each = [(k.where(k.isfinite(), 0), v.where(v.isfinite(), 0)) for k, v in each]
         if len(each) == 1:

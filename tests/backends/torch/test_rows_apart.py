@@ -103,10 +103,12 @@ def test_text_is_that_of_plain_decoding_where_a_draft_overflows(name: str) -> No
     assert llm.generate([prompt], params)[0].token_ids == wanted
 
 
-def test_a_request_that_overflows_spoils_no_other_request_of_its_batch() -> None:
+@pytest.mark.parametrize("prompt", [[3, SPOILT], [3, SPOILT, 4, 6, 8, 2]], ids=["at its end", "in an earlier chunk"])
+def test_a_request_that_overflows_spoils_no_other_request_of_its_batch(prompt: list[int]) -> None:
     """Not even where the model's own attention runs over the slots of all of them. The error names the one."""
-    target = TARGETS["packed, dense"]()
-    seqs = [Sequence([3, SPOILT]), Sequence([5, 9, 33])]
+    target: Any = TARGETS["packed, dense"]()
+    target.chunk = 4
+    seqs = [Sequence(prompt), Sequence([5, 9, 33])]
     with pytest.raises(TargetError, match=rf"not finite for sequences \[{seqs[0].id}\]"):
         target.run(seqs, Draft.empty(2))
 
