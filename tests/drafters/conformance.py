@@ -33,10 +33,12 @@ LENGTH = 20
 
 @dataclass
 class Case:
-    """target: makes the target, in float64 and with a small vocabulary; make: makes the drafter for it."""
+    """target: makes the target, in float64 and with a small vocabulary; make: makes the drafter for it; samples: of
+    the G-test."""
 
     target: Callable[[], Target]
     make: Callable[[Target], Drafter]
+    samples: int = 20_000
 
     def prompts(self, n: int) -> list[list[int]]:
         """Of different lengths, some of which repeat themselves."""
@@ -256,8 +258,8 @@ class Conformance:
             assert not any(d.stats.drafter_faults for d in done)
 
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """G-test on the joint distribution of the first three tokens, n = 20000, fails at p < 1e-6."""
-        target, n = case.target(), 20_000
+        """G-test on the joint distribution of the first three tokens, fails at p < 1e-6."""
+        target, n = case.target(), case.samples
         prompt, params = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         seqs = sample(LLM(target, case.make(target), draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
         p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(case.target()), prompt, params))

@@ -10,17 +10,22 @@ from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
-SAMPLED = ("hybrid, continued", "eagle tree, drawn", "model, several steps", "model, parallel", "dspark")
+SAMPLED = (
+    "hybrid, continued", "eagle tree, drawn", "model, several steps", "model, parallel", "eagle3, parallel", "dspark",
+)  # fmt: skip
 """Variants whose distribution is tested here: those that draw in another way than a registered drafter."""
-ELSEWHERE = ("none", "ngram", "model", "eagle", "mtp", "dflash")
-"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle`
-and `mtp` are the drafter of `eagle3` with other layers, `dflash` is that of `dspark` without a Markov head."""
+ELSEWHERE = ("none", "ngram", "model", "eagle", "dflash")
+"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle` is
+the drafter of `eagle3` with other layers, `dflash` is that of `dspark` without a Markov head."""
+
+SAMPLES = {"mtp": 5_000, "eagle3, parallel": 5_000}
+"""Fewer of drafters that share nearly all code with others: enough to tell the temperatures 1 and 1.1."""
 
 
 class TestRegistered(Conformance):
     @pytest.fixture(params=DRAFTERS)
     def case(self, request: pytest.FixtureRequest) -> Case:
-        return Case(target, maker(request.param))
+        return Case(target, maker(request.param), SAMPLES.get(request.param, 20_000))
 
     @pytest.mark.parametrize("case", [name for name in DRAFTERS if name not in ELSEWHERE], indirect=True)
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
@@ -30,7 +35,7 @@ class TestRegistered(Conformance):
 class TestVariants(Conformance):
     @pytest.fixture(params=VARIANTS)
     def case(self, request: pytest.FixtureRequest) -> Case:
-        return Case(target, VARIANTS[request.param])
+        return Case(target, VARIANTS[request.param], SAMPLES.get(request.param, 20_000))
 
     @pytest.mark.parametrize("case", SAMPLED, indirect=True)
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:

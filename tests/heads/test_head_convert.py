@@ -5,6 +5,7 @@ where they are installed."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream import zoo
-from slipstream.errors import LoadError, PairError, ParameterError, UnsupportedModelError
+from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_head import EagleConfig
@@ -242,6 +243,33 @@ def test_a_target_that_the_head_names_need_not_be_given(tiny: Tiny, source: Path
     save_eagle(head(KINDS["plain"]), source, target=str(tiny.target))
     convert_head(source, "speculators", out)
     assert written(out)[0]["speculators_config"]["verifier"]["name_or_path"] == str(tiny.target)
+
+
+SIZED_BY = {"fc.weight": "|EAGLE head", "0.0.linear.bias": "|hidden_size", "0.1.weight": "|lm_heads"}
+"""What errors name in place of a tensor from which a size is taken."""
+
+
+@pytest.mark.parametrize("to", HEAD_FORMATS)
+def test_every_tensor_that_is_missing_or_misshapen_is_refused_by_name(
+    tiny: Tiny, source: Path, out: Path, to: str
+) -> None:
+    load: Any = load_medusa if to == "medusa" else load_eagle
+    if to == "medusa":
+        save_medusa(tiny_heads(heads=2), source)
+    else:
+        save_eagle(head(KINDS["3.1"]), source)
+    convert_head(source, to, out, tiny.target)
+    tensors = written(out)[1]
+    for name in sorted(tensors.keys() - {"t2d"}):  # t2d follows from d2t
+        said = re.escape(name.replace("layers.0.", "midlayer.")) + SIZED_BY.get(name, "")
+        rewrite(out, lambda state, name=name: state.pop(name))
+        with pytest.raises(CheckpointError, match=said):
+            load(out)
+        rewrite(out, lambda state, name=name: state.update({name: tensors[name].flatten()[:-1].contiguous()}))
+        with pytest.raises(LoadError, match=said):
+            load(out)
+        rewrite(out, lambda state, name=name: state.update({name: tensors[name]}))
+    load(out)
 
 
 # --- Medusa -----------------------------------------------------------------------------------------------------------
