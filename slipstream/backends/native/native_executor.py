@@ -99,7 +99,8 @@ class NativeExecutor(NativePaged):
         if first > 0:
             if hidden is None or tuple(hidden.shape) != (count, width):
                 raise TargetError(
-                    f"layers {first}..{last - 1} need hidden states [{count}, {width}] of the layers below"
+                    f"layers {first}..{last - 1} need hidden states [{count}, {width}] of the layers below",
+                    why=f"given were {'none' if hidden is None else list(hidden.shape)}",
                 )
             given = hidden.float().contiguous().numpy()
         wanted = np.asarray(batch.select, np.int64)

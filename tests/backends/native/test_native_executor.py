@@ -112,6 +112,25 @@ def test_logits_and_cache_are_those_of_the_stored_weights_in_float64(shape: str,
     near(model.kv(3, 70), reference.kv(3, 70), tolerance(form))
 
 
+@pytest.mark.parametrize("window", [None, 1, 2, 33, 41])
+@pytest.mark.parametrize(("size", "past"), [(16, 0), (48, 31), (64, 40), (128, 600)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_attention_of_trees_and_chains_is_that_in_float64(size, past, window, threads):
+    """Every row, after contexts that are shorter and longer than windows and blocks, and split among threads."""
+    shape = config(1, head_dim=size, windows=(window,))
+    given = weights(shape)
+    model, exact = (
+        NativeExecutor(shape, given, LoadSettings(threads=threads)),
+        TorchExecutor(shape, in_float64(shape, given)),
+    )
+    for each in (model, exact):
+        for b, length in ((0, past), (1, past + 7)):
+            if length:
+                each.forward(chain(b, 0, ids(length, b), []))
+    batch = forest([(0, past, ids(7), [-1, 0, -1, 2, 2]), (1, past + 7, ids(4, 1), [])])
+    near(model.forward(batch).logits, exact.forward(batch).logits)
+
+
 @pytest.mark.parametrize(("limit", "wanted"), [(1 << 40, 1), (0, 2)])
 def test_only_large_models_are_packed_by_several_threads_of_torch(limit, wanted, monkeypatch):
     seen: list[int] = []

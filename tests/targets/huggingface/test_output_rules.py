@@ -26,6 +26,7 @@ def own() -> Any:
 RULES: dict[str, dict[str, Any]] = {
     "forced beginning and end": {"forced_bos_token_id": 44, "forced_eos_token_id": [2]},
     "suppressed": {"suppress_tokens": [1, 5, 12, 13, 30]},
+    "suppressed at the beginning": {"begin_suppress_tokens": [1, 5, 12, 13, 30]},
     "suppressed behind a forced beginning": {"begin_suppress_tokens": [1, 5, 12], "forced_bos_token_id": 44},
     "no repeated n-grams": {"no_repeat_ngram_size": 2},
     "no n-grams of the source": {"encoder_no_repeat_ngram_size": 1},
