@@ -11,7 +11,7 @@ def block_expected_accepted(p: Seq[Number], q: Seq[Number], gamma: int) -> Numbe
     """Draft tokens accepted in one step under block verification, for distributions p and q that do not depend on the
     text: sum over i <= gamma of E[w_i], with w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)) (2403.10444, section 4).
 
-    For comparison, token-by-token rejection accepts `expected_tokens(acceptance_rate(p, q), gamma) - 1`.
+    For comparison, token-by-token rejection accepts `expected_tokens(sum of min(p, q), gamma) - 1`.
     """
     total: Number = 0
     probs: dict[Number, Number] = {1: 1}  # value of w -> its probability
