@@ -4,8 +4,6 @@ Messages have one form: what failed (with the conflicting values), why it matter
 the message and exits with code 2.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Allowed values of the settings for loading models, shared by library and command line. Does not import torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

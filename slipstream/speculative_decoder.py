@@ -7,8 +7,6 @@
 >>> ids = target.generate(**inputs, max_new_tokens=64, assistant_model=draft)  # the same, in the words of transformers
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The examples of CONTRIBUTING.md and docs/model-families.md work as described."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -3,8 +3,6 @@
 A difference is a bug or an intended change. After an intended change, record again: `python -m tests.pinned.record`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

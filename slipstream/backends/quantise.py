@@ -1,7 +1,5 @@
 """Rounds weights to integers: per output (`quantise_rows`), or per output and group (`quantise_blocks`)."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`slipstream convert`: writes a checkpoint in the format of another program."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`slipstream drafters`: lists the drafters, what each one needs, and its options, all read from the code."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

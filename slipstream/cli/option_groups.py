@@ -3,8 +3,6 @@ options of them; the command receives the filled-in dataclasses. A subclass chan
 value: `rate: float | None = 8.0`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy

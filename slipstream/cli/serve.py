@@ -1,7 +1,5 @@
 """`slipstream serve`: an OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from functools import partial

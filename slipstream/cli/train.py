@@ -1,7 +1,5 @@
 """`slipstream train`: a command for each method of training, and the options that all of them have."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`BeamParams`: what a beam search may be asked for. Importable without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ are kept, and the search ends by `early_stopping`.
 Nothing is drafted: see docs/commands.md for why.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Targets, executors, EAGLE heads and drafters all name such a call `decode_steps`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

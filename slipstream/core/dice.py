@@ -6,8 +6,6 @@ branch over every possible answer and weigh each branch with its probability, so
 that runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 import numpy as np

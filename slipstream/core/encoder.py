@@ -1,7 +1,5 @@
 """`Encoder`: what an encoder-decoder declares. Does not import torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Everything else that has to know a parameter is derived from `declared`. Importable without torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, auto

@@ -12,8 +12,6 @@ next step. What `step` does after a forward is then done here, once for each of 
 So text, counters and what drafters observe are those of single steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 import numpy as np

@@ -7,8 +7,6 @@ number that verification decides with. The nonce keeps requests of one seed inde
 something of one for the next (see `engine`), or has a prediction (see `LLM.prepared`); elsewhere it is 0.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 

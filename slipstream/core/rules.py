@@ -18,8 +18,6 @@ Distributions are float64 [B + N, V], packed like `TargetOut.logits`: sequence b
 at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ State is kept here and not in tensors with a row per batch entry, so sequences c
 Invariant at every step boundary:  kv_len == len(tokens) - len(pending)  and  len(pending) >= 1.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Numbers of bytes, and seconds, as text."""
 
-from __future__ import annotations
-
 
 def size(n: float) -> str:
     """28324608 -> "28.3 MB" (powers of 1000)."""

@@ -12,8 +12,6 @@ The first token at which one applies is the last token of the sequence. Everythi
 log-probabilities, counts and KV.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 from slipstream.core.draft import Draft, Verdict

@@ -1,7 +1,5 @@
 """`Strict`: configurations that refuse what they do not know; `check_text`: refuses text that no tokenizer reads."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Where a stop string ends a text, and where two texts part. Does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

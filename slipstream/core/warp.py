@@ -8,8 +8,6 @@ maximum.
 Probabilities are float64 whatever the logits are: p and q are then compared, and sampled from, in the same precision.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Sequence as Seq

@@ -13,8 +13,6 @@ A fault after a token was drawn may depend on that token: the model may fail, or
 chain then ends with the token. To drop the token, or the whole draft, would bias the output.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ mask for each draft token. Its distributions are independent of each other given
 the distributions q that verification is given. A short draft is the beginning of a block, and takes as long.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence as Seq
 from pathlib import Path

@@ -13,8 +13,6 @@ A parallel head (P-EAGLE, 2602.01469) drafts chains in one pass, with a mask row
 A pair (feature of token i, token i + 1) is one row of the head, at rotary position i.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Sequence as Seq

@@ -8,8 +8,6 @@ Drafters that sample keep what they drew before a fault (see `chains`), and a tr
 is cut to its first children, not dropped.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager

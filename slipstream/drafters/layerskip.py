@@ -5,8 +5,6 @@ them (section 4.3; see `targets.early_exit`). This saves time on targets that we
 and an early-exit loss. On others, the exits rarely agree with the whole model, and a warning is logged.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

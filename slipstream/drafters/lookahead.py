@@ -31,8 +31,6 @@ of the random numbers of verification: a point mass, q is None. Nothing depends 
 `block` takes chains only and refuses this drafter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ went on with it, times what matches of this length are worth (`MatchLengthStats`
 these falls below the cost of verifying one more row, as a share of a plain step.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ gives the most tokens per second at the target's costs. Nodes are chosen, not sa
 verification is lossless at every temperature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path

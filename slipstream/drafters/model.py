@@ -8,8 +8,6 @@ The draft model decodes a copy of each sequence (its shadow) with its own KV cac
 rolled back to the accepted tokens.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence as Seq
 from typing import Any

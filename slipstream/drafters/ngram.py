@@ -16,8 +16,6 @@ Every draft token is deterministic given the sequence's own text (a point mass),
 rest of the batch.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass

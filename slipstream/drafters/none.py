@@ -1,7 +1,5 @@
 """Plain decoding: drafts nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -14,8 +14,6 @@ Other tokenizers are refused unless this is asked for (`draft_tokenizer`), becau
 that of a draft model of the target's family. With equal tokenizers nothing is split.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence as Seq

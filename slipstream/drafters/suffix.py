@@ -17,8 +17,6 @@ output does not depend on the trees. Which text is *sampled* for a given seed do
 speed, on which requests came before (rule `coupled` excepted; see `Engine.add`). Hence it is off by default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from operator import itemgetter

@@ -9,8 +9,6 @@
 `Tree` belongs to one sequence. The caller runs the nodes of `frontier` and passes their distributions to `add_level`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A text that two beams continue is forked: both share its KV blocks until one of 
 read once for all its beams, and no token is computed twice.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Generator, Sequence as Seq
 from contextlib import AbstractContextManager

@@ -16,8 +16,6 @@ A fault of the target in a step with several requests is traced by running each 
 ends with `finish` "error", and the others go on.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Generator, Sequence as Seq

@@ -7,8 +7,6 @@
 Preparing a request may take long, because a grammar is compiled: a thread of its own does it, one request at a time.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,8 +1,6 @@
 """What goes to an engine thread and what comes back: plain values, which may cross a pipe between two processes.
 `Streams` hands them to the coroutines of one event loop that wait for them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence as Seq

@@ -1,8 +1,6 @@
 """`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs. Does not import
 torch: the process that answers HTTP checks requests, too."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import replace

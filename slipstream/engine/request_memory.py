@@ -1,8 +1,6 @@
 """What requests need of the target's KV cache, and `SharedPrefixes`: what they take over from texts with the same
 beginning, and leave to later ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence as Seq
 
 from slipstream.core.sequence import Sequence

@@ -1,7 +1,5 @@
 """What past steps took and gave: `Times` by a number such as rows, `Mean`s, and the `Survival` of draft tokens."""
 
-from __future__ import annotations
-
 import statistics
 from bisect import bisect_left, insort
 from collections import deque

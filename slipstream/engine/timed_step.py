@@ -1,7 +1,5 @@
 """`TimedStep`: what a step of the engine cost and gave, for its `DraftLengths`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

@@ -5,8 +5,6 @@ target_layer_ids (0: the state after the first layer) in `dflash_config`, or at 
 as `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

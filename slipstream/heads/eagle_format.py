@@ -8,8 +8,6 @@ heads to their target. `eagle_save` writes them.
 Biases, norms and an embedding are detected by their tensors; config.json decides only what the tensors do not show.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -11,8 +11,6 @@ A sequence of n tokens with known features has the true rows 0..n-2, and draftin
 head has the same rows; its block begins with token n - 1.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Writes checkpoints of EAGLE heads: the native layouts of EAGLE-1/-2 and -3, and that of `speculators`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 "specforge" that of SGLang's framework for training. vLLM loads all of them. "int8" is for Slipstream alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path

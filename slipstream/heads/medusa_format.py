@@ -8,8 +8,6 @@ In both, tensor names may begin with "medusa_head." or "medusa_heads.", and ther
 checkpoints have a config.json with fewer heads than the file holds; then all heads of the file are used.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence as Seq

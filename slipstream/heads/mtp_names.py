@@ -6,8 +6,6 @@ there are; for the others, what it has to be told is written here. Sources: `Mtp
 Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

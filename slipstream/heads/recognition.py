@@ -5,8 +5,6 @@ A head is recognised by its config.json and the *names* of its tensors, not by t
 head that is run as an EAGLE-1 head may raise no error, but its draft tokens are never accepted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What the machine and its container leave to this process: cores and memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -4,8 +4,6 @@ again. So a target may declare fewer threads for the arithmetic of a step (`host
 torch itself takes them all back while it runs (`all_threads`).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

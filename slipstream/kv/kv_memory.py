@@ -1,7 +1,5 @@
 """The KV cache of a model or head: calls by sequence (`PagedCache`), and what an engine may ask of it (`KVMemory`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import AbstractContextManager
 from hashlib import blake2b

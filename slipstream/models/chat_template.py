@@ -4,8 +4,6 @@ A template is code that somebody else wrote, so it runs in Jinja's sandbox, with
 `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, loop controls and the `generation` block.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence as Seq
 from datetime import datetime

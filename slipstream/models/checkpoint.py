@@ -4,8 +4,6 @@ Checkpoints are not trusted: weights are read only from safetensors (a pickle ca
 checkpoint cannot refer to a file outside its folder.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

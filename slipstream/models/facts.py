@@ -1,8 +1,6 @@
 """Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer. Of hub ids only the small files are
 downloaded."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Importing transformers takes as long as everything else that a short text needs.
 the whole tokenizer it would add nothing; where a folder asks for more than `open_folder` knows, it is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path

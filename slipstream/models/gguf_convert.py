@@ -4,8 +4,6 @@ Metadata and names of tensors are those of llama.cpp (gguf-py/gguf/constants.py)
 another one is refused, for example one with sliding windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,8 +9,6 @@ The format is described in docs/gguf.md of github.com/ggml-org/ggml. Files are n
 against the size of the file.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct

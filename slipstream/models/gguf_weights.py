@@ -4,8 +4,6 @@ Blocks of integers stay what they are in the file (`Blocks`); everything else is
 file is mapped, and each tensor is read when it is asked for.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ llama.cpp writes what it does on standard error, and its reasons for failing as 
 the reasons become part of our errors.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections import deque

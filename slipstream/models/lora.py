@@ -4,8 +4,6 @@ A weight W becomes W + s B A, in float32 or wider, in the dtype of W. s is alpha
 Tensors of `modules_to_save` take the place of W.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

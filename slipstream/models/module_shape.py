@@ -2,8 +2,6 @@
 transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

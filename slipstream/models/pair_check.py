@@ -5,8 +5,6 @@ heads may differ: vocabularies are padded to round numbers (Qwen2.5: 151936 and 
 incompatible pair still decodes correctly, because the target verifies ids, but hardly any draft token is accepted.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path

@@ -10,8 +10,6 @@ its tokens are taken one by one: a token that the draft model has, too, is that 
 So the ids depend on the tokens alone, not on how they were drafted, and ids before the last word never change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 from slipstream.models.token_texts import ROLES, TokenTexts

@@ -1,7 +1,5 @@
 """Incremental detokenization. It never returns part of a character or of a stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path

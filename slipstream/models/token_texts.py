@@ -5,8 +5,6 @@ WordPiece, whose continuations begin with `##`. Bytes are what they have in comm
 character: `<0xF0>` where a tokenizer falls back to bytes, `ð` in byte-level BPE.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy

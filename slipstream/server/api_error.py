@@ -1,7 +1,5 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.responses import JSONResponse

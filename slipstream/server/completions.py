@@ -1,7 +1,5 @@
 """`/v1/completions` and `/v1/chat/completions`: answers with a list of choices."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence as Seq

@@ -4,8 +4,6 @@ What is in it is honoured, or refused by name; what is not in it is refused, too
 nothing, count as not given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

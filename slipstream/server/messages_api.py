@@ -1,7 +1,5 @@
 """`/v1/messages`: the form of Anthropic's Messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

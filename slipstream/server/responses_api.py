@@ -1,7 +1,5 @@
 """`/v1/responses`: OpenAI's Responses, without anything stored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4

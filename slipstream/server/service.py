@@ -1,7 +1,5 @@
 """`Service`: what the endpoints share: the model's facts, its tokenizer, the engine's streams, and the limits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The first SIGTERM or SIGINT: no new requests, those that run may end within the 
 error. The second one: stop at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from types import FrameType

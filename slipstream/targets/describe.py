@@ -1,7 +1,5 @@
 """`describe`: how a model will be run, before its weights are read; and `as_target`, which also loads it."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -13,8 +13,6 @@ So a draft that was shortened, discarded or merged with others costs speed and n
 after the next pass over a sequence its slots hold what that pass wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`MemoryPlan`: what a target, its draft and a KV cache of a fixed size will take, from files that need no loading."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Measure costs on this machine: of a target, of drafting for it, and of its early exits, which cost less than the
 whole model and agree with it now and then."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

@@ -22,8 +22,6 @@ beginning of a chain depends on its end. For such a rule all positions are one p
 valid because whole texts have the target's joint distribution. What the draft favours is not tested then.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq

@@ -5,8 +5,6 @@ not show it. So this module starts from the target's logits and computes in NumP
 documentation of `SamplingParams` promises. It is slow and short.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence as Seq
 

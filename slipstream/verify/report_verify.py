@@ -1,7 +1,5 @@
 """Report of a verify result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from slipstream.bench.results import Result

@@ -14,8 +14,6 @@ As in `verification`, a sampled test that fails at level `SCREEN` is repeated on
 p-value decides, at a level that keeps the probability of a false alarm over all tests below `level`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field

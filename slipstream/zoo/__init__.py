@@ -1,7 +1,5 @@
 """Models by name: the embedded ones, draft heads and prompts (made with `recipes/embedded`), and SmolLM2."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

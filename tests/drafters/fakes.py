@@ -1,8 +1,6 @@
 """Toy targets with optional capabilities: several steps in one call, mask tokens, and early exit; draft models with
 other tokenizers than the toy target's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any

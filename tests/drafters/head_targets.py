@@ -1,7 +1,5 @@
 """Targets for the tests of draft heads, and their true hidden states."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """How the tests make each drafter of the registry for a toy target, and variants of them with other settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from slipstream.core.drafter import Drafter

@@ -1,8 +1,6 @@
 """The DFlash drafter: its draft tokens against transformers' implementation and a recomputation from the target's true
 states, an always-right head, its q, its limits, and how it is made."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a `draft` argument means: names, checkpoints, objects, pairs and lists, in Python and on the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

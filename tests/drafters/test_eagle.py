@@ -1,8 +1,6 @@
 """The EAGLE drafter: its draft tokens against a recomputation from the target's true features, always-right heads, its
 q, its limits, and how it is made."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from pathlib import Path

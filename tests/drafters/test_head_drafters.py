@@ -1,7 +1,5 @@
 """What the drafters of heads with a KV cache have in common: the rows that they keep of each text."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

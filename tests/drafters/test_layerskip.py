@@ -1,7 +1,5 @@
 """LayerSkip on real (tiny) decoders: one cache for both, the choice of the exit, the warning."""
 
-from __future__ import annotations
-
 import functools
 import logging
 

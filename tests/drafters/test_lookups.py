@@ -1,8 +1,6 @@
 """The suites of `lookup_conformance.py` for the registry's drafters without a model, tables of refused options and of
 memory, and what n-grams match and forget."""
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

@@ -1,7 +1,5 @@
 """The Medusa drafter: which row the heads read, which position each head drafts, shapes and distributions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

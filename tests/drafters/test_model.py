@@ -1,8 +1,6 @@
 """The draft-model drafter: its KV cache, its q, when it stops, its vocabulary. The draft model is a `ToyTarget`, which
 detects every wrong rollback."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

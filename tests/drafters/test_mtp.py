@@ -1,7 +1,5 @@
 """MTP layers against transformers' own MTP decoding, and against a recomputation without our cache."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The registry: what it declares for each drafter is true, and the lists derived from it are the known ones."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The suffix tree and its drafter: what is counted, matched, drafted, remembered and forgotten."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 

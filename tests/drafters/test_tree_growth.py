@@ -1,7 +1,5 @@
 """Growing trees: EAGLE-2's rerank against the optimal trees of Sequoia, and closure under parents."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

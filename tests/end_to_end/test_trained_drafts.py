@@ -1,7 +1,5 @@
 """A model and texts of one's own: each method of `slipstream train`, and its result in `generate` and in the server."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 As in its `model_executor/models/llama_eagle3.py` and `qwen3_eagle3.py`, `transformers_utils/configs/speculators` and,
 for what a draft reads, `v1/spec_decode/llm_base_proposer.py`. Nothing of `slipstream.heads` is used."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """EAGLE heads of every variant, made-up texts for them, a dense recomputation without any cache, and changes to their
 checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DFlash checkpoints: what was written is read again; anything else is refused by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """EAGLE checkpoints: every layout loads as the head that was written; anything else is refused by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Medusa heads: what they compute, on both executors, and their checkpoints."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

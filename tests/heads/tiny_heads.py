@@ -1,7 +1,5 @@
 """Tiny EAGLE, DFlash and Medusa heads in float64: random ones, and one that is always right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

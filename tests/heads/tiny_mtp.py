@@ -1,7 +1,5 @@
 """Tiny random checkpoints with MTP layers, in the names of released ones."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Headers of GGUF files: what they say, and files that are none."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from pathlib import Path

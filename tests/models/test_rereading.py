@@ -1,7 +1,5 @@
 """Which tokens two vocabularies share, and a text of one in the tokens of the other, kept up to date."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The faults. Each is a bug that somebody could write: a wrong row, a wrong neighbour, a random number used twice."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

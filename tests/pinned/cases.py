@@ -1,8 +1,6 @@
 """The requests, and the form in which results are stored. The recorder and the test use this module. It uses only the
 public interface: what `slipstream` exports, and `main` of the command line."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

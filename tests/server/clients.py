@@ -1,8 +1,6 @@
 """The official clients, `clients.openai` and `clients.anthropic`. Each is imported when a test first uses it: it takes
 many seconds, which no process should need to collect the tests."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

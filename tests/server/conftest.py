@@ -1,7 +1,5 @@
 """One loaded pair and one server for all tests that do not change it; a browser, and the server's page in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """`slipstream serve` as a process, and the process of its engine."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Tokenizers with chat templates that take tools and reasoning, for a model that was trained on neither: what it says
 is forced by a form."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

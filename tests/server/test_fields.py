@@ -1,7 +1,5 @@
 """Every sampling parameter can be asked for, and arrives as it was sent; docs/server.md lists each field and metric."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

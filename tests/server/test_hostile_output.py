@@ -1,7 +1,5 @@
 """The page at `/` with texts that a model may give by accident or by malice, in a stream that no server made."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Odd combinations of fields and odd values are never answered with an error of the server."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

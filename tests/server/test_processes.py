@@ -1,7 +1,5 @@
 """`slipstream serve` as processes: how they start, stop and die."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

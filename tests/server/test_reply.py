@@ -1,7 +1,5 @@
 """Reasoning, content and tool calls are told apart, however the text arrives."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """`/v1/responses` with the official client of OpenAI."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/metrics counts what the answers say."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream import LLM

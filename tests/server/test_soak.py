@@ -2,8 +2,6 @@
 without it nothing runs): every accepted request ends once, greedy texts are those of an idle server, memory stays, and
 nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

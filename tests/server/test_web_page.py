@@ -1,7 +1,5 @@
 """The page at `/`, in a browser: offline, and honest about what it measures."""
 
-from __future__ import annotations
-
 import json
 import re
 

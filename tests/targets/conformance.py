@@ -1,8 +1,6 @@
 """What every `Target` promises, as tests. A target's test module subclasses `Conformance` and provides the fixture
 `case`; the oracle has no drafts, caches or batches."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """GGUF files as targets and drafts of our own decoder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

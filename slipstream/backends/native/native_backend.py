@@ -1,8 +1,6 @@
 """The native backend's entry in the table of backends (see `backends.table`): which decoders it can run.
 Numba, which is optional, is imported when an executor or head is created."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import torch

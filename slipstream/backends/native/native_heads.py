@@ -1,7 +1,5 @@
 """EAGLE and Medusa heads on the native backend, with the weight formats of a decoder."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

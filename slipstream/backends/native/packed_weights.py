@@ -1,7 +1,5 @@
 """Packs the weights of decoders and draft heads into the layout that the kernels read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field

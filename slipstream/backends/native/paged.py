@@ -1,7 +1,5 @@
 """What every call of a native kernel needs, for decoders and heads: a KV cache, packed rows and a workspace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
 

@@ -4,8 +4,6 @@ One pass at a time uses all threads. If other processes compete for the cores, p
 because a thread without a core only makes the others wait.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,8 +1,6 @@
 """`product`: few rows times a matrix as torch stores it (see `kernels.stored_products`), on torch's OpenMP threads. A
 module of transformers runs its other operations there; other threads would compete with them for the cores."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

@@ -3,8 +3,6 @@ that do not see the token, but 0 times a value that is not finite is NaN, which 
 with such a row is run again, each row alone over nothing but what it sees.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

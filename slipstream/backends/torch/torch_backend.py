@@ -1,7 +1,5 @@
 """The torch backend's entry in the table of backends (see `backends.table`)."""
 
-from __future__ import annotations
-
 import torch
 
 from slipstream.backends.torch.torch_executor import TorchExecutor

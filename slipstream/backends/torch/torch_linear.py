@@ -6,8 +6,6 @@ core (1.20 and 0.21 ms). oneDNN with weights reordered for a few rows does (0.33
 `F.linear` runs instead.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """KV cache in blocks for PyTorch: its memory (`TorchBlocks`), and its use by decoders and heads (`TorchPaged`)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence as Seq
 from itertools import pairwise

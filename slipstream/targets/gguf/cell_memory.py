@@ -5,8 +5,6 @@ it, up to the last block that both have in common. Kept texts give way, the one 
 ids or cells run short. Free ids hold nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ position, and the ids of the sequences that it belongs to: texts that begin alik
 the cells of its own id up to its position.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence as Seq
 

@@ -11,8 +11,6 @@ rows beside it. How far that moves the logits depends on the model, so it is mea
               rollback or a wrong mask would do.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import ExitStack, contextmanager

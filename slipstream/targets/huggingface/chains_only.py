@@ -4,8 +4,6 @@ For models that cannot be packed (see `packed_pass`): attention with code or bia
 convolution layers. Each sequence is one forward, drafts are chains, and rejected tokens are rolled back (`rollback`).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence as Seq
 from typing import Any

@@ -4,8 +4,6 @@ The encoder reads a source once, together with those of the requests that join i
 the keys and values of the cross-attention stay with the request.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ start token. Its decoder runs like a decoder without an encoder: packed over our
 of each sequence (`packed_cross`), or one sequence after another, each with a cache of transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace

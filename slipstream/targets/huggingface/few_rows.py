@@ -7,8 +7,6 @@ weights may change between passes. In bfloat16, torch's product uses instruction
 only.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,8 +8,6 @@
 Which of these holds is not looked up in a list of architectures: the model is tried (`trials`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path

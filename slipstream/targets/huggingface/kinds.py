@@ -3,8 +3,6 @@
 A table for documents and `slipstream info --matrix`; nothing is decided by it. Tests try a tiny model of each entry.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

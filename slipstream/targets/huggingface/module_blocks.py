@@ -1,7 +1,5 @@
 """The KV cache of packed passes: blocks of tensors for each layer, and the cache that transformers writes to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

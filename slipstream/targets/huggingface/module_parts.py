@@ -5,8 +5,6 @@ Models differ in names and not in structure: a decoder holds a list of layers, a
 taking their place for one pass, so nothing of the model's own code is repeated here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import ExitStack, contextmanager
 from typing import Any

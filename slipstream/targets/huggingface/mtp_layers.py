@@ -6,8 +6,6 @@ So the last rows of all layers but the first read draft tokens, and run again wh
 until all layers have run them with tokens of the text.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ the text that leads to it. What belongs to a request (temperature, filters, leng
 are another call (`LLM.beam_search`); a warning says so.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Sequence as Seq

@@ -1,8 +1,6 @@
 """Trials: a few tokens are run as the engine would run them, and compared with the model's own forward, which has no
 cache."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass

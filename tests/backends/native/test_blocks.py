@@ -1,8 +1,6 @@
 """Decoders with weights of every kind of block: logits against float64 with the same weights, and rows that are bitwise
 the same in any batch; on the kernels of this processor, and on those of one that has AVX2 only."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,8 +1,6 @@
 """GGUF files of tiny checkpoints, and what llama.cpp makes of them. Tests are skipped where
 llama-cpp-python is not installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`LLM` on GGUF models: every drafter that needs no hidden states, draft models of any kind, batches, samples."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable

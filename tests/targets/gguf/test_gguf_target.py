@@ -1,7 +1,5 @@
 """GGUF models against transformers: logits, chains, rollbacks, and what llama.cpp has too little of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Encoder-decoders against transformers' own models, in float64."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Iterator, Sequence as Seq

@@ -1,7 +1,5 @@
 """Addresses of the compiled tiles. A tile is compiled, and stored on disk, when its format is first needed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import FunctionType

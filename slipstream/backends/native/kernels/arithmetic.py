@@ -2,8 +2,6 @@
 distributions, in float32.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

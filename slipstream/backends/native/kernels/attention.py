@@ -6,8 +6,6 @@ scores, moved next to each other; in the weighted sum of values, hidden slots ha
 that is not finite would spoil the sum, because 0 * Inf is NaN: such a sum is computed again without the hidden slots.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import carray
 

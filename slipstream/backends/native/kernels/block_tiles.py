@@ -18,8 +18,6 @@ bits and a scale for each group. The products of a group are summed as integers,
 a row of the result is bitwise the same alone and among other rows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

@@ -5,8 +5,6 @@ code, so that a function is loaded under another's name: we write under a lock. 
 its own file is unchanged, even if it calls functions of a changed file: our digest covers all kernels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

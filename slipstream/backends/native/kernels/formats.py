@@ -1,7 +1,5 @@
 """How the weights of a matrix are stored and multiplied."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from slipstream.backends.native.kernels import processor

@@ -3,8 +3,6 @@
 R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, B sequences.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import carray, types
 

@@ -1,7 +1,5 @@
 """The operations of a pass: preparing rows, matrix products and attention, on all threads if there is enough work."""
 
-from __future__ import annotations
-
 from numba import carray, types
 
 from slipstream.backends.native.kernels import attention, products, records

@@ -2,8 +2,6 @@
 their callers. Kernels get addresses instead of arrays of several types: compiling a pass for each combination of weight
 formats would take minutes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any

@@ -5,8 +5,6 @@ number of rows changes, as it does in nearly every step of speculation. Rows are
 R rows, d width, V vocabulary (of the draft), K steps or heads, B sequences; W width of the target's states, T taps.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from slipstream.backends.native.kernels.arithmetic import add_silu, is_finite, pick, rms_norm

@@ -4,8 +4,6 @@ so a pass only waits for a suspended thread that has taken a unit. A unit is tak
 slice, without a lock; the records that describe the work do not change before all units are done.
 """
 
-from __future__ import annotations
-
 from slipstream.backends.native.kernels.compiled import entry, kernel
 from slipstream.backends.native.kernels.memory import call, fetch_add, load, pause, store
 from slipstream.backends.native.kernels.records import NOTHING

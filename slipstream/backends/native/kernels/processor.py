@@ -1,7 +1,5 @@
 """Instructions of this processor. They decide how weights are laid out and which tiles are generated."""
 
-from __future__ import annotations
-
 import functools
 import platform
 

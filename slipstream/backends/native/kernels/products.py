@@ -1,8 +1,6 @@
 """Units of work of a matrix product: rows of activations are transformed (norm, gate) and packed for the tiles of a
 matrix, then multiplied."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import carray
 

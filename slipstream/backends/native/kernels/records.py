@@ -7,8 +7,6 @@ int64 unless noted; an address of 0 means "none".
 R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, V vocabulary, L layers, B sequences.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ tiles of all sizes add in the same order, and a row of the result is bitwise the
 Over few rows a product waits for memory, so the weights of the next outputs are fetched meanwhile.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 from numba import carray, types

@@ -13,8 +13,6 @@ so that one load gets the weights of PANEL outputs for one step. The activations
 [in / step, rows], so that one address is enough for all rows; `block_tiles` has those with groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

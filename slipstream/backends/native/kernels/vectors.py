@@ -1,7 +1,5 @@
 """`Builder`: code for LLVM that tiles are made of, and `generated`: functions of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
