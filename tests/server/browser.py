@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -73,7 +74,7 @@ class Browser:
         return message
 
     @contextmanager
-    def page(self, url: str, width: int = 1280, height: int = 800) -> Iterator[Page]:
+    def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator[Page]:
         """A tab of its own, with storage of its own."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -83,6 +84,8 @@ class Browser:
             page.call(f"{domain}.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         page.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        page.call("Emulation.setEmulatedMedia", features=[scheme])
         page.call("Page.navigate", url=url)
         page.until("document.readyState === 'complete'")
         try:
@@ -175,9 +178,9 @@ def _placed(read: int, write: int) -> Callable[[], None]:
 # --- what tests do in the page of the server -----------------------------------------------------------------------
 
 
-def opened(chromium: Browser, host: Host, width: int = 1280) -> AbstractContextManager[Page]:
+def opened(chromium: Browser, host: Host, width: int = 1280, dark: bool = False) -> AbstractContextManager[Page]:
     """The page of a host."""
-    return chromium.page(f"{host.url}/", width, 844)
+    return chromium.page(f"{host.url}/", width, 844, dark)
 
 
 def ready(page: Page) -> None:
@@ -210,3 +213,33 @@ def answer(page: Page) -> str:
 def marks(page: Page) -> list[str]:
     """The drafters of marked tokens."""
     return list(page.do("[...document.querySelectorAll('.t')].map((each) => each.title)"))
+
+
+def colour(text: str) -> list[float]:
+    """Red, green and blue of a CSS colour, 0 to 255."""
+    return [float(each) for each in re.findall(r"[\d.]+", text)[:3]]
+
+
+def lowest_contrast(page: Page) -> float:
+    """Between a text and what is behind it, after WCAG 2."""
+    pairs = page.do(
+        """[...document.querySelectorAll('body *')].filter((each) => each.checkVisibility()
+             && [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
+             && !each.disabled).map((each) => {
+               let behind = each;
+               while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)') behind = behind.parentElement;
+               return [getComputedStyle(each).color, getComputedStyle(behind).backgroundColor];
+             })"""
+    )
+    assert len(pairs) > 20
+    return min(_contrast(colour(ink), colour(behind)) for ink, behind in pairs)
+
+
+def _contrast(one: list[float], other: list[float]) -> float:
+    low, high = sorted(_luminance(each) for each in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(rgb: list[float]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (each / 255 for each in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,4 +1,4 @@
-"""The page at `/`, in a browser: offline, and honest about what it measures."""
+"""The page at `/`, in a browser: offline, on phones, and honest about what it measures and what fails."""
 
 import json
 import re
@@ -7,11 +7,38 @@ import pytest
 
 from slipstream import LLM
 from slipstream.server.app import FILES
-from tests.server.browser import IDLE, Browser, Page, answer, ask, marks, needs_browser, opened, put, ready
+from tests.server.browser import (
+    IDLE,
+    Browser,
+    Page,
+    answer,
+    ask,
+    colour,
+    lowest_contrast,
+    marks,
+    needs_browser,
+    opened,
+    put,
+    ready,
+)
 from tests.server.hosting import Host, eventually, hosted
 
 REPEATED = "x = [1, 2, 3]\nx = [1, 2, 3]\nx ="
 HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
+
+
+CUT_AFTER_THREE = """
+    window.real = fetch;
+    window.fetch = async (...given) => {
+      const found = await real(...given), reader = found.body.getReader();
+      let left = 3;
+      const pull = async (to) => {
+        const { value, done } = await reader.read();
+        if (done || !left--) { reader.cancel(); to.close(); } else to.enqueue(value);
+      };
+      return new Response(new ReadableStream({ pull }), { status: found.status, headers: found.headers });
+    }"""
+"""A connection that ends after three pieces of an answer."""
 
 
 # --- without a browser ------------------------------------------------------------------------------------------------
@@ -190,6 +217,21 @@ class TestInABrowser:
         assert "incomplete" in page.text(".facts")
         eventually(lambda: host.service.admitted == 0 and host.load()[0] == 0)
 
+    @pytest.mark.parametrize("dark", [False, True])
+    @pytest.mark.parametrize("width", [320, 390, 1280])
+    def test_nothing_is_wider_than_the_screen_and_contrast_is_sufficient(self, chromium, host, width, dark):
+        with opened(chromium, host, width, dark) as page:
+            ready(page)
+            put(page, "#form", "regex")
+            put(page, "#form-text", "[a-z]{300}")
+            ask(page, "y" * 200 + "\n" + REPEATED)
+            put(page, "#form", "")
+            ask(page, REPEATED, "completion")
+            assert page.do("document.documentElement.scrollWidth") <= width
+            assert lowest_contrast(page) >= 4.5
+            background = page.do("getComputedStyle(document.body).backgroundColor")
+            assert (sum(colour(background)) < 200) == dark
+
     def test_every_field_has_a_name(self, page: Page) -> None:
         ready(page)
         page.call("Accessibility.enable")
@@ -256,3 +298,15 @@ class TestErrors:
             assert "incomplete" in page.text(".facts")
             ask(page, "def f(", "completion")
             assert "the engine has stopped" in page.text("#error")
+
+    def test_a_stream_that_is_cut_is_said(self, page: Page) -> None:
+        ready(page)
+        page.do(CUT_AFTER_THREE)
+        put(page, "#tokens", 900)
+        put(page, "#temperature", 2)
+        ask(page, "def f(", "completion")
+        assert page.text("#error") == "The stream was cut: the server ended it early."
+        assert "incomplete" in page.text(".facts")
+        page.do("window.fetch = async () => { throw new TypeError('network error'); }")
+        ask(page, "def f(", "completion")
+        assert page.text("#error") == "The server cannot be reached."
