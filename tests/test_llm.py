@@ -154,17 +154,6 @@ def test_chat_follows_the_template(llm):
     assert llm.chat("hi", greedy(6)).prompt_token_ids == llm.chat_prompt([{"role": "user", "content": "hi"}])
 
 
-def test_chat_without_a_template_is_refused(tiny, plain):
-    class Bare:
-        chat_template = None
-
-        def __getattr__(self, name):
-            return getattr(plain.tokenizer, name)
-
-    with pytest.raises(PromptError, match="no chat template"):
-        LLM(tiny.target, tokenizer=Bare(), **EXACT, draft_tokens=4).chat("hi")
-
-
 def test_a_faulty_drafter_never_changes_the_text(tiny, plain):
     """What counts as a fault is in `tests/drafters/test_guard.py`."""
 

@@ -129,13 +129,3 @@ def test_generate_reads_padding_on_the_left_and_samples_if_asked(pair):
     end = both[0, 4].item()
     padded = target.generate(ids, mask, max_new_tokens=8, stop_token_ids=[end], pad_token_id=3)
     assert padded[0, 4:].tolist() == [end] + [3] * (padded.shape[1] - 5)
-
-
-def test_embedded_names_the_embedded_pair(tiny, pair, monkeypatch):
-    monkeypatch.setattr("slipstream.zoo.target_dir", lambda: tiny.target)
-    monkeypatch.setattr("slipstream.zoo.draft_dir", lambda: tiny.draft)
-    ids = torch.tensor([[5, 6, 7]])
-    expected = SpeculativeDecoder(*pair[:2]).decode(ids, 8)
-    embedded = load_model_pair("embedded", "embedded", **EXACT)
-    assert torch.equal(SpeculativeDecoder(*embedded[:2]).decode(ids, 8), expected)
-    assert torch.equal(SpeculativeDecoder("embedded", "embedded", **EXACT).decode(ids, 8), expected)

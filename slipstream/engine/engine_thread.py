@@ -92,8 +92,10 @@ class EngineThread:
 
     def load(self) -> Load:
         engine, prefixes = self.engine, self.engine.prefixes
+        memory, blocks = engine.target.capabilities.memory, kv_blocks(engine.target, engine.max_batch)
+        usage = 0.0 if memory is None or blocks is None else min(1.0, memory.usage.used / blocks[1])
         counted = replace(engine.stats, prefix_queries=prefixes.queries, prefix_hits=prefixes.hits)
-        return replace(counted, running=engine.running, waiting=engine.waiting, kv_usage=self._kv_usage())
+        return replace(counted, running=engine.running, waiting=engine.waiting, kv_usage=usage)
 
     # --- in the preparing thread ---------------------------------------------------------------------------------
 
@@ -210,10 +212,6 @@ class EngineThread:
                 log.exception("a request could not be freed")
         self._live.clear()
         self._deliver(Report([Update(key, error=fault) for key in left], self.load(), fault))
-
-    def _kv_usage(self) -> float:
-        memory, blocks = self.engine.target.capabilities.memory, kv_blocks(self.engine.target, self.engine.max_batch)
-        return 0.0 if memory is None or blocks is None else min(1.0, memory.usage.used / blocks[1])
 
 
 def kv_blocks(target: Target, max_batch: int) -> tuple[int, int] | None:

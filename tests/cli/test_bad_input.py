@@ -40,7 +40,6 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --device meta", "device is 'meta', which computes nothing"),
     ("generate x --device cpu:3", "device is 'cpu:3', which does not exist"),
     ("generate x --draft-tokens 300", "at most 256 are verified in one step"),
-    ("generate x --drafter ngram --draft-quantize int8", "loads no draft model"),
     ("generate x --draft-tokenizer strin", "did you mean 'string'"),
     ("generate x --drafter ngram --draft-tokenizer string", "loads no draft model"),
     ("generate x --drafter none -o max_ngram=3", "were given without a drafter"),

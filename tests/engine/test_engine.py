@@ -20,7 +20,6 @@ from slipstream.errors import RuleError, TargetError
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
 from tests.drafters.scripted_drafters import ScriptedDrafter
-from tests.engine.erratic_lengths import ErraticLengths
 from tests.engine.paged_toy import PagedToy
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
@@ -81,6 +80,33 @@ def request(draw: random.Random) -> Sequence:
     seq = Sequence(prompt(draw), params, stop_ids=frozenset({draw.randrange(V)} if draw.random() < 0.5 else ()))
     seq.rule = RULES["coupled" if coupled else draw.choice(("rejection", "block", "greedy"))]
     return seq
+
+
+class ErraticLengths(DraftLengths):
+    """Draft lengths that change, and rest, at random: what `DraftLengths` may do, far more often.
+
+    seed: of the choices. They depend on nothing else, so sampled texts keep their distribution."""
+
+    def __init__(self, seed: int, most: int = 4):
+        super().__init__(most)
+        self._draw = random.Random(seed)
+        self.rests = self.plain_steps = self.drafting_steps = 0
+
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+        if self._draw.random() < (0.5 if self.resting else 0.15):
+            self.state = State.DRAFTING if self.resting else State.RESTING
+            self.rests += self.resting
+        most = 0 if self.resting else self._draw.choice((0, self.most, self.most))
+        lengths = [min(limit, self._draw.randint(0, most)) for limit in limits]
+        self.plain_steps += not any(lengths)
+        self.drafting_steps += any(lengths)
+        return lengths
+
+    def learn(self, step: Step) -> None:
+        pass
+
+    def joined(self) -> None:
+        pass
 
 
 class Session:
