@@ -281,12 +281,6 @@ class TestDistributions:
 # --- making it -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Decoder:
-    """A tiny Llama in float64: 4 layers of width 24, 40 ids."""
-    return tiny_decoder()
-
-
 def head_for(version: int = 3, **changes: Any) -> EagleHead:
     options: dict[str, Any] = {"decoder": {"hidden_size": 24, "head_dim": 16}, **changes}
     if version == 3:
@@ -314,19 +308,19 @@ class TestMaking:
             assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in done)
 
     def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(
-        self, tmp_path: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         save_eagle(head_for(3), tmp_path / "three", torch.float64)
         save_eagle(head_for(1), tmp_path / "one", torch.float64)
         for asked, folder, kind in (("eagle", "three", "eagle3"), ("eagle3", "one", "eagle")):
             caplog.clear()
             with caplog.at_level(logging.WARNING):
-                assert make_drafter(asked, decoder, head=tmp_path / folder).name == kind
+                assert make_drafter(asked, tiny_decoder(), head=tmp_path / folder).name == kind
             assert [kind in r.message and "it is run as" in r.message for r in caplog.records] == [True]
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            make(decoder, head=tmp_path / "one")
-            make_eagle3(decoder, head=tmp_path / "three")
+            make(tiny_decoder(), head=tmp_path / "one")
+            make_eagle3(tiny_decoder(), head=tmp_path / "three")
         assert not caplog.records
 
     @pytest.mark.parametrize(
@@ -340,14 +334,14 @@ class TestMaking:
         ids=["hidden size", "vocabulary", "taps", "width without an embedding"],
     )
     def test_a_head_for_another_target_is_refused_with_both_values(
-        self, decoder: Decoder, changes: dict[str, Any], values: tuple[str, str]
+        self, changes: dict[str, Any], values: tuple[str, str]
     ) -> None:
         eagle_head = EagleHead(head_for(3, **changes).config)
         with pytest.raises(PairError) as refused:
-            make_eagle3(decoder, head=eagle_head)
+            make_eagle3(tiny_decoder(), head=eagle_head)
         assert all(value in str(refused.value) for value in values)
 
-    def test_ids_that_the_target_lacks_are_never_drafted(self, decoder: Decoder) -> None:
+    def test_ids_that_the_target_lacks_are_never_drafted(self) -> None:
         """Vocabularies padded to different widths: the head's last id has no logit in the target."""
         target = tiny_decoder(vocab_size=400)
         eagle_head = head(config(3, 402, target=24, draft_vocab=402, own_embedding=True, taps=(1, 2, 4)))
