@@ -111,15 +111,6 @@ def usable_device(device: torch.device | str, of: str = "device") -> torch.devic
     return on
 
 
-def unsupported(name: str, config: DecoderConfig, why: str) -> UnsupportedModelError:
-    """The error for a decoder that the named backend cannot run with the requested settings."""
-    return UnsupportedModelError(
-        f"the {name} backend cannot run this {config.model_type} model in this way",
-        why=why,
-        fix="leave executor at 'auto', choose executor='torch', or drop quantize",
-    )
-
-
 def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tuple[str, ...]]:
     """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why those
     before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot."""
@@ -135,7 +126,11 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tupl
         chosen.check(settings)
         why = chosen.refusal(config, settings)
         if why is not None:
-            raise unsupported(executor, config, why)
+            raise UnsupportedModelError(
+                f"the {executor} backend cannot run this {config.model_type} model in this way",
+                why=why,
+                fix="leave executor at 'auto', choose executor='torch', or drop quantize",
+            )
         return chosen, ()
     refusals: list[str] = []
     for name in BACKENDS:

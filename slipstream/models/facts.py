@@ -14,7 +14,7 @@ from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models.checkpoint import resolve, unreadable, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.folder_tokenizer import content_of, settings_of
-from slipstream.models.gguf_header import CONTROL, GgufHeader, GgufShape, gguf_shape, read_header
+from slipstream.models.gguf_header import CONTROL, GgufShape, gguf_shape, read_header
 from slipstream.models.module_shape import ModelShape, shape_in
 from slipstream.models.text import tokenizer_of
 
@@ -47,7 +47,9 @@ class ModelFacts:
     def tokenizer(self) -> TokenMap | None:
         """None if the checkpoint has none. Raises LoadError."""
         if isinstance(self.config, GgufShape):
-            return _tokens_in_file(self.config.header)
+            header = self.config.header
+            roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
+            return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
         return _tokens_in_folder(self.folder)
 
     @property
@@ -111,11 +113,6 @@ def facts(source: str | Path) -> ModelFacts:
             return ModelFacts(str(source), folder, shape_in(folder))
         except UnsupportedModelError:  # transformers knows no more than the decoder
             raise refused from None
-
-
-def _tokens_in_file(header: GgufHeader) -> TokenMap | None:
-    roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
-    return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
 
 
 def _tokens_in_folder(folder: Path) -> TokenMap | None:

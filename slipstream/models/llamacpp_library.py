@@ -63,7 +63,6 @@ class LlamaModel:
 
     handle      what its functions take. vocab: of its tokenizer.
     vocab_size  width V of the logits.
-    context     tokens that it was trained with.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class LlamaModel:
         self._free = weakref.finalize(self, library.llama_model_free, handle)
         self.vocab = library.llama_model_get_vocab(handle)
         self.vocab_size = int(library.llama_vocab_n_tokens(self.vocab))
-        self.context = int(library.llama_model_n_ctx_train(handle))
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -53,8 +53,7 @@ def test_a_template_renders_as_in_transformers(name, opening):
 
 
 def test_the_time_is_that_of_now():
-    form = "%Y-%m-%d"
-    shown = render("{{ strftime_now('" + form + "') }}", MESSAGES, False)
+    shown = render("{{ strftime_now('%Y-%m-%d') }}", MESSAGES, False)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", shown)
 
 

@@ -93,30 +93,31 @@ def test_an_unknown_kind_of_block_is_named_with_its_tensor(tmp_path: Path) -> No
         as_target(other)
 
 
-@pytest.mark.parametrize("name", ["llama_cpp", None])
-def test_the_reason_for_llamacpp_is_said_where_it_fails(
-    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other, _ = gguf_model(tmp_path, family_config("llama"))
-    other.write_bytes(other.read_bytes().replace(b"llama", b"gemma"))
-    if name is not None:
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """A file of an architecture that our own decoder does not run."""
+    file, _ = gguf_model(tmp_path, family_config("llama"))
+    file.write_bytes(file.read_bytes().replace(b"llama", b"gemma"))
+    return file
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_reason_for_llamacpp_is_said_where_it_fails(gemma, installed, monkeypatch):
+    if not installed:
         llama_cpp.cache_clear()
-        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(LoadError, match="its architecture is 'gemma'") as refused:
-        as_target(other)
-    if name is not None:
+        as_target(gemma)
+    if not installed:
         assert "pip install 'slipstream[gguf]'" in refused.value.fix
         llama_cpp.cache_clear()
 
 
-def test_a_file_of_another_architecture_is_left_to_llamacpp(tmp_path: Path) -> None:
-    other, _ = gguf_model(tmp_path, family_config("llama"))
-    data = other.read_bytes().replace(b"llama", b"gemma")
-    other.write_bytes(data)
-    described = describe(other)
+def test_a_file_of_another_architecture_is_left_to_llamacpp(gemma: Path) -> None:
+    described = describe(gemma)
     assert described.runner == "llamacpp"
     assert "'gemma'" in described.refusals[0]
     with pytest.raises(LoadError, match="llama"):  # not installed, or it lacks a tensor
         described.load()
     with pytest.raises(UnsupportedModelError, match="our own decoder does not run"):
-        describe(other, LoadSettings(executor="native"))
+        describe(gemma, LoadSettings(executor="native"))

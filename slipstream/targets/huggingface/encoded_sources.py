@@ -118,11 +118,6 @@ class EncodedSources:
         """Both texts answer the same source."""
         self._sources[child_id] = self.of(parent_id)
 
-    def forget_cross(self, seqs: Seq[Sequence]) -> None:
-        """Drop the keys and values of the cross-attention; the next pass computes them anew."""
-        for seq in seqs:
-            self.of(seq.id).cross = DynamicCache()
-
     def release(self, seq_id: int) -> None:
         self._sources.pop(seq_id, None)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from slipstream.core.draft import Draft
 from slipstream.core.encoder import Encoder
@@ -117,7 +117,8 @@ class EncoderDecoder:
         try:
             out = self.runner.run(seqs, draft, taps)
         except BaseException:  # some layers may have written keys and values of new sources, and others not
-            self.sources.forget_cross(seqs)
+            for seq in seqs:
+                self.sources.of(seq.id).cross = DynamicCache()
             raise
         return replace(out, logits=self.sources.ruled(seqs, draft, out.logits))
 

@@ -30,7 +30,7 @@ from slipstream.targets.huggingface.encoder_decoder import (
     pad_of,
     start_of,
 )
-from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.module_parts import ModuleParts, weight_of
 from slipstream.targets.huggingface.output_rules import OutputRules
 from slipstream.targets.huggingface.packed_module import PackedModule
 from slipstream.targets.huggingface.packed_pass import KINDS
@@ -194,8 +194,8 @@ def _lends(parts: ModuleParts, shape: ModuleShape, runtime: Runtime) -> HeadHost
         context=shape.context,
         device=parts.device,
         dtype=runtime.dtype,
-        embedding=parts.embedding_weight,
-        lm_head=parts.head_weight,
+        embedding=lambda: weight_of(embedding, parts.device, parts.module.dtype),
+        lm_head=lambda: weight_of(head, parts.device, parts.module.dtype),
         tied=embedding.weight is head.weight,
         runtime=runtime,
         module=parts.module,

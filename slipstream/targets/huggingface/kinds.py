@@ -25,26 +25,13 @@ PACKED = Kind("packed", "transformers, rows of several sequences over our own KV
 ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
 STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
 ONE_BY_ONE = Kind("one by one", "the same; one token at a time: exact, but not faster", False, False, False)
-ENCODER_DECODER = Kind(
-    "encoder-decoder",
-    "transformers, a source that is encoded once, rows of several texts over our own KV blocks",
-    trees=True,
-    early_exit=False,
-    one_forward=True,
-    heads=False,
-)
+_ENCODED = "transformers, a source that is encoded once, rows of several texts over our own KV blocks"
+ENCODER_DECODER = Kind("encoder-decoder", _ENCODED, True, False, True, heads=False)
 ENCODER_DECODER_EACH = Kind(
     "encoder-decoder, one each", "the same, a cache for each text", False, False, False, heads=False
 )
-GGUF = Kind(
-    "gguf",
-    "llama.cpp, rows of several sequences over its cells",
-    trees=False,
-    early_exit=False,
-    one_forward=True,
-    heads=False,
-    models="GGUF files of causal models that our own decoder does not run",
-)
+_FILES = "GGUF files of causal models that our own decoder does not run"
+GGUF = Kind("gguf", "llama.cpp, rows of several sequences over its cells", False, False, True, False, _FILES)
 
 KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH, GGUF)
 

@@ -27,14 +27,10 @@ class ModuleParts:
         self.module = module
         self.config = module.config.get_text_config(decoder=True)
         self.decoder: nn.Module = module.get_decoder()
-        self.layers = self._found_layers()
+        size = getattr(self.config, "num_hidden_layers", 0)
+        lists = (part for part in self.decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == size)
+        self.layers: list[nn.Module] = list(next(lists, ()))
         self._tuples = False  # whether layers return the residual stream in a tuple, as the last hooked pass has shown
-
-    def _found_layers(self) -> list[nn.Module]:
-        for part in self.decoder.modules():
-            if isinstance(part, nn.ModuleList) and len(part) == getattr(self.config, "num_hidden_layers", 0):
-                return list(part)
-        return []
 
     @property
     def cache_config(self) -> Any:
@@ -60,16 +56,6 @@ class ModuleParts:
         embedded = [] if self.embedding is None else list(self.embedding.parameters())
         devices = (weight.device for weight in (*embedded, *self.module.parameters()) if not weight.is_meta)
         return next(devices, torch.device("cpu"))
-
-    def embedding_weight(self) -> Tensor:
-        """[V, d] of the input embedding, on `device`."""
-        assert self.embedding is not None
-        return _weight(self.embedding, self.device, self.module.dtype)
-
-    def head_weight(self) -> Tensor:
-        """[V, d] of the output head, on `device`."""
-        assert self.head is not None
-        return _weight(self.head, self.device, self.module.dtype)
 
     @contextmanager
     def hidden_states(self, taps: Seq[int]) -> Iterator[dict[int, Tensor]]:
@@ -122,14 +108,14 @@ class ModuleParts:
 
 
 @torch.inference_mode()
-def _weight(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What an embedding looks up, or an output head multiplies by. `layer` may be offloaded or quantised."""
+def weight_of(layer: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[V, d]: what an embedding looks up, or an output head multiplies by. `layer` may be offloaded or quantised."""
     weight: Tensor = layer.weight
     if weight.is_meta:
         from accelerate.utils import align_module_device  # which has put it there
 
         with align_module_device(layer):
-            return _weight(layer, device, dtype)
+            return weight_of(layer, device, dtype)
     if is_plain(weight):
         return weight.detach().to(device)
     if isinstance(layer, nn.Embedding):

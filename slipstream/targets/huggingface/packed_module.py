@@ -122,10 +122,7 @@ class PackedModule(PackedLayers):
             return Output(logits, {tap: seen[tap].to(self.device) for tap in taps}, stream)
 
     def memory(self) -> dict[str, int]:
-        return {
-            "weights": sum(p.nbytes for p in self.parts.module.parameters()),
-            "kv": self._blocks.nbytes,
-        }
+        return {"weights": sum(p.nbytes for p in self.parts.module.parameters()), "kv": self._blocks.nbytes}
 
     # --- parts -------------------------------------------------------------------------------------------------
 

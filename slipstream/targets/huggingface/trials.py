@@ -12,7 +12,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, TargetError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.module_parts import ModuleParts
@@ -72,10 +72,6 @@ def fault_of(trial: Callable[..., None], *given: Any) -> str | None:
     return None
 
 
-class _Differs(SlipstreamError):
-    """A trial gave other logits than the model's own forward."""
-
-
 def distances(rows: Tensor, wanted: Tensor) -> Tensor:
     """[n]: the largest difference in each row of [n, d], relative to the largest value that is wanted."""
     return (rows.double() - wanted.double()).abs().amax(-1) / wanted.abs().max().double().clamp(min=1e-9)
@@ -86,7 +82,9 @@ def same(rows: Tensor, wanted: Tensor, limit: Limit, what: str) -> None:
     errors = distances(rows, wanted)
     error = float(errors.max() if limit.every_row else errors.median())
     if not error <= limit.largest:
-        raise _Differs(f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}")
+        raise TargetError(
+            f"{what} gave logits that differ by {error:.1e} of the largest, allowed are {limit.largest:.0e}"
+        )
 
 
 def check_packed(target: Target, trial: Trial) -> None:

@@ -144,11 +144,6 @@ def test_the_draft_model_of_an_offloaded_target_is_not_spread(folders: dict[str,
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small() -> Any:
-    return random_llama(vocab_size=VOCAB, hidden_size=32)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -182,7 +177,8 @@ def test_keys_and_values_of_the_cross_attention_are_where_their_layer_is() -> No
     assert [x.device.type for x in cross] == ["cpu", "cpu", FAR.type, FAR.type]
 
 
-def test_a_device_map_of_a_loaded_model_is_refused(small: Any) -> None:
+def test_a_device_map_of_a_loaded_model_is_refused() -> None:
+    small = random_llama(vocab_size=VOCAB, hidden_size=32)
     with pytest.raises(ParameterError, match="from_pretrained"):
         LLM(small, device_map="auto")
     with pytest.raises(ParameterError, match="device_map='auto'"):

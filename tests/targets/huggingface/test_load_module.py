@@ -192,18 +192,12 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
 CODE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
 
 
-def test_code_of_a_checkpoint_is_refused_and_the_flag_is_named(folder: Path, tmp_path: Path) -> None:
+def test_code_of_a_checkpoint_is_refused_and_that_of_a_draft_even_where_the_targets_is_trusted(folder, tmp_path):
     own = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
     (tmp_path / "configuration_own.py").write_text("raise SystemExit('the code was run')\n")
-    with pytest.raises(
-        UnsupportedModelError, match=r"brings its own Python code.*trust_remote_code=True.*--trust-remote-code"
-    ):
+    named = r"brings its own Python code.*trust_remote_code=True.*--trust-remote-code"
+    with pytest.raises(UnsupportedModelError, match=named):
         LLM(own)
-
-
-def test_code_of_a_draft_is_refused_even_where_the_targets_is_trusted(folder: Path, tmp_path: Path) -> None:
-    own = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
-    (tmp_path / "configuration_own.py").write_text("raise SystemExit('the code was run')\n")
     with pytest.raises(LoadError, match="own"):
         LLM(folder, own, trust_remote_code=True)
     with pytest.raises(UnsupportedModelError, match="does not hold for its draft"):
@@ -277,17 +271,11 @@ def test_a_loaded_model_that_cannot_be_run_is_refused(make, settings, error, say
         LLM(make(), **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"quantize": "int8"}, "quantize='int8' was asked of transformers"),
-        ({"kv_dtype": "float16"}, "kv_dtype='float16' was asked of transformers"),
-    ],
-)
-def test_settings_that_transformers_does_not_have_are_refused(folder: Path, settings: dict, message: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("quantize", "int8"), ("kv_dtype", "float16")])
+def test_settings_that_transformers_does_not_have_are_refused(folder: Path, name: str, value: str) -> None:
     for model in (folder, random_model("gpt-neox", torch.float32)):
-        with pytest.raises(ParameterError, match=message):
-            LLM(model, **settings)
+        with pytest.raises(ParameterError, match=f"{name}='{value}' was asked of transformers"):
+            LLM(model, **{name: value})
 
 
 @pytest.mark.parametrize("kind", ["Bert", "T5"])
