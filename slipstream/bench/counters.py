@@ -96,8 +96,7 @@ class Counters:
 def total(parts: Iterable[Counters | None]) -> Counters | None:
     """Those of several passes; None if one has none."""
     every = list(parts)
-    known = [part for part in every if part]
-    return reduce(add, known) if known and len(known) == len(every) else None
+    return reduce(add, every) if every and all(every) else None
 
 
 def read_counters(text: str) -> Counters | None:

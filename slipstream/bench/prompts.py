@@ -11,7 +11,7 @@ The speed-up of a drafter depends mostly on the text, so repeated prompts are dr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -200,7 +200,10 @@ def entries(source: str) -> list[Entry]:
     except (OSError, UnicodeDecodeError) as fault:
         raise PromptError(f"{source} cannot be read: {fault}", fix="give UTF-8 text or JSON lines") from fault
     lines = path.suffix in (".jsonl", ".json", ".ndjson") or text.lstrip().startswith("{")
-    rows = list(_json_lines(path, text) if lines else _plain_text(path, text))
+    numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    rows = [
+        _json_line(path, number, line) if lines else Entry(line, path.stem, str(number)) for number, line in numbered
+    ]
     if not rows:
         raise PromptError(f"{source} holds no prompt", fix="one JSON object a line, or one prompt a line")
     return rows
@@ -265,20 +268,14 @@ def built_in(llm: LLM, kind: str, count: int) -> list[list[int]]:
     return [row[-max(1, (llm.checks.longest + 1) // 2) :] for row in ids]
 
 
-def _json_lines(path: Path, text: str) -> Iterable[Entry]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as fault:
-                raise PromptError(
-                    f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",
-                    fix="one JSON object a line, without line breaks inside",
-                ) from fault
-            yield _entry(path, number, value)
-
-
-def _entry(path: Path, number: int, value: Any) -> Entry:
+def _json_line(path: Path, number: int, line: str) -> Entry:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as fault:
+        raise PromptError(
+            f"{path.name}, line {number}, is not JSON: {fault.msg} at column {fault.colno}",
+            fix="one JSON object a line, without line breaks inside",
+        ) from fault
     where = f"{path.name}, line {number},"
     if not isinstance(value, dict):
         raise PromptError(f"{where} is a {type(value).__name__}, an object is needed", fix='as in {"prompt": "..."}')
@@ -296,9 +293,3 @@ def _entry(path: Path, number: int, value: Any) -> Entry:
     if not all(isinstance(turn, str) and turn.strip() for turn in later):
         raise PromptError(f"{where} holds a turn that is not text", fix="give each turn as a string, not empty")
     return Entry(text, category, name, request, later)
-
-
-def _plain_text(path: Path, text: str) -> Iterable[Entry]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield Entry(line, path.stem, str(number))

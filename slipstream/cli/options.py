@@ -1,8 +1,6 @@
 """Options of models and of sampling, which most commands share. Nothing here imports torch, so that mistakes in the
 arguments are reported at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, make_dataclass

@@ -4,8 +4,6 @@ The page loads nothing and runs nothing: style and plots are inline. `section` d
 that commands print; `templates/page.html` is the form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from importlib import import_module
 from pathlib import Path

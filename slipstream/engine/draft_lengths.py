@@ -32,8 +32,6 @@ Lengths depend on past steps only, never on tokens that were drawn, so every out
 depend on times, though: under `rejection`, a seed then gives the same text only with fixed lengths.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence as Seq

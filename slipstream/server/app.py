@@ -1,7 +1,5 @@
 """`create_app`: the HTTP application over a `Service`: routes, errors, the page at `/`, and who may ask."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """From the fields of a chat to its generation: for /v1/chat/completions, and for the endpoints translated to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

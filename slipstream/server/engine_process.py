@@ -9,8 +9,6 @@ The engine's process ends when its pipe is closed, however the other one ended, 
 SIGINT and SIGTERM, which terminals and service managers send to all processes: the other one tells it when to end.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ Times are limited by anyio, not by `asyncio.wait_for`: that of Python 3.10 and 3
 just when what it waits for has ended, and an aborted request would run to its end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 docs/server.md defines each; tests compare the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """`ToolUse`: the tools of a request, and what its answer may do with them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The suite of `conformance.py` for every drafter of the registry and for the scripted ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream.core.params import SamplingParams

@@ -1,7 +1,5 @@
 """Structured output with every drafter of the registry, every rule, in mixed batches, and with other parameters."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

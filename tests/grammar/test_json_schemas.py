@@ -3,8 +3,6 @@
 `jsonschema` is the oracle.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

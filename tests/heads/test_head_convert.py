@@ -2,8 +2,6 @@
 programs look for; what a format cannot hold is refused. Packages that formats are named after load them whole,
 where they are installed."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

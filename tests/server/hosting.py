@@ -1,7 +1,5 @@
 """Runs the application in this process: uvicorn in a thread, over an `AsyncLLM`."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Requests that cannot be run are refused before anything runs, with OpenAI's error body."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

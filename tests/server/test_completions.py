@@ -1,7 +1,5 @@
 """`/v1/completions` gives the texts of `LLM.generate`, whole and as streams."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream import LLM, SamplingParams

@@ -1,7 +1,5 @@
 """A server of an encoder-decoder: the prompt is a source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`/v1/messages` with the official client of Anthropic."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

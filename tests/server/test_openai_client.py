@@ -1,7 +1,5 @@
 """The official client of OpenAI works with the server."""
 
-from __future__ import annotations
-
 import pytest
 
 from slipstream import LLM, SamplingParams

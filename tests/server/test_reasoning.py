@@ -1,7 +1,5 @@
 """Reasoning comes apart from the content, and forms hold after it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients that go, wait, flood or read slowly, and requests that leave no token possible, harm nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

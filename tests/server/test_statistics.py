@@ -1,7 +1,5 @@
 """Statistics that were asked for, and what they say of predicted outputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`strict` where the model decides whether it calls: text is free, and the arguments of calls meet their schemas."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tools: given to the chat template, called by choice or by force, parsed, and answered."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The native executor against the torch executor in float64: every format, chains drafted in one call, trees,
 rollbacks, slices of layers. The promises of every executor are in the conformance suite."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools
