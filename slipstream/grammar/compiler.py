@@ -42,7 +42,6 @@ PROBED = 4
 KEPT = 64
 """How many compiled grammars are kept for the next requests."""
 
-
 LARGEST_MULTIPLE = 100_000
 """Compiling `multipleOf` takes one state for each remainder: about a second here, and 15 at 700,000, where llguidance's
 fuel is not yet used up."""

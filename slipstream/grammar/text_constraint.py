@@ -171,10 +171,6 @@ class State:
     fault: str = ""
 
 
-FREE_AGAIN = Place(None)
-"""After a form that may be followed by others."""
-
-
 class TextConstraint:
     """See `Constraint`. A stop id may follow exactly where the text has the form.
 
@@ -248,7 +244,8 @@ class TextConstraint:
         allowed = self._vocabulary.row(mask)
         if accepting and not allowed.any():
             if self._free.repeats:
-                return State(FREE_AGAIN, self._free.allowed(FREE_AGAIN))
+                again = Place(None)
+                return State(again, self._free.allowed(again))
             return State(place, self._all, over=True, complete=True)
         allowed[self._stops] = accepting
         return State(place, allowed)

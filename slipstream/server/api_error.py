@@ -7,15 +7,12 @@ from starlette.responses import JSONResponse
 from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
 
 TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-"""HTTP status -> type of the error; others are "server_error"."""
+"""HTTP status -> type of the error; of others "invalid_request_error" below 500, else "server_error"."""
 
 ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -46,7 +43,7 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": self.message,
-                "type": TYPES.get(self.status, "server_error"),
+                "type": TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error"),
                 "param": self.param,
                 "code": self.code,
             }

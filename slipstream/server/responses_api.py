@@ -160,13 +160,15 @@ class ResponseScript(BlockScript):
         cut = self.generation.choices[0].finish == "length"
         response = self._response("incomplete" if cut else "completed")
         usage = self.generation.usage
+        reasoning = self.generation.choices[0].reply.reasoning
+        reasoned = self.generation.service.tokenizer.encode(reasoning, add_special_tokens=False) if reasoning else []
         return response | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens()},
+                "output_tokens_details": {"reasoning_tokens": len(reasoned)},
                 "total_tokens": usage["total_tokens"],
             },
         }
@@ -175,10 +177,6 @@ class ResponseScript(BlockScript):
         items = [self._item(block, "completed") for block in self.blocks]
         state = {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None}
         return self._head | state
-
-    def _reasoning_tokens(self) -> int:
-        text = self.generation.choices[0].reply.reasoning
-        return len(self.generation.service.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     def _item(self, block: Block, status: str) -> Object:
         item: Object = {"id": self._ids[block.index], "status": status}
