@@ -246,7 +246,7 @@ def fit(head: EagleHead, host: HeadHost) -> EagleHead:
     strange = [tap for tap in c.taps if tap != -1 and not 0 <= tap <= host.layers]
     ids = f"the ids 0..{host.vocab_size - 1}"
     further = (
-        (strange, f"the target layers {strange}", f"layers 0..{host.layers}"),
+        (strange, f"the target layers {strange} ({TAPS})", f"layers 0..{host.layers}"),
         (borrows and c.hidden_size != host.hidden_size, f"width {c.hidden_size}", f"width {host.hidden_size}"),
         (borrows and (c.mask_token or 0) >= host.vocab_size, f"the mask token {c.mask_token}", ids),
     )
