@@ -31,6 +31,8 @@ def test_a_call_is_parsed(talker: Host) -> None:
         {"name": "now", "arguments": "{}"},
     ]
     assert said(talker, CALL)["message"]["content"] is None
+    one = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in one] == ["weather"]
 
 
 def test_text_without_a_call_is_content(talker: Host) -> None:
