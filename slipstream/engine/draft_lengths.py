@@ -50,7 +50,7 @@ TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
 TRIAL_SHARE = 0.01
 """What trials may cost, as a share of plain decoding: a pause is at least as long as its trial cost over this."""
-SAVED_FIRST, MOST_SAVED, LOOK = 8.0, 16.0, 0.5
+SAVED_FIRST, MOST_SAVED, LOOK = 4.0, 16.0, 0.5
 """Plain steps that drafts may lose at first, and after they gained; and what a drafter that ends its drafts itself must
 have saved before it is tried again: most of its steps draft nothing, and cost little."""
 MARGIN = 0.02
