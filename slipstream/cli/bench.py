@@ -121,11 +121,13 @@ def bench(
     engine: EngineOptions,
     files: OutputOptions,
 ) -> None:
-    """Compare drafters with plain decoding in one interleaved run on the same prompts.
+    """Measure drafters against plain decoding, or servers under load.
+
+    All take turns in one interleaved run on the same prompts.
 
     Options that take several values make a grid: every draft length, temperature, batch size and context is measured
-    with every other, and plotted beside the predictions of the closed forms. Lengths that are chosen at run time
-    (-k auto, the default) have no prediction: with --context alone, only the measurements are plotted.
+    with every other, and plotted beside the predictions of the closed forms. Lengths that are chosen at run time (-k
+    auto, the default) have no prediction: with --context alone, only the measurements are plotted.
 
     Exit code 1 if a greedy text differs from plain decoding by more than rounding can explain.
 

@@ -30,7 +30,10 @@ def chat(
     system: str | None = option(None, "System message.", shown=False),
     raw: bool = option(False, "Complete each prompt without a chat template."),
 ) -> None:
-    """Chat with a model. /reset starts a new conversation, /help lists all commands."""
+    """Chat with a model.
+
+    /reset starts a new conversation, /help lists all commands.
+    """
     llm = load(models, asked=[sampling.params()])
     params = sampling.params(llm.defaults.sampling)
     session = Session(llm, params, raw=raw, system=system)

@@ -26,10 +26,12 @@ def convert(
     overwrite: bool = option(False, "gguf: replace the file if it is there."),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
-    """Convert a checkpoint: a model to GGUF, a draft head to what vLLM, SGLang, speculators or SpecForge load.
+    """Convert a model to GGUF, or a draft head for other programs.
 
-    GGUF: Llama, Mistral, Qwen2, Qwen3 and GPT-2, for llama.cpp and `slipstream generate MODEL.gguf`. The tokenizer is
-    compared token by token. Draft heads: EAGLE-3 and Medusa; int8: an EAGLE-3 head in half the size, for Slipstream."""
+    GGUF: Llama, Mistral, Qwen2, Qwen3 and GPT-2, for llama.cpp and `slipstream generate -m MODEL.gguf`. The tokenizer
+    is compared token by token. Draft heads: EAGLE-3 and Medusa, for vLLM, SGLang, speculators and SpecForge; int8: an
+    EAGLE-3 head in half the size, for Slipstream.
+    """
     quieten()
     one_of("--to", to, ("gguf", *HEAD_FORMATS, SMALL_HEAD))
     head = to != "gguf"

@@ -49,7 +49,7 @@ def demo(
     prompts: int = option(3, "Number of prompts of each kind; the text of the first is shown.", min=1, max=8),
     rounds: int = option(7, "Maximum number of timed passes; fewer on a slow machine.", min=1),
 ) -> None:
-    """Decode prompts plainly and speculatively: show the texts, compare them, and time both.
+    """See plain and speculative decoding in turns, compared and timed.
 
     Exit code 1 if a speculative text differs from the plain text by more than rounding can explain.
     """

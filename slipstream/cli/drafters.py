@@ -22,7 +22,10 @@ def drafters(
     name: str | None = argument("Show the options of this drafter.", default=None),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
-    """List the drafters, or the options of one (`-o NAME=VALUE` on other commands)."""
+    """List the drafters, or the options of one.
+
+    Other commands take these options as `-o NAME=VALUE`.
+    """
     if name is None:
         rows = {
             each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": most_chosen(each)}

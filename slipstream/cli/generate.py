@@ -69,9 +69,10 @@ def generate(
     as_json: bool = option(False, "Print one JSON object instead of text.", "--json"),
     quiet: bool = option(False, "Print only the generated text.", "--quiet", "-q"),
 ) -> None:
-    """Complete a prompt. The text goes to standard output, everything else to standard error.
+    """Complete a prompt.
 
-    On a terminal, colours distinguish accepted draft tokens from tokens chosen by the target.
+    The text goes to standard output, everything else to standard error. On a terminal, colours distinguish accepted
+    draft tokens from tokens chosen by the target.
     """
     params = replace(sampling.params(), structured=structured.form())
     text = read_prompt(prompt, file)

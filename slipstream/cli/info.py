@@ -32,10 +32,11 @@ def info(
     as_json: bool = option(False, "Print one JSON object.", "--json"),
     matrix: bool = option(False, "Show what works with what: architectures, drafters, rules, quantisation (Markdown)."),
 ) -> None:
-    """Show a model's architecture, sizes, tokenizer and executor, and which formats of weights are supported.
+    """Describe a model, or check a pair of target and draft model.
 
-    With a draft model, check that both have the same vocabulary, and estimate the speed-up: exit code 0 if they are
-    compatible, 1 if not. No weights are loaded; `slipstream bench` measures a pair.
+    Shown are architecture, sizes, tokenizer, executor and the supported formats of weights. With a draft model, check
+    that both have the same vocabulary, and estimate the speed-up: exit code 0 if they are compatible, 1 if not. No
+    weights are loaded; `slipstream bench` measures a pair.
     """
     quieten()
     if draft is not None:

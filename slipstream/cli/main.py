@@ -41,11 +41,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (
-    generate, chat, demo, info, drafters, bench, trace, verify, tune, report, simulate, serve, convert,
-):  # fmt: skip
-    app.command(command.__name__, help=unwrapped(command.__doc__))(command)
-app.add_typer(train, name="train")
+for panel, commands in {
+    "Use a model": (demo, generate, chat, serve),
+    "Choose": (info, drafters, tune, simulate),
+    "Measure and verify": (bench, verify, trace, report),
+    "Convert and train": (convert,),
+}.items():
+    for command in commands:
+        app.command(command.__name__, help=unwrapped(command.__doc__), rich_help_panel=panel)(command)
+app.add_typer(train, name="train", rich_help_panel=panel)
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it
 _UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."
@@ -60,9 +64,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
 ) -> None:
     pass
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-METAVARS = ((bool, None), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
+METAVARS = ((bool, ""), (int, "N"), (float, "X"), (Path, "FILE"), (str, "TEXT"))
 """What stands for the value of an option in `--help`: short, because long names of options are cut at 60 columns."""
 _DECLARED = "typer"  # key of the metadata of a field
 

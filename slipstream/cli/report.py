@@ -23,7 +23,7 @@ def report(
     results: list[str] = argument("Result files of bench, tune, trace, verify."),
     out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
 ) -> None:
-    """Turn result files into one self-contained HTML page (offline, light and dark, printable)."""
+    """Turn result files into one self-contained HTML page."""
     all_results = [result for path in results for result in read_all(path)]
     write_page(all_results, out)
     render.line(f"wrote {out}")

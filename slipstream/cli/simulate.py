@@ -78,7 +78,7 @@ def simulate(
     advice: bool = option(False, "What to do in which situation, with commands.", panel="Lists"),
     as_json: bool = option(False, "Print one JSON object.", "--json"),
 ) -> None:
-    """Predict the speed-up of speculation, and state the assumptions.
+    """Predict the speed-up of speculation, also on other hardware.
 
     Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
     sizes of the models (--hardware). --pairs lists recommended pairs, --advice what to do in which situation.

@@ -26,9 +26,10 @@ def trace(
     chat: bool = option(False, "Treat the prompt as a chat message."),
     files: OutputOptions,
 ) -> None:
-    """Record one generation: the origin of each token, what was accepted, probabilities, and acceptance over time.
+    """Record one generation, token by token.
 
-    `slipstream report` draws what --out writes.
+    Recorded are where each token is from, what was accepted, probabilities, and acceptance over time. `report` draws
+    what --out writes.
     """
     params, contenders = sampling.params(), models.contenders()
     if len(contenders) != 1 and models.drafter:

@@ -95,11 +95,12 @@ def tune(
     server: RunningServer,
     load_options: LoadOptions,
 ) -> None:
-    """Choose drafter and draft length for your prompts on this machine; never one that is slower than plain decoding.
+    """Choose drafter and draft length for your prompts on this machine.
 
-    Each drafter runs once, a formula predicts the other draft lengths, and the best are timed against plain decoding.
-    What limits each is said with its fix: an expensive draft, low acceptance, rows that cost the target time, the host.
-    --draft-tokens is the maximum draft length to consider.
+    A choice that is slower than plain decoding is never made. Each drafter runs once, a formula predicts the other
+    draft lengths, and the best are timed against plain decoding. What limits each is said with its fix: an expensive
+    draft, low acceptance, rows that cost the target time, the host. --draft-tokens is the maximum draft length to
+    consider.
 
     With --base-url, watch the counters of a running server of vLLM, SGLang, llama.cpp or Slipstream under the load that
     it has, and recommend a draft length. API key: OPENAI_API_KEY. With --engine vllm, vLLM's server is started for each

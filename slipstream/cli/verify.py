@@ -47,17 +47,17 @@ def verify(
     served_model: str = option("", "Model name at both servers.", shown="the first listed"),
     engine: EngineOptions,
 ) -> None:
-    """Check that speculation does not change the output, with your target, drafter, rule and sampling parameters.
+    """Check that speculation does not change the output.
 
-    Greedy texts and texts of one seed are compared with and without the drafter, with 1, 2 and K draft tokens;
-    differences within the measured rounding of this model's logits are not bugs. Samples are tested against the
-    target's exact distribution (at the given temperature, else 1), which is computed by code of its own. Beside your
-    parameters, requests with filters, penalties, stops and biases run side by side, join and are preempted. Exit code 1
-    if there is a bug, or if too little was drafted to test anything.
+    Target, drafter, rule and sampling parameters are yours. Greedy texts and texts of one seed are compared with and
+    without the drafter, with 1, 2 and K draft tokens; differences within the measured rounding of this model's logits
+    are not bugs. Samples are tested against the target's exact distribution (at the given temperature, else 1), which
+    is computed by code of its own. Beside your parameters, requests with filters, penalties, stops and biases run side
+    by side, join and are preempted. Exit code 1 if there is a bug, or if too little was drafted to test anything.
 
     With --base-url and --against, two OpenAI-compatible servers of the same model are compared instead: greedy texts by
-    the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, servers
-    are asked the first turn only. With --engine vllm, two servers of vLLM are started and compared.
+    the margins of their log-probabilities, sampled texts by their n-grams. Of a conversation, servers are asked the
+    first turn only. With --engine vllm, two servers of vLLM are started and compared.
     """
     seed = secrets.randbits(32) if sampling.seed is None else abs(sampling.seed)
     prompts.check()

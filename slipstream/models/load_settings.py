@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from slipstream import settings
 from slipstream.core.params import check_integer
@@ -47,6 +47,7 @@ class LoadSettings:
     role       "target" or "draft": what the model is loaded as.
     """
 
+    PANEL: ClassVar[str] = "Loading"
     executor: str = setting(
         settings.AUTO,
         "auto, native, torch, transformers or llamacpp. On a CPU, auto uses native if it supports the model.",
