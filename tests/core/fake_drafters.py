@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter, DrafterTraits
+from slipstream.core.drafter import Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import Target
 from slipstream.core.warp import warp
 from slipstream.drafters.chains import sample_draft_tokens
-from slipstream.drafters.none import NoDrafter
 from tests.targets.toy import ToyTarget
 
 LETTERS = "abcdefghijklmnop"
@@ -68,7 +67,7 @@ def continuation(target: ToyTarget, tokens: Seq[int], n: int) -> list[int]:
     return tokens[-n:]
 
 
-class Scripted:
+class Scripted(NoDrafter):
     """Drafts the target's argmax continuation, wrong from place `wrong_at(step)` on (None: right throughout)."""
 
     name = "scripted"
@@ -90,12 +89,6 @@ class Scripted:
         if at is not None and at < len(chain):
             chain[at] = (chain[at] + 1) % self.target.vocab_size
         return chain
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq_id: int) -> None:
-        pass
 
 
 class Sampling(Scripted):

@@ -2,21 +2,18 @@
 
 from functools import cache
 
-from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.core.params import SamplingParams
 from slipstream.grammar.compiler import Grammars
 from slipstream.grammar.text_constraint import TextConstraint
 from tests.core.fake_drafters import LETTERS
+from tests.models.tokenizer_kinds import letters
 
 
-@cache
 def letter_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     """Token i writes letter i; no token is special. Not to be changed: it is made once."""
-    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS[:vocab])}, []))
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+    return letters(tuple(LETTERS[:vocab]))
 
 
 def constraint_of(params: SamplingParams, vocab: int, stop_ids: frozenset[int] = frozenset()) -> TextConstraint | None:

@@ -1,6 +1,5 @@
 """Several steps of plain decoding in one call: text, counters, stream and KV are those of one step at a time."""
 
-import importlib.util
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import replace
@@ -19,30 +18,22 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.errors import TargetError
-from tests.checkpoints import CONTEXT, Tiny, make_model, make_tokenizer
-from tests.core.changed_parameters import CHANGED
+from tests.checkpoints import CONTEXT, make_model, make_tokenizer
+from tests.core.changed_parameters import CHANGED, visible
 
-if importlib.util.find_spec("numba") is None:
-    pytest.skip("numba is not installed", allow_module_level=True)
+pytest.importorskip("numba")
 
 PROMPTS = ["def add(", "for name in", "café", "x"]
 STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """With shapes that the native kernels support."""
-    folder = tmp_path_factory.mktemp("pair")
-    models = Tiny(folder / "target", folder / "draft")
-    for path, noise in ((models.target, 0.0), (models.draft, 0.05)):
-        make_model(path, noise=noise, hidden_size=64, intermediate_size=96)
-        make_tokenizer(path)
-    return models
-
-
-@pytest.fixture(scope="module")
-def engine(pair: Tiny) -> LLM:
-    llm = LLM(pair.target, executor="native", threads=1, draft_tokens=4)
+    folder = tmp_path_factory.mktemp("target")
+    make_model(folder, hidden_size=64, intermediate_size=96)
+    make_tokenizer(folder)
+    llm = LLM(folder, executor="native", threads=1, draft_tokens=4)
     assert llm.target.steps_per_call > STEPS
     llm.target.steps_per_call = STEPS
     return llm
@@ -79,13 +70,7 @@ def greedy(n: int = 30, **more) -> SamplingParams:
 
 
 def same(completions: Seq, wanted: Seq) -> None:
-    """Everything but the clock."""
-
-    def timeless(completion):
-        stats = {k: v for k, v in completion.stats.as_dict().items() if "second" not in k}
-        return replace(completion, stats=None), stats
-
-    assert [timeless(c) for c in completions] == [timeless(c) for c in wanted]
+    assert list(map(visible, completions)) == list(map(visible, wanted))
 
 
 # --- the same text --------------------------------------------------------------------------------------------------

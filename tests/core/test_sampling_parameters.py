@@ -28,8 +28,8 @@ from slipstream.core.warp import distributions, distributions_after, warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
-from slipstream.llm import LLM, Completion
-from tests.core.changed_parameters import CHANGED
+from slipstream.llm import LLM
+from tests.core.changed_parameters import CHANGED, visible
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.fakes import MultiStepToy
 from tests.targets.toy import ToyTarget
@@ -66,12 +66,6 @@ def engine(drafter: str) -> LLM:
         "model, one call": lambda: ModelDrafter(MultiStepToy(**small), V),
     }
     return LLM(target, engines[drafter](), draft_tokens=4, tokenizer=letter_tokenizer(V))
-
-
-def visible(completion: Completion) -> tuple[object, ...]:
-    """Everything but the times."""
-    counts = {name: count for name, count in completion.stats.as_dict().items() if "second" not in name}
-    return replace(completion, stats=None), counts  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,11 +19,12 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import PHASES
 from slipstream.core.step import budget, decide, dice, step
 from slipstream.core.target import Target
-from slipstream.core.warp import distributions, warp
+from slipstream.core.warp import distributions
 from slipstream.errors import TargetError
 from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
 from tests.end_to_end.sampling import hurry
-from tests.significance import assert_distribution
+from tests.oracle import Oracle, joint_distribution
+from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
 
 TARGET = ToyTarget(vocab=7, order=2, seed=3)
@@ -298,14 +299,8 @@ def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter:
     seqs = [Sequence(PROMPT, shared, stream=Stream(seed)) for seed in range(3000)]
     with hurry():
         up_to_a_dead_end(seqs, target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
-    wanted: dict[tuple[int, ...], float] = {(): 1.0}
-    for length in range(3):
-        for text, p in [(t, p) for t, p in wanted.items() if len(t) == length and t[-1:] != (DEAD,)]:
-            del wanted[text]
-            plain_params = SamplingParams(temperature=1.0)
-            for token, own in enumerate(warp(target.logits([*PROMPT, *text])[None], plain_params)[0].tolist()):
-                wanted[(*text, token)] = p * own
-    assert_distribution((tuple(seq.output[:3]) for seq in seqs), wanted)
+    wanted = joint_distribution(Oracle(target), PROMPT, SamplingParams(temperature=1.0), frozenset({DEAD}))
+    assert_distribution(beginnings(seq.output for seq in seqs), wanted)
     assert sum(seq.output[-1] == DEAD for seq in seqs) > 300
 
 

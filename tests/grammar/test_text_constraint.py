@@ -7,27 +7,16 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
 from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.errors import ParameterError, TargetError
 from slipstream.grammar.compiler import Grammars
 from slipstream.grammar.text_constraint import GivenTokens, TextConstraint
+from tests.models.tokenizer_kinds import letters
 
-PIECES = ["a", "b", "c", "d", "ab", "bc", "abc", "cd", "dd"]
+PIECES = ("a", "b", "c", "d", "ab", "bc", "abc", "cd", "dd")
 V, EOS, PADDING = len(PIECES) + 2, len(PIECES), len(PIECES) + 1
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Tokens of one to three letters."""
-    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("c", "d"), ("d", "d")]
-    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(PIECES)}, merges))
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
-GRAMMARS = Grammars(tokenizer(), V)
+GRAMMARS = Grammars(letters(PIECES, (("a", "b"), ("b", "c"), ("ab", "c"), ("c", "d"), ("d", "d"))), V)
 
 
 def constraint(form: Structured, stops: Iterable[int] = (EOS,)) -> TextConstraint:

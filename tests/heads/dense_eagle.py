@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -13,6 +14,9 @@ from torch import Tensor
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.models.executor import Batch
 from tests.heads.tiny_heads import config
+
+Damage = Callable[[dict[str, Tensor]], Any] | dict[str, Any]
+"""Changes tensors of a checkpoint in place, or is new values of config.json."""
 
 V, TARGET = 40, 6
 SHORT = {"draft_vocab": 24}
@@ -103,3 +107,15 @@ def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = N
     if tensors:
         tensors(state)
         save_file(state, weights)
+
+
+def assert_refused(
+    folder: Path, damage: Damage, load: Callable[[Path], Any], error: type[Exception], says: str | None
+) -> None:
+    """A checkpoint is not loaded any more after this change."""
+    if isinstance(damage, dict):
+        rewrite(folder, **damage)
+    else:
+        rewrite(folder, damage)
+    with pytest.raises(error, match=says):
+        load(folder)

@@ -12,7 +12,7 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Unsupport
 from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.recognition import recognise
-from tests.heads.dense_eagle import rewrite
+from tests.heads.dense_eagle import assert_refused, rewrite
 from tests.heads.tiny_heads import dflash_config, dflash_head
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -62,27 +62,19 @@ def test_the_keys_of_dspark_may_stand_at_the_top_and_its_confidence_head_is_left
     assert load_dflash(tmp_path).config == written.config
 
 
-@pytest.mark.parametrize(
-    ("own", "told"),
-    [
-        ({"mask_token_id": None}, "mask_token_id of .* is None, expected the id that the head was trained with"),
-        ({"target_layer_ids": []}, "target_layer_ids"),
-        ({"target_layer_ids": [0, 1, 2]}, r"fc\.weight .* has the shape \(8, 10\)"),
-        ({"use_swa": True}, "dflash_config.use_swa True"),
-        ({"use_aux_hidden_state": False}, "use_aux_hidden_state False"),
-        ({"conv_kernel_size": 4}, "dflash_config.conv_kernel_size 4"),
-    ],
-    ids=str,
-)
-def test_settings_that_are_missing_or_unknown_are_refused(folder: Path, own: dict[str, Any], told: str) -> None:
-    rewrite(folder, dflash_config={"mask_token_id": 4, "target_layer_ids": [0, 1], **own})
-    with pytest.raises(LoadError, match=told):
-        load_dflash(folder)
+def own(**keys: Any) -> dict[str, Any]:
+    return {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 1], **keys}}
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "told"),
+    ("damage", "error", "says"),
     [
+        (own(mask_token_id=None), LoadError, "mask_token_id of .* is None, expected the id that the head was trained"),
+        (own(target_layer_ids=[]), LoadError, "target_layer_ids"),
+        (own(target_layer_ids=[0, 1, 2]), LoadError, r"fc\.weight .* has the shape \(8, 10\)"),
+        (own(use_swa=True), LoadError, "dflash_config.use_swa True"),
+        (own(use_aux_hidden_state=False), LoadError, "use_aux_hidden_state False"),
+        (own(conv_kernel_size=4), LoadError, "dflash_config.conv_kernel_size 4"),
         ({"block_size": 1}, ConfigError, "block_size .* is 1, expected a token, and masks"),
         ({"block_size": None}, ConfigError, "block_size .* is None"),
         ({"dflash_config": 3}, ConfigError, "dflash_config is 3"),
@@ -93,27 +85,23 @@ def test_settings_that_are_missing_or_unknown_are_refused(folder: Path, own: dic
     ],
     ids=str,
 )
-def test_variants_that_would_draft_wrong_tokens_are_refused(
-    folder: Path, keys: dict[str, Any], error: type[Exception], told: str
+def test_what_is_missing_or_unknown_or_would_draft_wrong_tokens_is_refused(
+    folder: Path, damage: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    rewrite(folder, **keys)
-    with pytest.raises(error, match=told):
-        load_dflash(folder)
+    assert_refused(folder, damage, load_dflash, error, says)
 
 
 def test_a_mask_embedding_or_a_draft_vocabulary_of_its_own_is_refused(folder: Path) -> None:
     (folder / "mask_embedding.pt").touch()
-    rewrite(folder, lambda s: s.update({"d2t": torch.zeros(3)}))
-    with pytest.raises(UnsupportedModelError, match=r"\(d2t\), a mask embedding"):
-        load_dflash(folder)
+    maps = {"d2t": torch.zeros(3)}
+    assert_refused(folder, lambda s: s.update(maps), load_dflash, UnsupportedModelError, r"\(d2t\), a mask embedding")
 
 
 def test_heads_of_another_kind_are_told_apart(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds a dflash head.*use the drafter 'dflash'"):
         load_eagle(folder)
-    rewrite(folder, lambda s: s.pop("hidden_norm.weight"))
-    with pytest.raises(CheckpointError, match=r"lacks 1 tensors .*hidden_norm"):
-        load_dflash(folder)
-    rewrite(folder, dflash_config=None)
-    with pytest.raises(CheckpointError, match=r"a head of the kind eagle.*use the drafter 'eagle'"):
-        load_dflash(folder)
+    for damage, says in (
+        (lambda s: s.pop("hidden_norm.weight"), r"lacks 1 tensors .*hidden_norm"),
+        ({"dflash_config": None}, r"a head of the kind eagle.*use the drafter 'eagle'"),
+    ):
+        assert_refused(folder, damage, load_dflash, CheckpointError, says)

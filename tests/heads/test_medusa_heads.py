@@ -3,10 +3,8 @@
 import json
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,11 +18,9 @@ from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads, MedusaRuntime
 from slipstream.heads.recognition import recognise
 from slipstream.models.load_settings import LoadSettings
-from tests.heads.dense_eagle import rewrite
+from tests.heads.dense_eagle import Damage, assert_refused, rewrite
 from tests.heads.tiny_heads import head_host, tiny_heads
 
-Damage = Callable[[dict[str, torch.Tensor]], Any]
-"""Changes the tensors of a checkpoint."""
 KINDS = {
     "plain": {},
     "two blocks": {"layers": 2},
@@ -233,23 +229,15 @@ def test_a_full_lm_head_with_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> N
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(
-    damage: Damage | dict[str, Any], error: type[Exception], says: str, folder: Path
+    damage: Damage, error: type[Exception], says: str, folder: Path
 ) -> None:
-    """damage: to tensors, or other values in config.json."""
-    if isinstance(damage, dict):
-        rewrite(folder, **damage)
-    else:
-        rewrite(folder, damage)
-    with pytest.raises(error, match=says):
-        load_medusa(folder)
+    assert_refused(folder, damage, load_medusa, error, says)
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 1, 2, 3, 4], [0, 1, 2, 3, 4, 11], [-1, 0, 1, 2, 3, 4]])
 def test_an_invalid_token_map_is_refused(ids: list[int], tmp_path: Path) -> None:
     save_medusa(tiny_heads(draft_vocab=6), tmp_path)
-    rewrite(tmp_path, put("token_map", torch.tensor(ids)))
-    with pytest.raises(CheckpointError, match="token_map"):
-        load_medusa(tmp_path)
+    assert_refused(tmp_path, put("token_map", torch.tensor(ids)), load_medusa, CheckpointError, "token_map")
 
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:

@@ -47,21 +47,12 @@ def gguf_bytes(
 
 def tiny_model(**changes: Any) -> bytes:
     """A Llama of one layer, without a tokenizer. changes: metadata, None to leave one out."""
-    metadata: dict[str, Any] = {
-        "general.architecture": "llama", "general.file_type": 0, "llama.block_count": 1, "llama.context_length": 64,
-        "llama.embedding_length": 32, "llama.feed_forward_length": 32, "llama.attention.head_count": 2,
-        "llama.attention.head_count_kv": 1, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": 8,
-        "tokenizer.ggml.model": "none",
+    shape = {
+        "vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
     }  # fmt: skip
-    metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
-    shapes = {
-        "token_embd.weight": (8, 32), "output_norm.weight": (32,), "blk.0.attn_norm.weight": (32,),
-        "blk.0.attn_q.weight": (32, 32), "blk.0.attn_k.weight": (16, 32), "blk.0.attn_v.weight": (16, 32),
-        "blk.0.attn_output.weight": (32, 32), "blk.0.ffn_norm.weight": (32,), "blk.0.ffn_gate.weight": (32, 32),
-        "blk.0.ffn_up.weight": (32, 32), "blk.0.ffn_down.weight": (32, 32),
-    }  # fmt: skip
-    drawn = np.random.default_rng(0)
-    return gguf_bytes(metadata, {name: drawn.normal(size=shape) * 0.2 for name, shape in shapes.items()})
+    metadata = {"general.file_type": 0, "llama.vocab_size": 8, "tokenizer.ggml.eos_token_id": None}
+    return model_bytes(family_config("llama", tied=True, **shape), **metadata | changes)[0]
 
 
 def random_bytes(name: str, outs: int, blocks: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -93,8 +84,8 @@ def _value(value: Any) -> bytes:
     return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_text, value))
 
 
-def family_config(family: str, tied: bool = False) -> DecoderConfig:
-    """Two layers of width 256, which all kinds of blocks divide."""
+def family_config(family: str, tied: bool = False, **shape: int) -> DecoderConfig:
+    """Two layers of width 256, which all kinds of blocks divide, or of another shape."""
     common: dict[str, Any] = {
         "model_type": family, "vocab_size": VOCAB, "eos_token_id": [1], "tie_word_embeddings": tied,
     }  # fmt: skip
@@ -113,6 +104,7 @@ def family_config(family: str, tied: bool = False) -> DecoderConfig:
         }
         | {"intermediate_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
         | {"sliding_window": None}
+        | shape
     )  # fmt: skip
 
 
@@ -120,6 +112,15 @@ def gguf_model(
     folder: Path, config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """(file, its canonical weights where they are floating-point). Matrices are stored in these kinds in turn."""
+    data, floats = model_bytes(config, kinds, **metadata)
+    (folder / "model.gguf").write_bytes(data)
+    return folder / "model.gguf", floats
+
+
+def model_bytes(
+    config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
+) -> tuple[bytes, dict[str, np.ndarray]]:
+    """The content of a file, see `gguf_model`."""
     known = {architecture: model_type for model_type, architecture in FAMILIES.items()} | {"mixtral": "llama"}
     name = known[config.model_type]
     keys: dict[str, Any] = {
@@ -133,6 +134,7 @@ def gguf_model(
         keys["expert_feed_forward_length"] = config.experts.intermediate_size
     whole = {"general.architecture": name, "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.model": "none"}
     whole |= {f"{name}.{key}": value for key, value in keys.items()} | metadata
+    whole = {key: value for key, value in whole.items() if value is not None}
     rng, shapes = np.random.default_rng(0), config.shapes()
     tensors, floats, stored = dict[str, np.ndarray](), dict[str, np.ndarray](), dict[str, str]()
     for number, (tensor, parts) in enumerate(names_in_file(config).items()):
@@ -147,6 +149,4 @@ def gguf_model(
             floats[part] = (rng.standard_normal(shapes[part]) * 0.1 + ("norm" in part)).astype(np.float32)
         join = np.stack if "_exps" in tensor else np.concatenate
         tensors[tensor] = join([rotated(config, part, floats[part]) for part in parts])
-    file = folder / "model.gguf"
-    file.write_bytes(gguf_bytes(whole, tensors, kinds=stored))
-    return file, floats
+    return gguf_bytes(whole, tensors, kinds=stored), floats

@@ -5,12 +5,10 @@ from itertools import product
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
 from slipstream.models.rereading import Reading, Vocabularies
 from slipstream.models.token_texts import TokenTexts
-from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, wordpiece
+from tests.models.tokenizer_kinds import FAITHFUL, byte_level, letters, sentencepiece, wordpiece
 
 PAIRS = [(a, b) for a, b in product(FAITHFUL, FAITHFUL) if a != b]
 TEXT = "The naïve café 🎈👩‍👩‍👧 décoding\n\n    return first_name + 42  # 日本語のテキスト, e\u0301\n" * 2
@@ -59,12 +57,8 @@ def test_ids_beyond_the_logits_are_not_shared() -> None:
 def test_large_vocabularies_are_compared_in_one_pass() -> None:
     """12,000 tokens each: to compare each with each would take minutes."""
 
-    def large(offset: int) -> PreTrainedTokenizerFast:
-        tokenizer = Tokenizer(models.BPE({f"t{n}": n - offset for n in range(offset, offset + 12_000)}, []))
-        tokenizer.decoder = decoders.ByteLevel()
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-
-    vocabularies = vocabularies_of(large(0), large(4_000))
+    words = [f"t{n}" for n in range(16_000)]
+    vocabularies = vocabularies_of(letters(tuple(words[:12_000])), letters(tuple(words[4_000:])))
     assert len(vocabularies.to_draft) == 8_000
     assert vocabularies.to_draft[6_000] == 2_000
     assert str(vocabularies).startswith(

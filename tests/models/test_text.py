@@ -4,13 +4,12 @@ import random
 from itertools import product
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import LoadError, PromptError
 from slipstream.models.text import REPLACEMENT, Decode, TextStream, decoder_of, load_tokenizer, stray_byte
 from tests.checkpoints import Tiny, clone
+from tests.models.tokenizer_kinds import sentencepiece
 
 TEXT = "def naïve(☃):\n\treturn 'café 🎈🎈' + ''.join(names)  # übergrößenträger 😀\r\n\x00end"
 
@@ -125,32 +124,21 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
 
 # --- tokenizers that fall back to bytes ------------------------------------------------------------------------------
 
-WORDS = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "a", "b", "\u2581the", "\u00e9", "\n"]
 
-
-@pytest.fixture(scope="module")
-def byte_fallback():
-    """As Llama 2's: tokens for words, and one for each byte."""
-    tokenizer = Tokenizer(
-        models.BPE({word: i for i, word in enumerate(WORDS)}, [], byte_fallback=True, unk_token="<unk>")
-    )
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(steps)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-
-
-def test_only_a_tokenizer_that_falls_back_to_bytes_has_a_stray_byte(tokenizer, byte_fallback):
+def test_only_a_tokenizer_that_falls_back_to_bytes_has_a_stray_byte(tokenizer):
     assert stray_byte(tokenizer) is None
-    assert stray_byte(byte_fallback) == WORDS.index("<0xFF>")
+    assert stray_byte(sentencepiece()) == sentencepiece().convert_tokens_to_ids("<0xFF>")
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_pieces_add_up_to_the_text_where_bytes_are_no_text(byte_fallback, seed):
+def test_pieces_add_up_to_the_text_where_bytes_are_no_text(seed):
     """Whole characters, parts of characters and stray bytes in runs, between words."""
+    byte_fallback = sentencepiece()
     rng, decode, ids = random.Random(seed), decoder_of(byte_fallback), list[int]()
+    first_byte = byte_fallback.convert_tokens_to_ids("<0x00>")
     for _ in range(rng.randint(1, 12)):
         if rng.random() < 0.4:
-            ids.append(rng.randrange(257, len(WORDS)))
+            ids.append(rng.randrange(first_byte + 256, len(byte_fallback)))
         else:
             run = "".join(rng.choice("\u00e9\u2603\U0001f600\nx") for _ in range(rng.randint(1, 3))).encode()
             damaged = rng.random()
@@ -158,7 +146,7 @@ def test_pieces_add_up_to_the_text_where_bytes_are_no_text(byte_fallback, seed):
                 run = run[: rng.randint(1, len(run))]
             elif damaged < 0.6:
                 run += bytes([rng.choice([0xFF, 0x80, 0xC3])])
-            ids += [1 + byte for byte in run]
+            ids += [first_byte + byte for byte in run]
     stream, shown = TextStream(decode, (), stray_byte(byte_fallback)), ""
     for part in chunks(rng, ids):
         for token in part:

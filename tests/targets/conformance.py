@@ -12,6 +12,7 @@ from torch import Tensor
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
+from tests.targets.reference import assert_close, held
 
 
 @dataclass
@@ -81,6 +82,22 @@ class Case:
         self.keep([seq], Draft.empty(1), [[]])
         return seq
 
+    def roll_back(self, seq: Sequence) -> None:
+        """Drafts of which more or fewer tokens are accepted, one after another."""
+        for accepted in (0, 4, 1, 0, 3, 2, 5, 0):
+            draft = self.forest([CHAIN])
+            self.run([seq], draft)
+            self.keep([seq], draft, [list(range(accepted))])
+
+    def check_held(self, seq: Sequence) -> None:
+        """After one more run, the keys, values and states of a sequence are those of a fresh one."""
+        fresh = Sequence(list(seq.tokens), source=seq.source)
+        self.born.append(fresh)
+        for each in (seq, fresh):
+            self.target.run([each], Draft.empty(1))
+        for a, b in zip(held(self.target, seq), held(self.target, fresh), strict=True):
+            assert_close(a, b)
+
     def forest(self, shapes: Seq[Seq[int]]) -> Draft:
         """Random tokens on trees given by their parents; on chains of as many for a target that runs chains only."""
         if not self.target.capabilities.trees:
@@ -142,11 +159,7 @@ class Conformance:
         case.run([seq], case.forest([CHAIN]))
 
     def test_R9_rollbacks_of_differing_depth_one_after_another(self, case: Case) -> None:
-        seq = case.prefilled(5)
-        for accepted in (0, 4, 1, 0, 3, 2, 5, 0):
-            draft = case.forest([CHAIN])
-            case.run([seq], draft)
-            case.keep([seq], draft, [list(range(accepted))])
+        case.roll_back(case.prefilled(5))
 
     def test_commit_of_a_branch_that_is_not_the_first(self, case: Case) -> None:
         for path in ([1, 4, 5], [0, 3], [1], [0, 2, 6], [1, 4]):

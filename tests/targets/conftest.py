@@ -1,6 +1,6 @@
 """Decoders of tiny checkpoints, loaded once per session, and the executors that every decoder test uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,8 @@ import torch
 from slipstream.backends.native.native_backend import refusal
 from slipstream.models.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
+from tests.targets.conformance import Case
+from tests.targets.reference import Reference
 
 EXECUTORS = {
     # name -> (executor, dtype, tolerance relative to the largest logit)
@@ -37,3 +39,14 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
         return made[family, name]
 
     return get
+
+
+@pytest.fixture
+def case(
+    request: pytest.FixtureRequest, executor: str, decoder: Callable[..., Decoder], reference: Callable[..., Reference]
+) -> Iterator[Case]:
+    """The decoder of the family that a test names, on each executor."""
+    _, dtype, tolerance = EXECUTORS[executor]
+    made = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
+    yield made
+    made.close()

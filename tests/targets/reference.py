@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import DynamicCache
 
+from slipstream.core.sequence import Sequence
+from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
+
 CLOSE = 1e-9
 """Of the largest value, with everything in float64 (see `Wide`)."""
 
@@ -66,3 +70,12 @@ def states(cache: DynamicCache) -> list[Tensor]:
             parts: list[Any] = list(value.values()) if isinstance(value, dict) else [value]
             found += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
     return found
+
+
+def held(target: Any, seq: Sequence) -> list[Tensor]:
+    """Keys, values and states of a sequence, and of its source."""
+    if isinstance(target, EncoderDecoder):
+        return [*held(target.runner, seq), *states(target.sources.of(seq.id).cross)]
+    if isinstance(target, Decoder):
+        return [target.executor.kv(seq.id, len(seq.tokens))]
+    return states(target._caches[seq.id].cache)

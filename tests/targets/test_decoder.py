@@ -1,6 +1,6 @@
 """The decoder against transformers, for every family and every executor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,26 +13,10 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import FAMILIES
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
-from tests.targets.conftest import EXECUTORS
 from tests.targets.reference import Reference
 
-Get = Callable[..., Decoder]
-Ref = Callable[..., Reference]
 
-
-@pytest.fixture(params=list(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def case(family: str, executor: str, decoder: Get, reference: Ref) -> Iterator[Case]:
-    _, dtype, tolerance = EXECUTORS[executor]
-    made = Case(decoder(family, executor), reference(family, dtype), tolerance)
-    yield made
-    made.close()
-
-
+@pytest.mark.parametrize("case", FAMILIES, indirect=True)
 class TestDecoder(Conformance):
     def test_KV_after_each_step_equals_a_fresh_prefill(self, case: Case) -> None:
         seq = case.prefilled(5)
@@ -86,11 +70,9 @@ class TestDecoder(Conformance):
                 assert exit_logits.shape == whole.logits.shape
 
 
-@pytest.mark.parametrize("windowed", ["mistral-window", "qwen2-window"])
-def test_R11_a_window_edge_inside_a_draft(windowed: str, executor: str, decoder: Get, reference: Ref) -> None:
+@pytest.mark.parametrize("case", ["mistral-window", "qwen2-window"], indirect=True)
+def test_R11_a_window_edge_inside_a_draft(case: Case) -> None:
     """Prompts that end before, at and after the edge of the window, each with a chain and a tree across it."""
-    _, dtype, tolerance = EXECUTORS[executor]
-    case = Case(decoder(windowed, executor), reference(windowed, dtype), tolerance)
     for n in range(1, 13):
         seq = case.prefilled(n)
         for shape, path in ((CHAIN, [0, 1]), (TREE, [1, 4, 5])):
@@ -98,7 +80,6 @@ def test_R11_a_window_edge_inside_a_draft(windowed: str, executor: str, decoder:
             case.run([seq], draft)
             case.keep([seq], draft, [path])
         case.run([seq], Draft.empty(1))
-    case.close()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.1), (torch.float32, 1e-4)])
@@ -119,7 +100,7 @@ def test_logits_that_are_not_finite_name_the_sequence(checkpoint: Callable[..., 
         target.run([seq], Draft.empty(1))
 
 
-def test_from_module_equals_load(reference: Ref) -> None:
+def test_from_module_equals_load(reference: Callable[..., Reference]) -> None:
     for name in ("mixtral", "gpt2", "qwen2-window"):
         oracle = reference(name, torch.float64)
         case = Case(Decoder.of_module(oracle.model, LoadSettings(executor="torch")), oracle, 1e-9)

@@ -1,7 +1,7 @@
 """Rows that drafting has computed through the first layers: verification resumes from them and gets the result of a
 full pass, whether or not the draft is used."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -14,17 +14,11 @@ from slipstream.errors import TargetError
 from slipstream.models.executor import Batch, Output
 from slipstream.targets.decoder import Decoder
 from tests.targets.conformance import Case
-from tests.targets.conftest import EXECUTORS
 
 EXIT = 2
 
 
-@pytest.fixture(params=["llama", "gpt2", "qwen2-window"])
-def case(request, executor, decoder, reference):
-    _, dtype, tolerance = EXECUTORS[executor]
-    made = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
-    yield made
-    made.close()
+pytestmark = pytest.mark.parametrize("case", ["llama", "gpt2", "qwen2-window"], indirect=True)
 
 
 def passes_of(target: Decoder, patch: pytest.MonkeyPatch) -> list[tuple[tuple[int, int] | None, int]]:
@@ -196,7 +190,6 @@ def test_after_an_unrolled_exit_only_the_later_layers_run(case, executor, monkey
     assert [ran for ran, _ in taken(passes)] == [None]
 
 
-def test_hidden_states_must_come_with_a_later_slice(decoder: Callable[..., Decoder], executor: str) -> None:
-    target = decoder("llama", executor)
+def test_hidden_states_must_come_with_a_later_slice(case: Case) -> None:
     with pytest.raises(TargetError, match="hidden states"):
-        target.run([Sequence([1, 2])], Draft.empty(1), layers=(EXIT, 3))
+        case.target.run([Sequence([1, 2])], Draft.empty(1), layers=(EXIT, 3))

@@ -18,10 +18,9 @@ from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.checkpoints import random_llama
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.targets.huggingface.architectures import VOCAB, random_model
-from tests.targets.reference import Wide
+from tests.targets.overflow import assert_spoils_only_what_sees_it
 
 SPOILT = 7
-"""Its embedding is infinite, so that its keys and values, and what sees them, are NaN."""
 TREES = {"chain": [-1, 0, 1, 2], "siblings": [-1, -1, -1, -1], "two chains": [-1, 0, -1, 2]}
 
 
@@ -60,36 +59,11 @@ def spoilt_after(name: str) -> Target:
     return target
 
 
-def sees(parents: list[int], node: int) -> set[int]:
-    """The node and its ancestors."""
-    ancestors = set()
-    while node != -1:
-        ancestors.add(node)
-        node = parents[node]
-    return ancestors
-
-
 @pytest.mark.parametrize("shape", TREES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: str, shape: str) -> None:
-    target, parents = TARGETS[name](), TREES[shape]
-    texts = [[5, 9, 33, 11, 2], [3, 4]]
-    clean = [20, 21, 22, 23]
-    for at in range(len(parents)):
-        nodes = [SPOILT if i == at else token for i, token in enumerate(clean)]
-        out = []
-        for given in (clean, nodes):
-            seqs = [Sequence(list(text)) for text in texts]
-            draft = Draft.trees([(given, parents), (clean[:2], [-1, 0])])
-            with Wide(True):
-                out.append(target.run(seqs, draft, (1,)).logits.clone())
-            for seq in seqs:
-                target.release(seq.id)
-        for row in range(out[0].shape[0]):
-            if 0 < row < 5 and at in sees(parents, row - 1):
-                assert not out[1][row].isfinite().any()
-            else:
-                torch.testing.assert_close(out[1][row], out[0][row], rtol=1e-9, atol=1e-9)
+    texts = [([5, 9, 33, 11, 2], None), ([3, 4], None)]
+    assert_spoils_only_what_sees_it(TARGETS[name](), SPOILT, TREES[shape], texts, taps=(1,))
 
 
 @pytest.mark.parametrize("name", ["decoder", "packed", "packed, dense", "one each", "states"])

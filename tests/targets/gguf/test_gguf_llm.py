@@ -14,7 +14,6 @@ from slipstream import LLM, SamplingParams
 from slipstream.bench.provenance import engine_facts
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.warp import warp
 from slipstream.errors import LoadError, PairError, ParameterError, SlipstreamError, TargetError, UnsupportedModelError
 from slipstream.models import llamacpp_library
 from slipstream.models.gguf_convert import convert_to_gguf
@@ -23,9 +22,9 @@ from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from tests.checkpoints import Tiny
-from tests.end_to_end.sampling import sample
+from tests.end_to_end.sampling import assert_drafted_samples
 from tests.models.gguf_files import tiny_model
-from tests.significance import assert_distribution, beginnings, distribution
+from tests.oracle import Oracle, joint_distribution
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
@@ -99,19 +98,9 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufT
     prompt = llm.tokenizer.encode(PROMPTS[0])
     own = LLM(tiny.target, executor="torch", dtype="float64").target
 
-    def after(text: list[int]) -> list[float]:
-        seq = Sequence([*prompt, *text])
-        logits = own.run([seq], Draft.empty(1)).logits.clone()
-        own.release(seq.id)
-        found: list[float] = warp(logits, params)[0].tolist()
-        return found
-
     llm.use(small)
     llm.draft_tokens = 2
-    done = sample(llm, prompt, params, 600, seed=11)
-    assert_distribution(beginnings((seq.output for seq in done), 2), distribution(after, 2))
-    accepted, proposed = sum(s.stats.accepted for s in done), sum(s.stats.proposed for s in done)
-    assert 0 < accepted < proposed
+    assert_drafted_samples(llm, prompt, params, 600, joint_distribution(Oracle(own), prompt, params, length=2))
 
 
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:

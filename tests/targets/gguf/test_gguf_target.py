@@ -1,4 +1,4 @@
-"""GGUF models against transformers: logits, chains, rollbacks, and what llama.cpp has too little of."""
+"""GGUF models against transformers: logits, chains, rollbacks, and what case.cpp has too little of."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,124 +23,116 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
 CLOSE = 1e-3
-"""Of the largest logit. llama.cpp adds in another order; GPT-2's activation it looks up in a table of 16 bits."""
+"""Of the largest logit. case.cpp adds in another order; GPT-2's activation it looks up in a table of 16 bits."""
 
 Get = Callable[[str], GgufTarget]
 Ref = Callable[[str, torch.dtype], Reference]
 
 
-@pytest.fixture(params=("llama", "gpt2"))
+@pytest.fixture
 def case(request: pytest.FixtureRequest, gguf_target: Get, reference: Ref) -> Iterator[Case]:
-    made = Case(gguf_target(request.param), reference(request.param, torch.float32), CLOSE)
+    """A Llama, or the family that a test names."""
+    family = getattr(request, "param", "llama")
+    made = Case(gguf_target(family), reference(family, torch.float32), CLOSE)
     yield made
     made.close()
 
 
+@pytest.mark.parametrize("case", ["llama", "gpt2"], indirect=True)
 class TestGguf(Conformance):
     def test_it_is_a_target(self, case: Case) -> None:
         assert isinstance(case.target, Target)
 
 
-@pytest.fixture
-def llama(gguf_target: Get, reference: Ref) -> Iterator[Case]:
-    made = Case(gguf_target("llama"), reference("llama", torch.float32), CLOSE)
-    yield made
-    made.close()
-
-
 def free(case: Case) -> list[int]:
-    """Sequence ids of llama.cpp that hold nothing."""
+    """Sequence ids of case.cpp that hold nothing."""
     assert isinstance(case.target, GgufTarget)
     return case.target.memory._free
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_the_checkpoint(family: str, gguf_target: Get, reference: Ref) -> None:
-    case = Case(gguf_target(family), reference(family, torch.float32), CLOSE)
+@pytest.mark.parametrize("case", FAMILIES, indirect=True)
+def test_logits_are_those_of_the_checkpoint(case: Case) -> None:
     seq = case.sequence(90)  # longer than the scaled positions of llama3.1
     case.run([seq], case.forest([CHAIN]))
-    case.close()
 
 
-def test_a_prompt_that_is_longer_than_a_pass(gguf_target: Get, reference: Ref, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_is_longer_than_a_pass(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", 16)
-    case = Case(gguf_target("llama"), reference("llama", torch.float32), CLOSE)
     long, short, other = case.sequence(45), case.sequence(4), case.sequence(17)
     draft = case.forest([TREE, CHAIN, []])
     case.run([long, short, other], draft)
     case.keep([long, short, other], draft, [[1, 4], [0], []])
     case.run([other, long, short], case.forest([[], CHAIN, TREE]))
-    case.close()
 
 
-def test_all_ids_are_free_again_after_every_sequence_was_released(llama: Case) -> None:
-    before = sorted(free(llama))
+def test_all_ids_are_free_again_after_every_sequence_was_released(case: Case) -> None:
+    before = sorted(free(case))
     for paths in ([[1, 4], [0]], [[], []]):
-        seqs = [llama.prefilled(5), llama.sequence(6)]
-        draft = llama.forest([TREE, TREE])
-        llama.run(seqs, draft)
-        llama.keep(seqs, draft, paths)
-        llama.run(seqs, draft)  # and leaves without a commit
+        seqs = [case.prefilled(5), case.sequence(6)]
+        draft = case.forest([TREE, TREE])
+        case.run(seqs, draft)
+        case.keep(seqs, draft, paths)
+        case.run(seqs, draft)  # and leaves without a commit
         for seq in seqs:
-            llama.target.release(seq.id)
-    assert sorted(free(llama)) == before == list(range(IDS))
-    assert llama.target.capabilities.memory is not None
-    assert llama.target.capabilities.memory.usage.used == 0
+            case.target.release(seq.id)
+    assert sorted(free(case)) == before == list(range(IDS))
+    assert case.target.capabilities.memory is not None
+    assert case.target.capabilities.memory.usage.used == 0
 
 
-def test_more_sequences_than_ids_are_refused(llama: Case) -> None:
-    taken = free(llama)[2:]
-    del free(llama)[2:]
+def test_more_sequences_than_ids_are_refused(case: Case) -> None:
+    taken = free(case)[2:]
+    del free(case)[2:]
     try:
-        seqs = [llama.sequence(3), llama.sequence(3)]
-        llama.run(seqs, Draft.empty(2))
+        seqs = [case.sequence(3), case.sequence(3)]
+        case.run(seqs, Draft.empty(2))
         with pytest.raises(TargetError, match=r"2 sequences .* 256 sequence ids"):
-            llama.target.run([llama.sequence(3)], Draft.empty(1))
-        llama.run(seqs, Draft.empty(2))
+            case.target.run([case.sequence(3)], Draft.empty(1))
+        case.run(seqs, Draft.empty(2))
     finally:
-        free(llama).extend(taken)
+        free(case).extend(taken)
 
 
-def test_a_full_cache_is_an_error_and_others_go_on(llama: Case) -> None:
-    other, big = llama.prefilled(6), [llama.sequence(400) for _ in range(3)]
-    memory = llama.target.capabilities.memory
+def test_a_full_cache_is_an_error_and_others_go_on(case: Case) -> None:
+    other, big = case.prefilled(6), [case.sequence(400) for _ in range(3)]
+    memory = case.target.capabilities.memory
     assert memory is not None
     writes = [(seq.id, 0, 400) for seq in big]
     assert memory.capacity == 1024 // memory.block == 32
     assert memory.missing(writes) == 1 + 3 * 13 - 32  # in blocks
     assert memory.missing(writes[:2]) == 0
     with pytest.raises(TargetError, match="no room"):
-        llama.target.run(big, Draft.empty(3))
+        case.target.run(big, Draft.empty(3))
     assert memory.usage.used == 1
-    llama.run([other], llama.forest([TREE]))
+    case.run([other], case.forest([TREE]))
     assert memory.missing([(other.id, 6, 9)]) == 0
 
 
-def test_a_draft_with_siblings_is_refused(llama: Case) -> None:
-    assert not llama.target.capabilities.trees
+def test_a_draft_with_siblings_is_refused(case: Case) -> None:
+    assert not case.target.capabilities.trees
     with pytest.raises(TargetError, match="a draft with siblings was given to a model that runs chains only"):
-        llama.target.run([llama.prefilled(4)], Draft.trees([([5, 6], [-1, -1])]))
+        case.target.run([case.prefilled(4)], Draft.trees([([5, 6], [-1, -1])]))
 
 
-def test_an_id_outside_the_vocabulary_is_refused(llama: Case) -> None:
-    seq = llama.prefilled(4)
+def test_an_id_outside_the_vocabulary_is_refused(case: Case) -> None:
+    seq = case.prefilled(4)
     with pytest.raises(TargetError, match=r"token id 96 is outside .* 96"):
-        llama.target.run([seq], Draft.chains([[5, 96]]))
+        case.target.run([seq], Draft.chains([[5, 96]]))
     with pytest.raises(TargetError, match="token id -1"):
-        llama.target.run([Sequence([3, -1])], Draft.empty(1))
-    llama.run([seq], llama.forest([CHAIN]))
+        case.target.run([Sequence([3, -1])], Draft.empty(1))
+    case.run([seq], case.forest([CHAIN]))
 
 
-def test_hidden_states_are_refused(llama: Case) -> None:
-    assert llama.target.capabilities.head_host is None
+def test_hidden_states_are_refused(case: Case) -> None:
+    assert case.target.capabilities.head_host is None
     with pytest.raises(TargetError, match="hidden states"):
-        llama.target.run([llama.sequence(3)], Draft.empty(1), (-1,))
+        case.target.run([case.sequence(3)], Draft.empty(1), (-1,))
 
 
-def test_a_pass_that_was_interrupted_is_made_good(llama: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What llama.cpp holds is then unknown: it is read again."""
-    assert isinstance(llama.target, GgufTarget)
-    seqs, context = [llama.prefilled(8), llama.prefilled(5)], llama.target.memory.context
+def test_a_pass_that_was_interrupted_is_made_good(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What case.cpp holds is then unknown: it is read again."""
+    assert isinstance(case.target, GgufTarget)
+    seqs, context = [case.prefilled(8), case.prefilled(5)], case.target.memory.context
     decode = context.decode
 
     def interrupted(rows: object) -> None:
@@ -149,25 +141,25 @@ def test_a_pass_that_was_interrupted_is_made_good(llama: Case, monkeypatch: pyte
 
     monkeypatch.setattr(context, "decode", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        llama.target.run(seqs, llama.forest([TREE, CHAIN]))
+        case.target.run(seqs, case.forest([TREE, CHAIN]))
     monkeypatch.undo()
-    llama.run(seqs, llama.forest([CHAIN, TREE]))
+    case.run(seqs, case.forest([CHAIN, TREE]))
 
 
 # --- texts that are kept for later ones -----------------------------------------------------------------------------
 
 
 def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
-    llama: Case, monkeypatch: pytest.MonkeyPatch
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In whole blocks; the earlier sequence may still run, may have been rolled back, or be gone."""
-    assert isinstance(llama.target, GgufTarget)
-    target, memory = llama.target, llama.target.capabilities.memory
+    assert isinstance(case.target, GgufTarget)
+    target, memory = case.target, case.target.capabilities.memory
     assert memory is not None
-    first = llama.prefilled(70)
-    draft = llama.forest([CHAIN])
-    llama.run([first], draft)
-    llama.keep([first], draft, [[0]])
+    first = case.prefilled(70)
+    draft = case.forest([CHAIN])
+    case.run([first], draft)
+    case.keep([first], draft, [[0]])
     text = first.tokens[: first.kv_len]
     memory.keep(first.id, text)
     rows = list[int]()
@@ -188,7 +180,7 @@ def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
             seq.kv_len = memory.begin(seq.id, tokens, most)
             assert seq.kv_len == shared
             rows.clear()
-            llama.run([seq], llama.forest([TREE]))
+            case.run([seq], case.forest([TREE]))
             assert sum(rows) == len(tokens) - shared + len(TREE)
             target.release(seq.id)
     assert memory.usage.used == 0
@@ -198,30 +190,30 @@ def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
     assert memory.match(text) == 0
 
 
-def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(llama: Case) -> None:
-    memory, before = llama.target.capabilities.memory, len(free(llama))
+def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(case: Case) -> None:
+    memory, before = case.target.capabilities.memory, len(free(case))
     assert isinstance(memory, CellMemory)
-    seq = llama.prefilled(40)
+    seq = case.prefilled(40)
     memory.keep(seq.id, seq.tokens[:40])
-    llama.run([seq], Draft.empty(1))
+    case.run([seq], Draft.empty(1))
     memory.keep(seq.id, seq.tokens[:41])
     memory.keep(seq.id, seq.tokens[:35])  # is there already
     memory.keep(seq.id, seq.tokens[:20])  # less than a block
     memory.keep(seq.id + 10_000, [1] * 40)  # no such sequence
-    assert len(free(llama)) == before - 2
-    llama.target.release(seq.id)
+    assert len(free(case)) == before - 2
+    case.target.release(seq.id)
     for i in range(MOST_TEXTS + 3):
         other = Sequence([i, *[j % 90 for j in range(33)]])
-        llama.target.run([other], Draft.empty(1))
-        llama.target.commit([other], [[]])
+        case.target.run([other], Draft.empty(1))
+        case.target.commit([other], [[]])
         memory.keep(other.id, other.tokens[:33])
-        llama.target.release(other.id)
-    assert len(free(llama)) == before - MOST_TEXTS
+        case.target.release(other.id)
+    assert len(free(case)) == before - MOST_TEXTS
     assert memory.match(seq.tokens) == 0
     assert memory.match([4, *[j % 90 for j in range(33)]]) == 32
     for kept in list(memory._kept):
         memory._drop(kept)
-    assert len(free(llama)) == before
+    assert len(free(case)) == before
 
 
 def test_kept_texts_give_way_to_requests(gguf_file: Callable[..., Path], reference: Ref) -> None:

@@ -1,7 +1,7 @@
 """Tiny random encoder-decoders of transformers."""
 
 import json
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,3 @@ def make_encoder_decoder(folder: Path, layers: int = 2) -> Any:
     settings = folder / "tokenizer_config.json"
     settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
     return model
-
-
-def generated(own: Any, sources: Seq[Seq[int]] = SOURCES, tokens: int = TOKENS, **more: Any) -> list[list[int]]:
-    """What transformers generates greedily for each source, alone."""
-    outputs = []
-    for source in sources:
-        ids = torch.tensor([list(source)])
-        out = own.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=tokens, **more
-        )
-        outputs.append(out[0, 1:].tolist())
-    return outputs

@@ -27,7 +27,7 @@ from tests.targets.huggingface.architectures import (
     random_model,
 )
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
-from tests.targets.reference import CLOSE, Wide, assert_close, states
+from tests.targets.reference import CLOSE, Wide, assert_close
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
 TOKENS = 12
@@ -101,25 +101,11 @@ def test_a_branch_that_is_not_the_first_is_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill(name: str) -> None:
-    of = target(name)
     with Wide(True):
-        case = Case(of, lambda ids: logits(name, ids), CLOSE)
+        case = Case(target(name), lambda ids: logits(name, ids), CLOSE)
         seq = case.sequence(8)
-        for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
-            draft = case.forest([[-1, 0, 1, 2]])
-            case.run([seq], draft)
-            case.keep([seq], draft, [list(range(kept))])
-        of.run([seq], Draft.empty(1))
-        fresh = Sequence(list(seq.tokens))
-        of.run([fresh], Draft.empty(1))
-        if isinstance(of, Decoder):
-            length = len(seq.tokens)
-            assert_close(of.executor.kv(seq.id, length), of.executor.kv(fresh.id, length))
-        else:
-            assert isinstance(of, ChainsOnly)
-            for a, b in zip(*(states(of._caches[each.id].cache) for each in (seq, fresh)), strict=True):
-                assert_close(a, b)
-        of.release(fresh.id)
+        case.roll_back(seq)
+        case.check_held(seq)
         case.close()
 
 

@@ -14,7 +14,6 @@ from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import begun
-from slipstream.core.warp import warp
 from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import PairError, ParameterError, PromptError, TargetError, UnsupportedModelError
 from slipstream.targets.decoder import Decoder
@@ -23,20 +22,21 @@ from slipstream.targets.huggingface.encoder_decoder import EncoderDecoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.checkpoints import random_llama
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
-from tests.end_to_end.sampling import sample
-from tests.significance import assert_distribution, beginnings, distribution, needed
+from tests.end_to_end.sampling import assert_drafted_samples, distribution_after
+from tests.significance import needed
 from tests.targets.conformance import Case, Conformance
+from tests.targets.huggingface.architectures import generated
 from tests.targets.huggingface.encoder_decoders import (
     ENCODER_DECODERS,
     PACKED,
     SOURCES,
     TOKENS,
     VOCAB,
-    generated,
     random_encoder_decoder,
 )
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
-from tests.targets.reference import CLOSE, Wide, assert_close, states
+from tests.targets.overflow import assert_spoils_only_what_sees_it
+from tests.targets.reference import CLOSE, Wide, assert_close
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def keeps_nothing(of: EncoderDecoder) -> bool:
 
 @functools.cache
 def texts(name: str) -> list[list[int]]:
-    return generated(model(name))
+    return generated(model(name), SOURCES, TOKENS)
 
 
 def logits(name: str, source: Seq[int], text: Seq[int]) -> torch.Tensor:
@@ -72,11 +72,11 @@ def logits(name: str, source: Seq[int], text: Seq[int]) -> torch.Tensor:
 
 
 @contextmanager
-def encodings(own: Any) -> Iterator[list[int]]:
-    """How many sources each pass of the encoder reads."""
+def passes_of(part: Any, dim: int = 0) -> Iterator[list[int]]:
+    """How many sources or, with dim 1, how many tokens each pass of an encoder or a decoder reads."""
     counted: list[int] = []
-    hook = own.get_encoder().register_forward_pre_hook(
-        lambda _, __, given: counted.append(len(given["input_ids"])), with_kwargs=True
+    hook = part.register_forward_pre_hook(
+        lambda _, __, given: counted.append(given["input_ids"].shape[dim]), with_kwargs=True
     )
     try:
         yield counted
@@ -114,7 +114,7 @@ def test_greedy_text_is_that_of_transformers(name: str, batch: int) -> None:
     recorded = {tuple(s): text for s, text in zip(sources, wanted, strict=True)}
     for drafter in (None, ScriptedDrafter(recorded, VOCAB, replay(0.7))):
         llm.use(drafter)
-        with encodings(model(name)) as counted:
+        with passes_of(model(name).get_encoder()) as counted:
             done = llm.generate(sources, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == wanted
         assert [c.prompt_token_ids for c in done] == sources
@@ -146,17 +146,9 @@ def test_eight_requests_of_different_lengths_that_join_one_after_another_get_the
 
 
 def test_a_step_of_a_batch_is_one_forward_of_the_decoder() -> None:
-    passes: list[int] = []
-    hook = (
-        model("t5")
-        .get_decoder()
-        .register_forward_pre_hook(lambda _, __, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True)
-    )
-    try:
+    with passes_of(model("t5").get_decoder(), dim=1) as counted:
         LLM(target("t5"), max_batch=5).generate(SOURCES, SamplingParams(max_tokens=4))
-    finally:
-        hook.remove()
-    assert passes == [5] * 4
+    assert counted == [5] * 4
 
 
 def llama() -> Any:
@@ -170,45 +162,14 @@ def test_texts_of_these_models_differ_between_sources_and_do_not_stand_still() -
         assert sum(len(set(text)) for text in texts(name)) >= 12
 
 
-def kept_of(of: EncoderDecoder, seq: Sequence) -> list[torch.Tensor]:
-    """Keys and values of a text, and of its source."""
-    runner = of.runner
-    if isinstance(runner, Decoder):
-        own = [runner.executor.kv(seq.id, len(seq.tokens))]
-    else:
-        own = states(runner._caches[seq.id].cache)
-    return [*own, *states(of.sources.of(seq.id).cross)]
-
-
-@pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_prefill(name: str) -> None:
-    of, source = target(name), SOURCES[2]
-    of.sources.rules, rules = None, of.sources.rules  # raw logits
-    pad = model(name).config.pad_token_id
-    ids = [token for token in range(VOCAB) if token != pad]
-    try:
-        with Wide(True):
-            seq = begun(of, source)
-            for kept in (0, 3, 1, 0, 4, 2, 0, 0, 4):
-                draft = Draft.chains([[ids[(7 * len(seq.tokens) + 13 * i) % len(ids)] for i in range(4)]])
-                out = of.run([seq], draft)
-                assert_close(out.logits, logits(name, source, [*seq.tokens, *draft.ids])[len(seq.tokens) - 1 :])
-                of.commit([seq], [list(range(kept))])
-                seq.kv_len = len(seq.tokens) + kept
-                seq.tokens += [*draft.ids[:kept], ids[(len(seq.tokens) * 5 + 3) % len(ids)]]
-            of.run([seq], Draft.empty(1))
-            fresh = Sequence(list(seq.tokens), source=source)
-            of.run([fresh], Draft.empty(1))
-            for a, b in zip(kept_of(of, seq), kept_of(of, fresh), strict=True):
-                assert_close(a, b)
-    finally:
-        of.sources.rules = rules
-        of.release(seq.id)
-        of.release(fresh.id)
-
-
 class SourceCase(Case):
-    """Sequences answer different sources, each the one that its first token says."""
+    """Sequences answer different sources, each the one that its first token says. Without padding, which is read in
+    another way where it is alone."""
+
+    padding: int | None = None
+
+    def ids(self, n: int) -> list[int]:
+        return self.random.choices([token for token in range(VOCAB) if token != self.padding], k=n)
 
     def sequence(self, n: int) -> Sequence:
         seq = Sequence(ids := self.ids(n), source=source_of(ids))
@@ -226,9 +187,17 @@ def case(request: pytest.FixtureRequest) -> Iterator[SourceCase]:
     rules, of.sources.rules = of.sources.rules, None  # raw logits
     with Wide(True):
         made = SourceCase(of, lambda ids: logits(name, source_of(ids), ids), CLOSE)
+        made.padding = model(name).config.pad_token_id
         yield made
         made.close()
     of.sources.rules = rules
+
+
+@pytest.mark.parametrize("case", ENCODER_DECODERS, indirect=True)
+def test_after_rollbacks_of_differing_depth_the_caches_are_those_of_a_fresh_prefill(case: SourceCase) -> None:
+    seq = case.sequence(1)
+    case.roll_back(seq)
+    case.check_held(seq)
 
 
 @pytest.mark.parametrize("case", ["mt5", "bart", "mvp"], indirect=True)
@@ -240,22 +209,11 @@ class TestConformance(Conformance):
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(name: str, parents: list[int]) -> None:
     module = random_encoder_decoder(name)
-    of, spoilt, clean = of_module(module), 8, [20, 21, 22, 23]
+    of, spoilt = of_module(module), 8
     with torch.no_grad():
         module.get_decoder().get_input_embeddings().weight[spoilt] = torch.inf
     texts = [([11, 9, 33, 5], SOURCES[0]), ([12, 4], SOURCES[2])]
-    for at, below in ((1, {1, 2, 3} if parents[2] == 1 else {1}), (2, {2, 3})):
-        passes = []
-        for nodes in (clean, [spoilt if i == at else token for i, token in enumerate(clean)]):
-            seqs = [Sequence(list(text), source=source) for text, source in texts]
-            passes.append(of.run(seqs, Draft.trees([(nodes, parents), (clean[:2], [-1, 0])])).logits.clone())
-            for seq in seqs:
-                of.release(seq.id)
-        for row in range(len(passes[0])):
-            if row - 1 in below:
-                assert not passes[1][row].isfinite().any()
-            else:
-                assert_close(passes[1][row], passes[0][row])
+    assert_spoils_only_what_sees_it(of, spoilt, parents, texts)
 
 
 def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> None:
@@ -275,7 +233,7 @@ def test_a_source_on_which_the_encoder_overflows_ends_its_request_alone() -> Non
     ]
 
 
-@pytest.mark.parametrize("name", ["t5", "m2m-100"])
+@pytest.mark.parametrize("name", ["t5", "bart", "m2m-100"])
 def test_a_padding_token_in_a_draft_is_read_as_in_plain_decoding(name: str) -> None:
     """M2M100 numbers the positions after one otherwise if it reads several tokens at once. Here a branch lies between
     the tokens of the chain."""
@@ -302,18 +260,12 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
     params, n = SamplingParams(temperature=temperature, top_k=3, max_tokens=4), 120
     own, draft = target(name), of_module(random_encoder_decoder(name, noise=0.1))
 
-    def probabilities(p: SamplingParams) -> dict[tuple[int, ...], float]:
-        start = list(own.encoder.start)
-        return distribution(lambda text: warp(logits(name, SOURCES[2], [*start, *text])[-1:], p)[0].tolist(), 3)
+    def after(text: list[int]) -> torch.Tensor:
+        return logits(name, SOURCES[2], [*own.encoder.start, *text])[-1:]
 
-    probs = probabilities(params)
-    assert needed(probs, probabilities(replace(params, temperature=2 * temperature))) < n
-    llm = LLM(own, draft, draft_tokens=2, max_batch=50)
-    done = sample(llm, SOURCES[2], params, n, seed=11)
-    assert_distribution(beginnings((seq.output for seq in done), 3), probs)
-    accepted, proposed = sum(s.stats.accepted for s in done), sum(s.stats.proposed for s in done)
-    assert 0 < accepted < proposed
-    assert sum(s.stats.drafter_faults for s in done) == 0
+    probs = distribution_after(after, params, 3)
+    assert needed(probs, distribution_after(after, replace(params, temperature=2 * temperature), 3)) < n
+    assert_drafted_samples(LLM(own, draft, draft_tokens=2, max_batch=50), SOURCES[2], params, n, probs)
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -321,7 +273,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
 
 def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.targets.huggingface.encoded_sources.MOST_ENCODED", 10)
-    with encodings(model("bart")) as counted:
+    with passes_of(model("bart").get_encoder()) as counted:
         done = LLM(target("bart")).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
     assert counted == [2, 2, 1]  # lengths 1 and 3, 4 and 5, 8
     assert [c.token_ids for c in done] == texts("bart")
@@ -409,7 +361,7 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
     """BART's last token is forced."""
     llm = LLM(target(name))
     params = BeamParams(beams=3, n=3, max_tokens=6)
-    with encodings(model(name)) as counted:
+    with passes_of(model(name).get_encoder()) as counted:
         found = llm.beam_search(SOURCES[:2], params)
     assert counted == [2]
     assert keeps_nothing(target(name))
@@ -430,8 +382,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) 
     """So its caches never miss or keep a token; it encodes each source once, too."""
     module = random_encoder_decoder(name)
     module.generation_config.forced_eos_token_id = None  # a draft model does not know where the text ends
-    wanted = generated(module, tokens=9)
-    with encodings(module) as counted:
+    wanted = generated(module, SOURCES, 9)
+    with passes_of(module.get_encoder()) as counted:
         llm = LLM(of_module(module), of_module(module), draft_tokens=length, max_batch=5)
         before = sum(counted)
         done = llm.generate(SOURCES, SamplingParams(max_tokens=9))

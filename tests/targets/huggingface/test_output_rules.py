@@ -12,7 +12,8 @@ from slipstream.core.target import begun
 from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
-from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, generated, random_encoder_decoder
+from tests.targets.huggingface.architectures import generated
+from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, random_encoder_decoder
 from tests.targets.huggingface.wrong_siblings import WrongSiblings
 
 
@@ -39,7 +40,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_texts_are_those_of_transformers(own: Any, name: str) -> None:
-    plain = generated(own)
+    plain = generated(own, SOURCES, TOKENS)
     rules = dict(RULES[name])
     if "eos_token_id" in rules:
         rules["eos_token_id"] = plain[0][3]
@@ -50,7 +51,7 @@ def test_texts_are_those_of_transformers(own: Any, name: str) -> None:
         rules["bad_words_ids"] = [[plain[0][1]], plain[1][2:4]]
     for key, value in rules.items():
         setattr(own.generation_config, key, value)
-    wanted = generated(own)
+    wanted = generated(own, SOURCES, TOKENS)
     assert wanted != plain
     llm = LLM(of_module(own), draft_tokens=4)
     continuations = {tuple(s): text for s, text in zip(SOURCES, wanted, strict=True)}
@@ -65,7 +66,7 @@ def test_texts_are_those_of_transformers(own: Any, name: str) -> None:
 def test_rules_hold_on_every_branch_of_a_tree(own: Any) -> None:
     """Each with the text that leads to it."""
     own.generation_config.no_repeat_ngram_size, own.generation_config.repetition_penalty = 2, 1.3
-    wanted, target = generated(own), of_module(own)
+    wanted, target = generated(own, SOURCES, TOKENS), of_module(own)
     encoder = target.capabilities.encoder
     drafter = WrongSiblings([[*encoder.start, *text] for text in wanted], VOCAB)
     done = LLM(target, drafter, draft_tokens=4).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
@@ -76,7 +77,7 @@ def test_rules_hold_on_every_branch_of_a_tree(own: Any) -> None:
 def test_a_draft_model_follows_its_own_configuration(own: Any) -> None:
     own.generation_config.forced_bos_token_id, own.generation_config.no_repeat_ngram_size = 44, 2
     done = LLM(of_module(own), of_module(own), draft_tokens=4).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
-    assert [c.token_ids for c in done] == generated(own)
+    assert [c.token_ids for c in done] == generated(own, SOURCES, TOKENS)
     assert all(c.stats.accepted == c.stats.proposed > 0 for c in done)
 
 
@@ -121,7 +122,7 @@ def test_beams_are_named_once_as_not_used(own: Any, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "slipstream"):
         done = LLM(own).generate(SOURCES, SamplingParams(max_tokens=TOKENS))
     assert sum("4 beams: LLM.generate has none" in r.getMessage() for r in caplog.records) == 1
-    assert [c.token_ids for c in done] == generated(own)
+    assert [c.token_ids for c in done] == generated(own, SOURCES, TOKENS)
 
 
 def test_beams_are_refused_where_a_rule_would_change_how_they_compare(own: Any) -> None:

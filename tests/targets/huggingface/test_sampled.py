@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.core.warp import warp
-from tests.end_to_end.sampling import sample
-from tests.significance import assert_distribution, beginnings, distribution
+from tests.end_to_end.sampling import assert_drafted_samples, distribution_after
 from tests.targets.huggingface.architectures import ONE_EACH, PACKED, STATEFUL, random_model
 
 PROMPT = [5, 9, 33]
@@ -27,10 +25,9 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str) -> None:
     assert name in table
     module = random_model(name)
 
-    def after(text: list[int]) -> list[float]:
+    def logits(text: list[int]) -> torch.Tensor:
         with torch.no_grad():
-            logits = module(torch.tensor([[*PROMPT, *text]]), use_cache=False).logits[:, -1]
-        return warp(logits, PARAMS)[0].tolist()
+            return module(torch.tensor([[*PROMPT, *text]]), use_cache=False).logits[:, -1]
 
     draft = random_model(name)
     with torch.no_grad():
@@ -39,7 +36,4 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str) -> None:
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter += 0.1 * parameter.std().nan_to_num() * noise
     llm = LLM(module, draft, draft_tokens=2, max_batch=100)
-    done = sample(llm, PROMPT, PARAMS, n, seed=11)
-    assert_distribution(beginnings((seq.output for seq in done), 2), distribution(after, 2))
-    accepted, proposed = sum(s.stats.accepted for s in done), sum(s.stats.proposed for s in done)
-    assert 0 < accepted < proposed
+    assert_drafted_samples(llm, PROMPT, PARAMS, n, distribution_after(logits, PARAMS, 2))

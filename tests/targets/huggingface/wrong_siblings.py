@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence as Seq
 
-from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits, NoDrafter
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import TargetOut
 
 
-class WrongSiblings:
+class WrongSiblings(NoDrafter):
     """Drafts trees: at each depth a wrong token first and the right one beside it, which goes on. Every third draft is
     wrong from depth 2 on."""
 
@@ -32,9 +31,3 @@ class WrongSiblings:
                 parents += [above, above]
             rows.append((ids, parents))
         return Draft.trees(rows)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq_id: int) -> None:
-        pass
