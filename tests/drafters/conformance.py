@@ -9,6 +9,7 @@ A drafter outside the registry can be put through the same tests: subclass `Conf
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,13 +49,22 @@ class Case:
         return [[rng.randrange(vocab), *(t for _ in range(i % 5) for t in rng.choice(words))] for i in range(n)]
 
 
+class Proposal(NamedTuple):
+    """A draft for one sequence, and the text that it was proposed after."""
+
+    text: list[int]
+    ids: list[int]
+    parents: list[int]
+    q: list[list[float]]
+
+
 class Recorder:
     """Passes everything on, checks every draft, and records what was proposed for each sequence in each step."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
         self.traits = DrafterTraits(taps=drafter.traits.taps)
-        self.proposed: dict[int, list[tuple[list[int], list[int], list[list[float]]]]] = {}
+        self.proposed: dict[int, list[Proposal]] = {}
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = self.drafter.propose(seqs, budget)
@@ -64,7 +74,8 @@ class Recorder:
         for b, seq in enumerate(seqs):
             nodes = slice(draft.splits[b], draft.splits[b + 1])
             q = [] if draft.q is None else draft.q[nodes].tolist()
-            self.proposed.setdefault(seq.id, []).append((draft.ids[nodes], list(draft.parents[nodes]), q))
+            proposal = Proposal(list(seq.tokens), draft.ids[nodes], list(draft.parents[nodes]), q)
+            self.proposed.setdefault(seq.id, []).append(proposal)
         return draft
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
@@ -72,6 +83,9 @@ class Recorder:
 
     def release(self, seq_id: int) -> None:
         self.drafter.release(seq_id)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
 
 
 def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
@@ -186,7 +200,7 @@ class Conformance:
                 steps, text = alone(case, prompt, p, 4)
                 assert seq.output == text
                 for together, alone_step in zip(recorder.proposed[seq.id], steps, strict=True):
-                    assert together[:2] == alone_step[:2]
+                    assert together[:3] == alone_step[:3]
 
     def test_releases_everything(self, case: Case) -> None:
         """A second pass over the same requests leaves the drafter no larger than the first did."""

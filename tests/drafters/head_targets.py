@@ -1,7 +1,7 @@
 """Targets for the tests of draft heads, and their true hidden states."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence as Seq
 from typing import Any
 
 import torch
@@ -43,14 +43,19 @@ def greedy_drafts(drafter: Drafter, depth: int, steps: int, max_tokens: int) -> 
     Each has `depth` tokens."""
     target, recorder = toy(), Recorder(drafter, V)
     seqs = [Sequence(p, SamplingParams(max_tokens=max_tokens)) for p in PROMPTS]
-    texts: list[list[list[int]]] = [[] for _ in seqs]
     for index in range(steps):
-        texts = [[*t, list(s.tokens)] for t, s in zip(texts, seqs, strict=True)]
         step(seqs, target, recorder, RULES["rejection"], depth if index else 0)
-    for seq, own in zip(seqs, texts, strict=True):
-        for text, (drafted, _, _) in zip(own[1:], recorder.proposed[seq.id][1:], strict=True):
-            assert len(drafted) == depth
-            yield text, drafted
+    for seq in seqs:
+        for proposal in recorder.proposed[seq.id][1:]:
+            assert len(proposal.ids) == depth
+            yield proposal.text, proposal.ids
+
+
+def prefilled(drafter: Drafter, prompts: Seq[list[int]], target: Target | None = None, **params: Any) -> list[Sequence]:
+    """Sequences after a step without a draft: their prompts are read."""
+    seqs = [Sequence(list(prompt), SamplingParams(**{"max_tokens": 40} | params)) for prompt in prompts]
+    step(seqs, target or toy(), drafter, RULES["rejection"], 0)
+    return seqs
 
 
 @functools.cache

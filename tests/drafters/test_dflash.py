@@ -26,7 +26,7 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, tiny_decoder, toy
+from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, prefilled, tiny_decoder, toy
 from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
 from tests.targets.toy import ToyTarget
 
@@ -116,16 +116,13 @@ class TestDraftTokens:
         head.load_state_dict(state)
         target = Decoder.of_module(lm, LoadSettings(executor="torch", dtype="float64"))
         recorder = Recorder(make(target, head=head), 40)
-        seq = Sequence(text[:8], SamplingParams(max_tokens=24))
-        step([seq], target, recorder, RULES["rejection"], 0)
+        (seq,) = prefilled(recorder, [text[:8]], target, max_tokens=24)
         while not seq.finish:
             step([seq], target, recorder, RULES["rejection"], 5)
         assert seq.tokens == text
-        drafts = [tokens for tokens, _, _ in recorder.proposed[seq.id][1:]]
+        drafts = [proposal.ids for proposal in recorder.proposed[seq.id][1:]]
         assert len(drafts) > 5
-        compared = [
-            a[: len(b)] for a, b in zip(expected[1:], drafts, strict=False)
-        ]  # the last drafts are cut by max_tokens
+        compared = [a[: len(b)] for a, b in zip(expected[1:], drafts, strict=False)]  # max_tokens cuts the last drafts
         assert compared == drafts[: len(compared)]
         assert len(compared) >= len(drafts) - 1
 
@@ -136,9 +133,8 @@ class TestDraftTokens:
             assert drafted == by_hand(drafter.runtime.head, other, text, drafted)[:5].argmax(-1).tolist()
 
     def test_a_short_draft_is_the_beginning_of_a_long_one(self) -> None:
-        target, drafter = toy(), dflash_drafter(V)
-        seqs = [Sequence(PROMPTS[2], SamplingParams(max_tokens=30)) for _ in range(2)]
-        step(seqs, target, drafter, RULES["rejection"], 0)
+        drafter = dflash_drafter(V)
+        seqs = prefilled(drafter, [PROMPTS[2], PROMPTS[2]])
         long, short = (drafter.propose([seq], [depth]).ids for seq, depth in zip(seqs, (9, 2), strict=True))
         assert len(long) == 5  # a block of 6
         assert short == long[:2]
@@ -148,15 +144,13 @@ class TestDistributions:
     @pytest.mark.parametrize("kind", KINDS)
     def test_q_is_the_heads_distribution_at_every_draft_token(self, kind: str) -> None:
         """Plain softmaxes are drafted in one call, others token by token."""
-        target, other = toy(), toy()
         for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
             drafter = dflash_drafter(V, changes=KINDS[kind])
-            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=4, **options))
-            step([seq], target, drafter, RULES["rejection"], 0)
+            (seq,) = prefilled(drafter, PROMPTS[2:], seed=4, **options)
             draft = drafter.propose([seq], [5])
             assert len(draft) == 5
             assert draft.q is not None
-            logits = by_hand(drafter.runtime.head, other, seq.tokens, draft.ids)[:5] / options["temperature"]
+            logits = by_hand(drafter.runtime.head, toy(), seq.tokens, draft.ids)[:5] / options["temperature"]
             if "top_k" in options:
                 logits = logits.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf)
             torch.testing.assert_close(draft.q, logits.softmax(-1))

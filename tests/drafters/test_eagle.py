@@ -28,15 +28,15 @@ from slipstream.heads.eagle_save import native, save_eagle, speculators
 from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, tiny_decoder, toy
+from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, prefilled, tiny_decoder, toy
 from tests.heads.as_vllm import AsVLLM
 from tests.heads.dense_eagle import dense
 from tests.heads.tiny_heads import PARALLEL, config, eagle_drafter, head, knowing_head
 from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
-DEPENDENT = SamplingParams(temperature=1.3, top_k=4, repetition_penalty=1.6, presence_penalty=0.9, seed=5)
-"""The distribution of each token depends on the draft tokens before it."""
+DEPENDENT = {"temperature": 1.3, "top_k": 4, "repetition_penalty": 1.6, "presence_penalty": 0.9, "seed": 5}
+"""Sampling parameters: the distribution of each token depends on the draft tokens before it."""
 WIDE = {"head_dim": 16}  # of the kernels
 TWO = WIDE | {"layers": 2, "windows": (None, None)}
 TAPPED = {"taps": (0, 1, 2)}
@@ -107,32 +107,23 @@ class TestDraftTokens:
         loaded = load_eagle(tmp_path).borrow(None if form.own_embedding else embedding)
         drafter = EagleDrafter(NativeEagle(loaded) if backend == "native" else TorchEagle(loaded), V)
         recorder, target, other = Recorder(drafter, V), toy(), AsVLLM(tmp_path, embedding)
-        seqs = [Sequence(p, SamplingParams(max_tokens=30)) for p in PROMPTS]
-        compared = 0
-        for index in range(6):
-            texts = [list(s.tokens) for s in seqs]
-            step(seqs, target, recorder, RULES["rejection"], 0 if index == 0 else index)
-            for seq, text in zip(seqs, texts, strict=True):
-                if index:
-                    drafted = recorder.proposed[seq.id][-1][0]
-                    wanted, _ = other.draft(text, features(toy(), text, form.taps)[:-1], index)
-                    assert drafted == wanted
-                    compared += len(drafted)
-        assert compared == len(seqs) * (1 + 2 + 3 + 4 + 5)
+        seqs = prefilled(recorder, PROMPTS, target, max_tokens=30)
+        for index in range(1, 6):
+            step(seqs, target, recorder, RULES["rejection"], index)
+            for seq in seqs:
+                text, drafted, _, _ = recorder.proposed[seq.id][-1]
+                assert drafted == other.draft(text, features(toy(), text, form.taps)[:-1], index)[0]
+                assert len(drafted) == index
 
-    @pytest.mark.parametrize(
-        "params", [SamplingParams(temperature=1.0, seed=3), DEPENDENT], ids=["warped", "dependent"]
-    )
-    def test_q_of_a_parallel_head_is_what_each_place_gives(self, params: SamplingParams) -> None:
+    @pytest.mark.parametrize("params", [{"temperature": 1.0, "seed": 3}, DEPENDENT], ids=["warped", "dependent"])
+    def test_q_of_a_parallel_head_is_what_each_place_gives(self, params: dict[str, float]) -> None:
         target, drafter = toy(), eagle_drafter(V, 3, PARALLEL)
         recorder = Recorder(drafter, V)
-        seqs = [Sequence(p, params) for p in PROMPTS]
-        step(seqs, target, recorder, RULES["rejection"], 0)
-        texts = [list(s.tokens) for s in seqs]
+        seqs = prefilled(recorder, PROMPTS, target, **params)
         step(seqs, target, recorder, RULES["rejection"], 4)
         eagle_head, calls = drafter.runtime.head, 4
-        for prompt, seq, text in zip(PROMPTS, seqs, texts, strict=True):
-            drafted, _, q = recorder.proposed[seq.id][-1]
+        for prompt, seq in zip(PROMPTS, seqs, strict=True):
+            text, drafted, _, q = recorder.proposed[seq.id][-1]
             known = features(toy(), text, eagle_head.config.taps)[:-1]
             taps = torch.cat((known, eagle_head.mask_hidden.view(1, -1).expand(calls - 1, -1)))
             n = len(taps)
@@ -147,7 +138,7 @@ class TestDraftTokens:
             for j, token in enumerate(drafted):
                 logits = torch.full((V,), -torch.inf, dtype=torch.float64)
                 logits[eagle_head.target_ids] = eagle_head.logits(x[n - calls + j])
-                before = Sequence(prompt, params)
+                before = Sequence(prompt, seq.params)
                 before.tokens += text[len(prompt) :]
                 wanted = distributions_after(logits[None], [before], [drafted[:j]])[0]
                 torch.testing.assert_close(torch.tensor(q[j], dtype=torch.float64), wanted)
@@ -156,9 +147,9 @@ class TestDraftTokens:
     def test_a_parallel_head_drafts_in_one_pass_and_not_beyond_its_training(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for params in (SamplingParams(), SamplingParams(temperature=0.8, seed=1), DEPENDENT):
-            drafter, target, seq = eagle_drafter(V, 3, PARALLEL), toy(), Sequence([1, 2, 3], params)
-            step([seq], target, drafter, RULES["rejection"], 0)
+        for params in ({}, {"temperature": 0.8, "seed": 1}, DEPENDENT):
+            drafter = eagle_drafter(V, 3, PARALLEL)
+            (seq,) = prefilled(drafter, [[1, 2, 3]], **params)
             calls: list[int] = []
             extend = drafter.runtime.extend
             monkeypatch.setattr(drafter.runtime, "extend", lambda *a, e=extend, c=calls: c.append(1) or e(*a))
@@ -174,11 +165,10 @@ class TestDraftTokens:
         drafter = eagle_drafter(V, 3, shape="tree", width=25, nodes=nodes)
         eagle_head = drafter.runtime.head
         recorder = Recorder(drafter, V)
-        seq = Sequence([1, 2, 3, 0], SamplingParams(max_tokens=14))
-        for index in range(4):
-            text = list(seq.tokens)
-            step([seq], target, recorder, RULES["rejection"], 0 if index == 0 else 3)
-        drafted, parents, _ = recorder.proposed[seq.id][-1]
+        (seq,) = prefilled(recorder, [[1, 2, 3, 0]], target, max_tokens=14)
+        for _ in range(3):
+            step([seq], target, recorder, RULES["rejection"], 3)
+        text, drafted, parents, _ = recorder.proposed[seq.id][-1]
         paths = []
         for i in range(nodes):
             path = [i]
@@ -233,46 +223,38 @@ class TestAlwaysRight:
 
 class TestDistributions:
     def test_q_of_a_chain_is_the_heads_distribution_at_every_draft_token(self) -> None:
-        target, other = toy(), toy()
         for temperature, top_k in ((0.7, 0), (1.5, 2)):
             drafter = eagle_drafter(V, 3)
-            eagle_head = drafter.runtime.head
-            params = SamplingParams(max_tokens=30, seed=4, temperature=temperature, top_k=top_k)
-            seq = Sequence(PROMPTS[2], params)
-            step([seq], target, drafter, RULES["rejection"], 0)
+            (seq,) = prefilled(drafter, PROMPTS[2:], seed=4, temperature=temperature, top_k=top_k)
             draft = drafter.propose([seq], [4])
             assert draft.q is not None
             for i in range(4):
-                q = q_by_hand(eagle_head, other, seq.tokens, draft.ids[:i], temperature, top_k)
+                q = q_by_hand(drafter.runtime.head, toy(), seq.tokens, draft.ids[:i], temperature, top_k)
                 torch.testing.assert_close(draft.q[i], q)
 
     @pytest.mark.parametrize("top_k", [0, 3])
     def test_q_of_a_sampled_sibling_excludes_the_earlier_siblings(self, top_k: int) -> None:
-        target, other = toy(), toy()
         for seed in range(5):
             drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=8)
-            eagle_head = drafter.runtime.head
-            params = SamplingParams(max_tokens=30, seed=seed, temperature=0.7, top_k=top_k)
-            seq = Sequence(PROMPTS[2], params)
-            step([seq], target, drafter, RULES["rejection"], 0)
+            (seq,) = prefilled(drafter, PROMPTS[2:], seed=seed, temperature=0.7, top_k=top_k)
             draft = drafter.propose([seq], [3])
             assert draft.q is not None
             assert max(draft.depths) == 3
             assert len(draft) == 8 or top_k
             for nodes in draft.children(0).values():
                 path = draft.ancestors(0, draft.parents[nodes[0]])
-                probs = q_by_hand(eagle_head, other, seq.tokens, [draft.ids[i] for i in path], 0.7, top_k)
+                drafted = [draft.ids[i] for i in path]
+                probs = q_by_hand(drafter.runtime.head, toy(), seq.tokens, drafted, 0.7, top_k)
                 for node in nodes:
                     torch.testing.assert_close(draft.q[node], probs / probs.sum())
                     probs[draft.ids[node]] = 0
 
     def test_the_number_of_children_is_decided_before_they_are_sampled(self) -> None:
         """Fault F: a shape that depends on the tokens of the same level would prune siblings by their q."""
-        target, shapes = toy(), set()
+        shapes = set()
         for seed in range(40):
             drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=3)
-            seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=30, seed=seed, temperature=1.0))
-            step([seq], target, drafter, RULES["rejection"], 0)
+            (seq,) = prefilled(drafter, PROMPTS[2:], seed=seed, temperature=1.0)
             seq.tokens[-1] = 1  # replaces what was sampled: the same text for every seed
             shapes.add(len(drafter.propose([seq], [1])))
         assert len(shapes) == 1

@@ -7,16 +7,14 @@ from collections.abc import Sequence as Seq
 import pytest
 import torch
 
-from slipstream.core.draft import Draft, Verdict
+from slipstream.core.draft import Draft
 from slipstream.core.drafter import Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.target import TargetOut
-from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.registry import DRAFTERS
-from tests.drafters.conformance import Case, check_distributions
+from tests.drafters.conformance import Case, Recorder
 from tests.drafters.makers import V, maker, target
 from tests.oracle import Oracle
 
@@ -56,31 +54,19 @@ class RandomTrees(NoDrafter):
         return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, distributions, some)
 
 
-class Replacing:
+class Replacing(Recorder):
     """Asks a drafter, then uses another drafter's draft instead (sometimes it does not even ask)."""
 
     def __init__(self, drafter: Drafter, other: Drafter, own: float):
-        self.drafter, self.other, self.own = drafter, other, own
-        self.name, self.traits, self.rng, self.used = (
-            drafter.name, DrafterTraits(taps=drafter.traits.taps), random.Random(1), 0,
-        )  # fmt: skip
+        super().__init__(drafter, V)
+        self.other, self.own, self.rng, self.used = other, own, random.Random(1), 0
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = None
-        if self.rng.random() < 0.8:
-            draft = self.drafter.propose(seqs, budget)
-            draft.check(budget, V, MAX_NODES)
-            check_distributions(draft, [seq.params.greedy for seq in seqs])
+        draft = super().propose(seqs, budget) if self.rng.random() < 0.8 else None
         if draft is not None and self.rng.random() < self.own:
             self.used += 1
             return draft
         return self.other.propose(seqs, budget)
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.drafter.observe(seqs, draft, out, verdict)
-
-    def release(self, seq_id: int) -> None:
-        self.drafter.release(seq_id)
 
 
 @pytest.mark.parametrize("own", [0.0, 0.3])

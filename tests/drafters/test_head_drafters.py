@@ -17,7 +17,7 @@ from slipstream.heads import eagle_rows
 from slipstream.heads.eagle_rows import Rows
 from tests.core.worlds import Shape
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, toy
+from tests.drafters.head_targets import PROMPTS, V, features, prefilled, toy
 from tests.heads.tiny_heads import dflash_drafter, eagle_drafter
 from tests.oracle import Oracle
 
@@ -56,8 +56,7 @@ def test_the_cache_equals_a_recomputation_from_true_features_for_any_accepted_pa
 
 def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(make: Make) -> None:
     target, drafter = toy(), make()
-    seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=30))
-    step([seq], target, drafter, RULES["rejection"], 0)
+    (seq,) = prefilled(drafter, PROMPTS[:1], target)
     step([seq], target, drafter, RULES["rejection"], 3)
     drafter.release(seq.id)
     assert len(drafter.propose([seq], [3])) == 0
@@ -68,9 +67,8 @@ def test_a_text_first_seen_in_its_middle_gets_drafts_from_what_is_known(make: Ma
 
 def test_a_long_prompt_in_pieces_gives_the_same_draft_tokens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_draft() -> tuple[list[int], int]:
-        target, drafter = toy(), make()
-        seq = Sequence([i * i % V for i in range(23)], SamplingParams(max_tokens=9))
-        step([seq], target, drafter, RULES["rejection"], 0)
+        drafter = make()
+        (seq,) = prefilled(drafter, [[i * i % V for i in range(23)]], max_tokens=9)
         return drafter.propose([seq], [5]).ids, drafter.rows[seq.id].done
 
     whole = first_draft()
@@ -80,9 +78,9 @@ def test_a_long_prompt_in_pieces_gives_the_same_draft_tokens(make: Make, monkeyp
 
 def test_nothing_is_kept_for_a_request_without_speculation(make: Make) -> None:
     target, drafter = toy(), make()
-    seq = Sequence(PROMPTS[0], SamplingParams(max_tokens=9, draft_tokens=0))
-    for _ in range(3):
-        step([seq], target, drafter, RULES["rejection"], 3)
+    seqs = prefilled(drafter, PROMPTS[:1], target, draft_tokens=0)
+    for _ in range(2):
+        step(seqs, target, drafter, RULES["rejection"], 3)
     assert drafter.rows == {}
 
 
@@ -95,7 +93,7 @@ def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(
         while not seq.finish:
             before = len(seq.tokens)
             step([seq], target, recorder, RULES["rejection"], 3)
-            assert before + Shape(tuple(recorder.proposed[seq.id][-1][1]), "").height <= max(12, before)
+            assert before + Shape(tuple(recorder.proposed[seq.id][-1].parents), "").height <= max(12, before)
     assert seq.output == Oracle(toy()).greedy(PROMPTS[2], 20)
     assert sum("context of 12 tokens" in r.message for r in caplog.records) == 1
 

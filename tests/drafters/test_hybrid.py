@@ -1,5 +1,5 @@
-"""Stacked drafters: which members are asked, what is used, how
-their drafts are joined, and that the text and its distribution do not depend on it."""
+"""Stacked drafters: which members are asked, what is used, how their drafts are joined, and that the text and its
+distribution do not depend on it."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -23,8 +23,17 @@ from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 
+def chains(rows: Seq[Seq[int]], q: float | None = None, vocab: int = V) -> Draft:
+    """q: probability of each draft token under its distribution, the rest spread evenly."""
+    flat, distributions = [token for row in rows for token in row], None
+    if q is not None:
+        distributions = torch.full((len(flat), vocab), (1 - q) / (vocab - 1), dtype=torch.float64)
+        distributions[range(len(flat)), flat] = q
+    return Draft.chains(rows, distributions)
+
+
 class Fixed:
-    """Proposes one chain, as long as allowed; `rests` makes it a lookup with that match length. Records its calls."""
+    """Proposes one chain, as long as allowed. Records its calls."""
 
     name = "fixed"
 
@@ -36,13 +45,7 @@ class Fixed:
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         self.asked.append(list(budget))
-        rows = [self.chain[:depth] for depth in budget]
-        distributions = None
-        if self.q is not None:
-            flat = [t for row in rows for t in row]
-            distributions = torch.full((len(flat), V), (1 - self.q) / (V - 1), dtype=torch.float64)
-            distributions[range(len(flat)), flat] = self.q
-        return Draft.chains(rows, distributions)
+        return chains([self.chain[:depth] for depth in budget], self.q)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.seen.append(draft)
@@ -220,15 +223,6 @@ def test_each_output_token_names_the_member_that_proposed_it() -> None:
     assert seq.drafter == "hybrid"
 
 
-def chain(*tokens: int, q: float | None = None, vocab: int = 6) -> Draft:
-    """q: probability of each draft token under its distribution, the rest spread evenly."""
-    distributions = None
-    if q is not None:
-        distributions = torch.full((len(tokens), vocab), (1 - q) / (vocab - 1), dtype=torch.float64)
-        distributions[range(len(tokens)), list(tokens)] = q
-    return Draft.chains([list(tokens)], distributions)
-
-
 def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
     """(token, parent) of each draft token."""
     return [(draft.ids[i], draft.parents[i]) for i in draft.nodes(b)]
@@ -247,7 +241,7 @@ def test_each_sequence_has_its_own_part() -> None:
 
 
 def test_tokens_after_a_chain_are_point_masses_and_name_their_drafter() -> None:
-    base = chain(1, 2, q=0.5)
+    base = chains([[1, 2]], 0.5, 6)
     draft = join_drafts([Part(base, "model", (3, 2), "lookup")], 6)
     draft.check([4], 6, 8)
     assert nodes(draft) == [(1, -1), (2, 0), (3, 1), (2, 2)]

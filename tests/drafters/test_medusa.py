@@ -22,10 +22,11 @@ from slipstream.llm import LLM
 from slipstream.targets.decoder import Decoder
 from slipstream.theory.trees import optimal_tree
 from tests.checkpoints import Tiny
+from tests.drafters.head_targets import prefilled
 from tests.heads.tiny_heads import medusa_drafter, tiny_heads
 from tests.targets.toy import ToyTarget
 
-V = 7
+V, TOY = 7, ToyTarget(7, seed=4)
 ACCURACIES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.2, 0.1))
 
 
@@ -102,9 +103,8 @@ def test_outputs_that_the_target_overwrites_do_no_harm() -> None:
 
 
 def test_a_state_of_another_text_is_not_used() -> None:
-    target, drafter = Counting(V), counting(knowing(), tree="1,1,1")
-    seq = Sequence([1, 2], SamplingParams(max_tokens=20))
-    step([seq], target, drafter, RULES["greedy"], 3)
+    drafter = counting(knowing(), tree="1,1,1")
+    (seq,) = prefilled(drafter, [[1, 2]], Counting(V))
     assert len(drafter.propose([seq], [3])) == 3
     seq.tokens.append(5)  # a step that the drafter did not see
     assert len(drafter.propose([seq], [3])) == 0
@@ -117,17 +117,10 @@ def test_a_state_of_another_text_is_not_used() -> None:
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def prefilled(drafter: MedusaDrafter, prompts: list[list[int]], target: Any = None, **params: Any) -> list[Sequence]:
-    """Sequences after their prefill."""
-    seqs = [Sequence(p, SamplingParams(max_tokens=40, **params)) for p in prompts]
-    step(seqs, target or ToyTarget(V, seed=4), drafter, RULES["greedy" if not params else "rejection"], 0)
-    return seqs
-
-
 def test_the_tree_is_the_optimal_one_for_the_remaining_depth() -> None:
     accuracies = (*ACCURACIES, (0.2, 0.1, 0.1))
     drafter = MedusaDrafter(tiny_heads(V, V, 4, accuracies=accuracies), V, MedusaDraftConfig(nodes=7))
-    seqs = prefilled(drafter, [[1], [2, 3], [4], [5], [6]])
+    seqs = prefilled(drafter, [[1], [2, 3], [4], [5], [6]], TOY)
     draft = drafter.propose(seqs, [1, 0, 2, 9, 3])
     draft.check([1, 0, 2, 4, 3], V, 7)
     for b, depth in enumerate([1, 0, 2, 4, 3]):
@@ -141,7 +134,7 @@ def test_the_tree_is_the_optimal_one_for_the_remaining_depth() -> None:
 
 def test_each_node_is_the_candidate_that_the_shape_names() -> None:
     drafter = medusa_drafter(V, tree=[[0], [2], [2, 1], [2, 1, 0]])
-    (seq,) = prefilled(drafter, [[1, 2]])
+    (seq,) = prefilled(drafter, [[1, 2]], TOY)
     hidden = drafter._states[seq.id][1]
     best = drafter.heads(hidden[None])[0].argsort(-1, descending=True)  # [K, V]
     draft = drafter.propose([seq], [8])
@@ -155,7 +148,7 @@ def test_a_truncated_vocabulary_proposes_target_ids() -> None:
     for tree in (None, "1,1,1"):
         heads = tiny_heads(V, V, draft_vocab=3)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(tree=tree))
-        seqs = prefilled(drafter, [[1, 2], [3]], temperature=1.0, seed=1)
+        seqs = prefilled(drafter, [[1, 2], [3]], TOY, temperature=1.0, seed=1)
         draft = drafter.propose(seqs, [3, 2])
         draft.check([3, 2], V, 64)
         assert set(draft.ids) <= set(heads.token_map.tolist())
@@ -165,7 +158,7 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
     def nodes(row_cost: float, accuracies: Any = ACCURACIES) -> int:
         heads = tiny_heads(V, V, accuracies=accuracies)
         drafter = MedusaDrafter(heads, V, MedusaDraftConfig(row_cost=row_cost))
-        return len(drafter.propose(prefilled(drafter, [[1]]), [3]))
+        return len(drafter.propose(prefilled(drafter, [[1]], TOY), [3]))
 
     assert nodes(0.0) == 3 + 9 + 27  # all nodes
     assert nodes(0.6) == 0

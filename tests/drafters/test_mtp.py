@@ -19,12 +19,10 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 from slipstream import LLM, SamplingParams
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
-from slipstream.core.draft import Draft, Verdict
-from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.target import Target, TargetOut
+from slipstream.core.target import Target
 from slipstream.drafters.mtp import MtpDrafter
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import CheckpointError, ConfigError, PairError, ParameterError, UnsupportedModelError
@@ -34,6 +32,7 @@ from slipstream.heads.mtp_names import FAMILIES, has_mtp_layers
 from slipstream.models.checkpoint import INDEX
 from slipstream.targets.describe import as_target
 from tests.checkpoints import random_llama
+from tests.drafters.conformance import Recorder
 from tests.heads.tiny_mtp import BRINGS, LAYERS, write
 from tests.targets.huggingface.architectures import random_model
 from tests.targets.toy import ToyTarget
@@ -64,33 +63,23 @@ def plain(family: str, mtp: int) -> list[list[int]]:
     return [one.token_ids for one in LLM(target(family, mtp)).generate(PROMPTS, GREEDY)]
 
 
-class Recording:
-    """A drafter whose drafts are noted, by the prompt and the length of the text."""
-
-    def __init__(self, drafter: Drafter):
-        self.drafter, self.name, self.traits = drafter, drafter.name, drafter.traits
-        self.drafts: dict[tuple[int, ...], Drafts] = {}
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        draft = self.drafter.propose(seqs, budget)
-        for b, seq in enumerate(seqs):
-            if ids := draft.ids[draft.splits[b] : draft.splits[b + 1]]:
-                prompt = tuple(seq.tokens[: len(seq.tokens) - len(seq.output)])
-                self.drafts.setdefault(prompt, {})[len(seq.tokens)] = ids
-        return draft
-
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
-        self.drafter.observe(seqs, draft, out, verdict)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
+def recorder_for(of: Target) -> Recorder:
+    recorder = Recorder(make_drafter("mtp", of), of.vocab_size)
+    recorder.traits = recorder.drafter.traits
+    return recorder
 
 
-def drafted(of: Target, prompts: Seq[Seq[int]], k: int, params: SamplingParams = GREEDY) -> tuple[list[Any], Recording]:
-    recording = Recording(make_drafter("mtp", of))
-    done = LLM(of, recording, draft_tokens=k).generate(prompts, params)
+def drafts_after(recorder: Recorder, prompt: Seq[int]) -> Drafts:
+    """Of the text that begins with this prompt."""
+    (proposals,) = (each for each in recorder.proposed.values() if each[0].text[: len(prompt)] == list(prompt))
+    return {len(each.text): each.ids for each in proposals if each.ids}
+
+
+def drafted(of: Target, prompts: Seq[Seq[int]], k: int, params: SamplingParams = GREEDY) -> tuple[list[Any], Recorder]:
+    recorder = recorder_for(of)
+    done = LLM(of, recorder, draft_tokens=k).generate(prompts, params)
     assert all(one.stats.drafter_faults == 0 for one in done)
-    return done, recording
+    return done, recorder
 
 
 @functools.cache
@@ -140,12 +129,12 @@ def recomputed(of: Target, layers: Any, text: list[int], k: int) -> list[int]:
     return ids[n:]
 
 
-def check_recomputed(of: Target, recording: Recording, prompt: Seq[int], text: Seq[int]) -> None:
+def check_recomputed(of: Target, recorder: Recorder, prompt: Seq[int], text: Seq[int]) -> None:
     """Every draft after a beginning of the text, which begins with the prompt, is what `recomputed` gives."""
-    drafts = recording.drafts[tuple(prompt)]
+    drafts = drafts_after(recorder, prompt)
     assert drafts
     for n, draft in drafts.items():
-        assert draft == recomputed(of, recording.drafter.runtime, list(text[:n]), len(draft)), f"after {n} tokens"
+        assert draft == recomputed(of, recorder.drafter.runtime, list(text[:n]), len(draft)), f"after {n} tokens"
 
 
 class TestDraftTokens:
@@ -154,10 +143,10 @@ class TestDraftTokens:
         texts, wanted = by_transformers(family, mtp)
         assert texts == plain(family, mtp)[:3]
         for k in range(1, mtp + 1):
-            done, recording = drafted(target(family, mtp), TRIED, k)
+            done, recorder = drafted(target(family, mtp), TRIED, k)
             assert [one.token_ids for one in done] == texts
             for prompt, expected in zip(TRIED, wanted, strict=True):
-                drafts = recording.drafts[tuple(prompt)]
+                drafts = drafts_after(recorder, prompt)
                 lengths = drafts.keys() & expected.keys()
                 assert len(lengths) >= (8 if k == mtp else 4)
                 for n in lengths:
@@ -169,24 +158,23 @@ class TestDraftTokens:
         self, family: str, mtp: int, k: int
     ) -> None:
         of = target(family, mtp)
-        done, recording = drafted(of, PROMPTS, k)
+        done, recorder = drafted(of, PROMPTS, k)
         assert [one.token_ids for one in done] == plain(family, mtp)
         assert sum(one.stats.accepted for one in done) > 0
         for prompt, text in zip(PROMPTS, plain(family, mtp), strict=True):
-            check_recomputed(of, recording, prompt, [*prompt, *text])
+            check_recomputed(of, recorder, prompt, [*prompt, *text])
 
     def test_drafts_shorter_than_there_are_layers_leave_later_ones_as_they_would_be(self) -> None:
         """A draft of one token runs one layer of three; the others catch up."""
         of = target("glm4_moe", 3)
-        recording = Recording(make_drafter("mtp", of))
+        recorder = recorder_for(of)
         seq = Sequence(list(PROMPTS[0]), SamplingParams(max_tokens=40))
         lengths = itertools.cycle([0, 1, 1, 2, 1, 1, 1, 3, 4, 1, 4])
         while not seq.finish:
-            step([seq], of, recording, RULES["rejection"], next(lengths))
+            step([seq], of, recorder, RULES["rejection"], next(lengths))
         of.release(seq.id)
-        drafts = recording.drafts[tuple(PROMPTS[0])]
-        assert {len(draft) for draft in drafts.values()} >= {1, 2, 3, 4}
-        check_recomputed(of, recording, PROMPTS[0], seq.tokens)
+        assert {len(draft) for draft in drafts_after(recorder, PROMPTS[0]).values()} >= {1, 2, 3, 4}
+        check_recomputed(of, recorder, PROMPTS[0], seq.tokens)
 
     def test_rows_that_all_layers_have_run_are_not_run_again(self) -> None:
         of = target("glm4_moe", 3)
@@ -203,23 +191,23 @@ class TestDraftTokens:
     def test_a_prompt_longer_than_a_chunk_gives_the_same(self, mtp: int, tmp_path: Path) -> None:
         of = as_target(changed(tmp_path, mtp=mtp, max_position_embeddings=2048), dtype="float64", device="cpu")
         prompt = [(i * i + i // 7) % 8 for i in range(2 * CHUNK + 100)]
-        _, recording = drafted(of, [prompt, PROMPTS[0]], 4, SamplingParams(max_tokens=5))
+        _, recorder = drafted(of, [prompt, PROMPTS[0]], 4, SamplingParams(max_tokens=5))
         text = [*prompt, *LLM(of).generate([prompt], SamplingParams(max_tokens=5))[0].token_ids]
-        check_recomputed(of, recording, prompt, text)
+        check_recomputed(of, recorder, prompt, text)
 
     @pytest.mark.parametrize("mtp", [1, 2])
     def test_are_the_same_after_a_beginning_that_was_kept(self, mtp: int) -> None:
         """The second request begins in the blocks of the first one."""
         of, prompt = target("glm4_moe", mtp), [(i * i + i // 5) % 8 for i in range(70)]
-        recording = Recording(make_drafter("mtp", of))
-        engine = LLM(of, recording, draft_tokens=4).engine()
+        recorder = recorder_for(of)
+        engine = LLM(of, recorder, draft_tokens=4).engine()
         for end in (3, 5):
             seq = Sequence([*prompt, end], SamplingParams(max_tokens=8))
             engine.add(seq)
             while not seq.finish:
                 engine.step()
-            check_recomputed(of, recording, (*prompt, end), seq.tokens)
-        assert recording.drafter.cached_prefix(seq) == 64
+            check_recomputed(of, recorder, (*prompt, end), seq.tokens)
+        assert recorder.drafter.cached_prefix(seq) == 64
 
 
 class TestLoading:
@@ -361,6 +349,6 @@ class TestTheDefault:
 def test_nothing_is_drafted_beyond_the_targets_context() -> None:
     of, prompt = target("glm4_moe", 1), [i % 8 for i in range(120)]
     params = SamplingParams(max_tokens=8)
-    done, recording = drafted(of, [prompt], 4, params)
+    done, recorder = drafted(of, [prompt], 4, params)
     assert done[0].token_ids == LLM(of).generate([prompt], params)[0].token_ids
-    assert max(n + len(draft) for n, draft in recording.drafts[tuple(prompt)].items()) <= of.context
+    assert max(n + len(draft) for n, draft in drafts_after(recorder, prompt).items()) <= of.context

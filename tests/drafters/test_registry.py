@@ -78,10 +78,6 @@ def test_every_kind_of_head_that_is_recognised_has_a_drafter() -> None:
     assert set(get_args(HeadKind)) == {spec.name for spec in SPECS if spec.needs is Needs.DRAFT_HEAD}
 
 
-def named(wanted: str) -> list[str]:
-    return [spec.name for spec in SPECS if getattr(spec, wanted)]
-
-
 def test_the_drafters_that_users_know_by_name() -> None:
     """Names in the README; removing one breaks existing command lines and configurations."""
     assert list(DRAFTERS) == [
