@@ -3,14 +3,17 @@
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipstream.cli.main import main
+from slipstream.llm import LLM
 from tests.checkpoints import Tiny
+from tests.server.hosting import Host, hosted
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,24 @@ class Result:
         """Standard error on one line, as line breaks depend on the width of the terminal."""
         return " ".join(self.err.split())
 
+    @property
+    def shown(self) -> str:
+        """Standard output on one line."""
+        return " ".join(self.out.split())
+
+    @property
+    def width(self) -> int:
+        """Of the longest line of standard output."""
+        return max(map(len, self.out.splitlines()))
+
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*arguments: object, stdin: str | bytes | None = "") -> Result:
-        """stdin: text, bytes in any encoding, or None: closed."""
+    def run(*arguments: object, stdin: str | bytes | None = "", code: int | None = None) -> Result:
+        """stdin: text, bytes in any encoding, or None: closed. code: the one that it must end with."""
         given = io.TextIOWrapper(io.BytesIO(stdin), "utf-8") if isinstance(stdin, bytes) else stdin
         monkeypatch.setattr(sys, "stdin", io.StringIO(given) if isinstance(given, str) else given)
         capfd.readouterr()
@@ -39,9 +52,33 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
             main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
         assert "Traceback" not in err
+        assert code in (None, left.value.code), err
         return Result(left.value.code, out, err)
 
     return run
+
+
+@pytest.fixture
+def refused(cli: Callable[..., Result]) -> Callable[..., str]:
+    """Runs a command that ends with code 2 and one message, which it returns, and writes nothing else."""
+
+    def run(*arguments: object, **how: str | bytes | None) -> str:
+        result = cli(*arguments, **how, code=2)
+        assert (result.out, result.said.count("error: ")) == ("", 1), result.err
+        return result.said
+
+    return run
+
+
+@pytest.fixture
+def report(cli: Callable[..., Result], tmp_path: Path) -> Callable[[Path], str]:
+    """The page of a result file."""
+
+    def made(file: Path) -> str:
+        cli("report", file, "-o", tmp_path / "page.html", code=0)
+        return (tmp_path / "page.html").read_text()
+
+    return made
 
 
 @pytest.fixture
@@ -65,3 +102,33 @@ def embedded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     monkeypatch.setattr("slipstream.zoo.target_dir", lambda: tiny.target)
     monkeypatch.setattr("slipstream.zoo.draft_dir", lambda: tiny.draft)
     return tiny
+
+
+@pytest.fixture(scope="session")
+def hosted_pair(tiny: Tiny) -> Iterator[Host]:
+    llm = LLM(str(tiny.target), draft=str(tiny.draft), draft_tokens=3, max_batch=4, executor="torch", device="cpu")
+    with hosted(llm, keys=("a-key",)) as server:
+        yield server
+
+
+@pytest.fixture
+def host(hosted_pair: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A server of the tiny pair, whose key is in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    return hosted_pair
+
+
+@pytest.fixture
+def wrong_token(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Makes the token at a place of each text wrong that a drafter of this name drafts for."""
+    generate = LLM.generate
+
+    def plant(drafter: str, place: int) -> None:
+        def wrong(self: LLM, *given: Any) -> Any:
+            done = generate(self, *given)
+            done[0].token_ids[place] ^= self.drafter.name == drafter
+            return done
+
+        monkeypatch.setattr(LLM, "generate", wrong)
+
+    return plant

@@ -2,6 +2,7 @@
 output and no traceback."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -186,33 +187,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("line", "says"), TABLE, ids=lambda text: text[:60])
-def test_bad_input_is_refused_in_one_message_with_code_2(cli, pair, folder, line, says):
+def test_bad_input_is_refused_in_one_message_with_code_2(refused, pair, folder, line, says):
     before = {*folder.iterdir()}
-    result = cli(*shlex.split(line.format(pair=shlex.join(map(str, pair)))))
-    assert (result.code, result.out) == (2, ""), result.err
-    assert result.said.count("error: ") == 1
-    assert result.said.startswith("error: ") or "{pair}" in line, "what will run is said once models are loaded"
-    assert says in result.said
-    assert "Fix: " in result.said or not line.startswith("generate x -m /nonexistent --")
+    said = refused(*shlex.split(line.format(pair=shlex.join(map(str, pair)))))
+    assert said.startswith("error: ") or "{pair}" in line, "what will run is said once models are loaded"
+    assert says in said
+    assert "Fix: " in said or not line.startswith("generate x -m /nonexistent --")
     assert {path.name for path in {*folder.iterdir()} - before} <= {"runs"}, "`train` tries its output folder first"
 
 
-def test_a_broken_checkpoint_is_named(cli, tiny, tmp_path):
+def test_a_broken_checkpoint_is_named(refused, tiny, tmp_path):
     """`tests/models/test_checkpoint.py` has all that is refused."""
     broken = clone(tiny.target, tmp_path / "broken")
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-
-    def refused(*models: object) -> str:
-        result = cli("generate", "for", "-n", "4", "--executor", "torch", *models)
-        assert (result.code, result.out) == (2, ""), result.err
-        assert result.said.startswith("error: ")
-        assert "Fix:" in result.said
-        return result.said
-
+    unreadable = re.escape(f"{broken}/model.safetensors is not a readable safetensors file")
+    command = ["generate", "for", "-n", "4", "--executor", "torch"]
     for models in (["-m", broken], ["-m", tiny.target, "-md", broken]):
-        assert f"{broken}/model.safetensors is not a readable safetensors file" in refused(*models)
+        assert re.match(f"error: .*{unreadable}.*Fix:", refused(*command, *models))
     (broken / "model.safetensors").write_bytes(weights)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (broken / name).unlink()
-    assert "tokenizer" in refused("-m", broken)
+    assert re.match("error: .*tokenizer.*Fix:", refused(*command, "-m", broken))

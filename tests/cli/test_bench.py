@@ -13,15 +13,13 @@ QUICK = ["-n", "6", "--rounds", "2"]
 
 def test_tables_for_people(cli, pair, texts, tmp_path):
     drafters = ["--drafter", "none", "--drafter", "ngram", "--drafter", "model"]
-    result = cli("bench", texts, *pair, *QUICK, *drafters, "--out", tmp_path / "r.json")
-    assert result.code == 0, result.err
-    said = " ".join(result.out.split())
+    result = cli("bench", texts, *pair, *QUICK, *drafters, "--out", tmp_path / "r.json", code=0)
     for part in ("Speed and acceptance, greedy", "method speed-up (95%) tok/s accept tau text", "ngram, K=auto",
                  "model, K=auto", "identical", "Speed-up by category", "Acceptance by position",
                  "2 interleaved passes", "where the time goes"):  # fmt: skip
-        assert part in said
-    assert "Fastest: " in said or "The least slow one: " in said
-    assert max(map(len, result.out.splitlines())) <= 80
+        assert part in result.shown
+    assert "Fastest: " in result.shown or "The least slow one: " in result.shown
+    assert result.width <= 80
     assert "not enough passes for an interval: raise --rounds to 3 or more" in result.said
     assert f"slipstream report {tmp_path / 'r.json'}" in result.said
     report = json.loads((tmp_path / "r.json").read_text())
@@ -30,45 +28,28 @@ def test_tables_for_people(cli, pair, texts, tmp_path):
     assert report["provenance"]["command"]
 
 
-def test_draft_lengths_with_predictions_and_a_page(cli, pair, texts, tmp_path):
-    out, page = tmp_path / "s.json", tmp_path / "s.html"
-    result = cli("bench", texts, *pair, *QUICK, "--drafter", "model", "-k", "2:4", "--out", out)
-    assert result.code == 0, result.err
-    assert cli("report", out, "-o", page).code == 0
-    said = " ".join(result.out.split())
-    assert "method speed-up (95%) predicted tok/s accept tau text" in said
-    assert "model, K=2" in said
-    assert "The predictions are off by" in said
-    assert max(map(len, result.out.splitlines())) <= 80
-    assert "Speed-up by draft length K" in page.read_text()
+def test_draft_lengths_with_predictions_and_a_page(cli, report, pair, texts, tmp_path):
+    out = tmp_path / "s.json"
+    result = cli("bench", texts, *pair, *QUICK, "--drafter", "model", "-k", "2:4", "--out", out, code=0)
+    for part in ("method speed-up (95%) predicted tok/s accept tau text", "model, K=2", "The predictions are off by"):
+        assert part in result.shown
+    assert result.width <= 80
+    assert "Speed-up by draft length K" in report(out)
 
 
 def test_every_other_axis(cli, pair, texts):
     drafters = ["--drafter", "ngram:max_ngram=2", "--drafter", "ngram:max_ngram=3"]
     axes = [*drafters, "--temperature", "0,1", "--batch", "1:2", "--json"]
-    result = cli("bench", texts, *pair, *QUICK, *axes)
-    assert result.code == 0, result.err
-    arms = json.loads(result.out)["data"]["arms"]
+    arms = json.loads(cli("bench", texts, *pair, *QUICK, *axes, code=0).out)["data"]["arms"]
     assert sum(arm["plain"] for arm in arms) == 4
     assert {(arm["temperature"], arm["batch"], arm["label"]) for arm in arms if not arm["plain"]} == {
         (t, b, f"ngram max_ngram={n}") for t in (0.0, 1.0) for b in (1, 2) for n in (2, 3)
     }
 
 
-def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
-    from slipstream.llm import LLM
-
-    generate = LLM.generate
-
-    def wrong(self, prompts, params=None):
-        done = generate(self, prompts, params)
-        if self.drafter.name == "ngram":
-            done[0].token_ids[3] ^= 1
-        return done
-
-    monkeypatch.setattr(LLM, "generate", wrong)
-    result = cli("bench", texts, *pair, *QUICK, "--drafter", "ngram")
-    assert result.code == 1
+def test_a_bug_ends_with_code_1(cli, pair, texts, wrong_token):
+    wrong_token("ngram", 3)
+    result = cli("bench", texts, *pair, *QUICK, "--drafter", "ngram", code=1)
     assert "BUG" in result.out
     assert "differs from plain decoding's at token 3" in result.said
     assert "this is a bug" in result.said
@@ -86,8 +67,7 @@ def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch)
         timed(*given)
 
     monkeypatch.setattr(measure, "_timed", interrupted)
-    result = cli("bench", texts, *pair, "-n", "4", "--drafter", "ngram", "--out", tmp_path / "r.json")
-    assert result.code == 130
+    result = cli("bench", texts, *pair, "-n", "4", "--drafter", "ngram", "--out", tmp_path / "r.json", code=130)
     assert "the run was interrupted" in result.said
     assert "ngram" in result.out
     kept = json.loads((tmp_path / "r.json").read_text())

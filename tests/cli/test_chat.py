@@ -94,9 +94,8 @@ def test_a_full_conversation_is_reported(session):
 
 def test_the_loop_reads_lines_and_survives_mistakes(cli, pair, plain):
     lines = ["/rest", "", "def add(", f"{FENCE}for", f"x{FENCE}", "//slash", "/quit", "never read"]
-    result = cli("chat", "--raw", "-n", "8", *pair, stdin="\n".join(lines))
+    result = cli("chat", "--raw", "-n", "8", *pair, stdin="\n".join(lines), code=0)
     params = SamplingParams(max_tokens=8)
-    assert result.code == 0
     assert result.out == "".join(plain.generate(p, params)[0].text for p in ("def add(", "for\nx", "/slash"))
     assert "error: there is no command /rest" in result.said
     assert "did you mean '/reset'?" in result.said

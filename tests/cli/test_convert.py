@@ -28,21 +28,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def file(cli, tiny, folder: Path) -> Path:
     """The tiny target in float32."""
     if not (folder / "tiny.gguf").exists():
-        done = cli("convert", tiny.target, "--quantize", "f32", "--out", folder / "tiny.gguf")
-        assert done.code == 0
-        assert done.out == ""
+        assert cli("convert", tiny.target, "--quantize", "f32", "--out", folder / "tiny.gguf", code=0).out == ""
     return folder / "tiny.gguf"
 
 
-def test_a_file_that_is_there_is_kept(cli, tiny, file: Path) -> None:
+def test_a_file_that_is_there_is_kept(cli, refused, tiny, file: Path) -> None:
     before = file.read_bytes()
-    done = cli("convert", tiny.target, "--out", file)
-    assert (done.code, done.out) == (2, "")
-    assert "is there already" in done.said
-    assert "--overwrite" in done.said
+    said = refused("convert", tiny.target, "--out", file)
+    assert "is there already" in said
+    assert "--overwrite" in said
     assert file.read_bytes() == before
-    done = cli("convert", tiny.target, "--quantize", "f32", "--out", file, "--overwrite", "--json")
-    output = json.loads(done.out)
+    output = json.loads(cli("convert", tiny.target, "--quantize", "f32", "--out", file, "--overwrite", "--json").out)
     asked = 316 if find_spec("llama_cpp") else 0
     assert (output["file"], output["stored"], output["tokens"]) == (str(file), {"F32": 271296}, asked)
 
@@ -55,10 +51,8 @@ def test_a_file_that_is_there_is_kept(cli, tiny, file: Path) -> None:
         (["--out", "missing/model.gguf"], "there is no folder 'missing'"),
     ],
 )
-def test_what_cannot_be_written_is_one_message(cli, tiny, folder: Path, arguments: list[str], said: str) -> None:
-    done = cli("convert", tiny.target, *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert said in done.said
+def test_what_cannot_be_written_is_one_message(refused, tiny, folder: Path, arguments: list[str], said: str) -> None:
+    assert said in refused("convert", tiny.target, *arguments)
 
 
 def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
@@ -67,12 +61,12 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
     assert (info["stored_bytes"], info["loaded_bytes"]) == ({"F32": 271296}, 271296)
     wanted = cli("generate", "-m", tiny.target, "--executor", "torch", "--drafter", "none", "def add(", "-n", "12")
     for arguments in (["--drafter", "suffix"], ["-md", file], ["-md", tiny.draft], ["--drafter", "none"]):
-        done = cli("generate", "-m", file, "--threads", "1", *arguments, "def add(", "-n", "12")
-        assert (done.code, done.out) == (0, wanted.out)
+        done = cli("generate", "-m", file, "--threads", "1", *arguments, "def add(", "-n", "12", code=0)
+        assert done.out == wanted.out
         assert "native on cpu" in done.said
     pytest.importorskip("llama_cpp")
-    done = cli("generate", "-m", file, "--executor", "llamacpp", "--drafter", "none", "def add(", "-n", "12")
-    assert (done.code, done.out) == (0, wanted.out)
+    done = cli("generate", "-m", file, "--executor", "llamacpp", "--drafter", "none", "def add(", "-n", "12", code=0)
+    assert done.out == wanted.out
     assert "llamacpp on cpu" in done.said
     assert "llama_" not in done.said  # nothing of its log
 

@@ -1,20 +1,16 @@
 """`slipstream demo`."""
 
-from slipstream.llm import LLM
-
 DEMO = ["demo", "-n", "12", "--prompts", "1", "--rounds", "2", "--executor", "torch", "--dtype", "float64"]
 
 
 def test_the_demo_shows_text_and_one_table(cli, embedded):
-    result = cli(*DEMO)
-    assert result.code == 0, result.err
-    said = " ".join(result.out.split())
+    result = cli(*DEMO, code=0)
     for part in (
         "Continue code: ", "Edit code: ", "s, plain]", "s, suffix; token-identical]", "tokens/s",
         "speed-up", "accept", "mean", "lossless", "draft model, K=4", "suffix, K=10",
         "Every speculative text is token-identical to plain decoding.",
     ):  # fmt: skip
-        assert part in said
+        assert part in result.shown
     table = result.out[result.out.index("task") :]
     assert max(map(len, table.splitlines())) <= 80
     assert "NO" not in table
@@ -23,19 +19,8 @@ def test_the_demo_shows_text_and_one_table(cli, embedded):
     assert "not enough passes for an interval: raise --rounds" in result.said, "the warnings of bench"
 
 
-def test_the_demo_fails_if_texts_differ(cli, embedded, monkeypatch):
-    generate, calls = LLM.generate, []
-
-    def wrong(self, prompts, params=None):
-        done = generate(self, prompts, params)
-        calls.append(1)
-        if self.drafter.name == "model":
-            done[0].token_ids[5] ^= 1
-        return done
-
-    monkeypatch.setattr(LLM, "generate", wrong)
-    result = cli(*DEMO)
-    assert result.code == 1
-    assert "NO" in result.out
-    assert "draft model, code prompt 1, token 5: the target's two best logits are" in " ".join(result.out.split())
-    assert "this is a bug" in " ".join(result.out.split())
+def test_the_demo_fails_if_texts_differ(cli, embedded, wrong_token):
+    wrong_token("model", 5)
+    result = cli(*DEMO, code=1)
+    for part in ("NO", "draft model, code prompt 1, token 5: the target's two best logits are", "this is a bug"):
+        assert part in result.shown

@@ -38,8 +38,7 @@ def test_shows_the_options_that_the_drafter_accepts(cli):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_option_of_a_drafter_is_shown_with_its_default_and_meaning(cli, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "1000")
-    result = cli("drafters", name)
-    assert result.code == 0
+    result = cli("drafters", name, code=0)
     known = defaults(options_of(name))
     rows = [line.split(maxsplit=1) for line in result.out.splitlines()]
     shown = {row[0]: row[1].strip() for row in rows if len(row) == 2 and row[0] in known}

@@ -145,12 +145,12 @@ def test_serve_starts_vllm_and_ends_it_with_itself(python: Callable[..., Path], 
         time.sleep(0.1)
 
 
-def test_serve_is_refused_where_the_port_is_in_use(cli: Any, python: Callable[..., Path]) -> None:
+def test_serve_is_refused_where_the_port_is_in_use(refused: Any, python: Callable[..., Path]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
-        result = cli("serve", "--engine", "vllm", "--vllm-python", python(), "--port", taken.getsockname()[1])
-    assert (result.code, "cannot listen" in result.said) == (2, True)
+        said = refused("serve", "--engine", "vllm", "--vllm-python", python(), "--port", taken.getsockname()[1])
+    assert "cannot listen" in said
 
 
 @pytest.mark.parametrize(("mode", "code"), [("dies", 3), ("ends", 5)])

@@ -14,19 +14,12 @@ from tests.targets.huggingface.encoder_decoders import make_encoder_decoder
 
 
 def test_info_for_people_and_programs(cli, tiny):
-    result = cli("info", tiny.target)
-    assert result.code == 0
-    said = " ".join(result.out.split())
+    shown = cli("info", tiny.target, code=0).shown
     for part in (
-        "llama, 2 layers of width 48",
-        "67.8k",
-        "271.3 kB in F32",
-        "padded to 320 ids",
-        "192 tokens",
-        "chat template yes",
-        "drafters all",
-    ):
-        assert part in said
+        "llama, 2 layers of width 48", "67.8k", "271.3 kB in F32", "padded to 320 ids", "192 tokens",
+        "chat template yes", "drafters all",
+    ):  # fmt: skip
+        assert part in shown
     output = json.loads(cli("info", tiny.target, "--json").out)
     assert (output["parameters"], output["vocab_size"], output["tied_head"]) == (67824, 320, False)
     assert (output["kv_bytes_per_token"], output["experts"], output["sliding_window"]) == (512, None, [])
@@ -38,7 +31,7 @@ def test_info_shows_the_backend_and_which_settings_it_supports(cli, tiny, monkey
         monkeypatch.setattr(f"slipstream.backends.native.kernels.processor.{name}", lambda: has)
     monkeypatch.setattr("slipstream.backends.native.kernels.processor.is_arm", lambda: False)
     output = json.loads(cli("info", tiny.target, "--json").out)
-    said = " ".join(cli("info", tiny.target).out.split())
+    shown = cli("info", tiny.target).shown
     assert (output["executor"], output["not_native"]) == ("native", None)
     native = output["native"]
     assert native["settings"].keys() == {*(f"quantize {name}" for name in WEIGHT_FORMATS), "dtype bfloat16"}
@@ -51,7 +44,7 @@ def test_info_shows_the_backend_and_which_settings_it_supports(cli, tiny, monkey
         "quantize w8a8 supported",
         "dtype bfloat16 supported" if has else "dtype bfloat16 not supported: this processor has no bfloat16 products",
     ):
-        assert part in said
+        assert part in shown
 
 
 def test_info_says_why_a_model_is_not_native(cli, tmp_path):
@@ -59,19 +52,17 @@ def test_info_says_why_a_model_is_not_native(cli, tmp_path):
     make_tokenizer(tmp_path)
     output = json.loads(cli("info", tmp_path, "--json").out)
     assert (output["executor"], output["native"]) == ("torch", None)
-    said = " ".join(cli("info", tmp_path).out.split())
-    assert "torch on cpu; not native: heads of 12 values are not a multiple of 16" in said
+    assert "torch on cpu; not native: heads of 12 values are not a multiple of 16" in cli("info", tmp_path).shown
 
 
-def test_info_of_the_embedded_model(cli, embedded, monkeypatch):
+def test_info_of_the_embedded_model(cli, refused, embedded, monkeypatch):
     assert json.loads(cli("info", "--json").out)["folder"] == str(embedded.target)
 
     def missing():
         raise CheckpointError("the embedded target is missing", fix="reinstall slipstream")
 
     monkeypatch.setattr("slipstream.zoo.target_dir", missing)
-    result = cli("info")
-    assert (result.code, result.said) == (2, "error: the embedded target is missing. Fix: reinstall slipstream.")
+    assert refused("info") == "error: the embedded target is missing. Fix: reinstall slipstream."
 
 
 def test_info_shows_what_works_with_what(cli):
@@ -99,13 +90,11 @@ def test_rotary_parameters_by_kind_of_layer_are_shown() -> None:
 def test_a_pair_of_compatible_models(cli, tiny, tmp_path):
     make_model(tmp_path, num_hidden_layers=8)
     make_tokenizer(tmp_path)
-    result = cli("info", tmp_path, tiny.draft)
-    said = " ".join(result.out.split())
-    assert result.code == 0
-    assert "The models are compatible: all 316 common token ids agree." in said
-    assert "target steps" in said
-    assert "at 80% acceptance: 1." in said
-    assert max(map(len, result.out.splitlines())) <= 80
+    result = cli("info", tmp_path, tiny.draft, code=0)
+    assert "The models are compatible: all 316 common token ids agree." in result.shown
+    assert "target steps" in result.shown
+    assert "at 80% acceptance: 1." in result.shown
+    assert result.width <= 80
     output = json.loads(cli("info", tmp_path, tiny.draft, "--json").out)
     assert (output["fits"], output["differing_ids"]) == (True, 0)
 
@@ -113,18 +102,16 @@ def test_a_pair_of_compatible_models(cli, tiny, tmp_path):
 def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
-    result = cli("info", tiny.target, tmp_path)
-    assert result.code == 1
-    said = " ".join(result.out.split())
-    assert "do not share a vocabulary" in said
-    assert "with --draft-tokenizer string the draft model keeps its tokenizer: 2" in said
-    assert "tokens are shared" in said
+    shown = cli("info", tiny.target, tmp_path, code=1).shown
+    assert "do not share a vocabulary" in shown
+    assert "with --draft-tokenizer string the draft model keeps its tokenizer: 2" in shown
+    assert "tokens are shared" in shown
     output = json.loads(cli("info", tiny.target, tmp_path, "--json").out)
     assert output["fits"] is False
     assert len(output["differences"]) == 5
 
 
-def test_an_encoder_decoder_is_described_and_is_no_pair_with_a_decoder(cli, tmp_path):
+def test_an_encoder_decoder_is_described_and_is_no_pair_with_a_decoder(cli, refused, tmp_path):
     whole, decoder = tmp_path / "whole", tmp_path / "decoder"
     whole.mkdir()
     make_encoder_decoder(whole)
@@ -134,10 +121,9 @@ def test_an_encoder_decoder_is_described_and_is_no_pair_with_a_decoder(cli, tmp_
     output = json.loads(cli("info", whole, "--json").out)
     assert (output["source_context"] > 10**6, output["executor"]) == (True, "transformers")
     assert json.loads(cli("info", decoder, "--json").out)["source_context"] is None
-    shown = cli("info", decoder, whole)
-    assert "the target is a decoder, the draft model is an encoder-decoder" in " ".join(shown.out.split())
-    assert "--draft-tokenizer" not in shown.out
+    shown = cli("info", decoder, whole).shown
+    assert "the target is a decoder, the draft model is an encoder-decoder" in shown
+    assert "--draft-tokenizer" not in shown
     (decoder / "model.safetensors").write_bytes(b"")  # weights are not read
-    result = cli("generate", "x", "-m", whole, "-md", decoder)
-    assert (result.code, result.out) == (2, "")
-    assert "the target is an encoder-decoder, the draft model is a decoder" in result.said
+    said = refused("generate", "x", "-m", whole, "-md", decoder)
+    assert "the target is an encoder-decoder, the draft model is a decoder" in said

@@ -17,9 +17,7 @@ from tests.checkpoints import make_model, make_tokenizer
 
 
 def predicted(cli, *arguments):
-    result = cli("simulate", *arguments, "--json")
-    assert result.code == 0, result.err
-    return json.loads(result.out)
+    return json.loads(cli("simulate", *arguments, "--json", code=0).out)
 
 
 def test_lengths_from_an_acceptance_rate_and_a_draft_cost_or_one_that_is_given(cli):
@@ -51,9 +49,8 @@ def test_measured_rates_and_a_row_cost(cli):
     ],
 )  # fmt: skip
 def test_tables_fit_80_columns_and_nothing_is_cut(cli, arguments, monkeypatch):
-    result = cli("simulate", *arguments)
-    assert result.code == 0, result.err
-    assert max(map(len, result.out.splitlines())) <= 80
+    result = cli("simulate", *arguments, code=0)
+    assert result.width <= 80
     assert "…" not in result.out
 
 
@@ -75,12 +72,10 @@ def test_the_bits_of_the_cache_can_be_given(cli):
 
 
 def test_assumptions_are_stated(cli):
-    said = " ".join(
-        cli("simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4").out.split()
-    )
+    shown = cli("simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4").shown
     for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "Prefill and queueing are not included",
                  "ms of overhead", "1024 tokens of context"):  # fmt: skip
-        assert part in said
+        assert part in shown
 
 
 def test_costs_measured_here(cli, tiny, monkeypatch):
@@ -110,12 +105,11 @@ COMMANDS = [command for advice in ADVICE for command in advice.commands]
 def test_pairs_for_people(cli):
     result = cli("simulate", "--pairs")
     assert all(name in result.out for name in {n for pair in PAIRS for n in (pair.target, pair.draft)})
-    assert "no published figure" in " ".join(result.out.split())
+    assert "no published figure" in result.shown
 
 
 def test_advice_names_every_situation_and_its_commands(cli):
-    result = cli("simulate", "--advice")
-    assert result.code == 0
+    result = cli("simulate", "--advice", code=0)
     for advice in ADVICE:
         assert advice.situation[1:] in result.out
         assert all(command in result.out for command in advice.commands)
@@ -174,7 +168,7 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
 )
 def test_every_prediction_states_its_assumptions(cli, tiny, command):
     arguments = [{"TINY": tiny.target}.get(word, word) for word in command]
-    said = " ".join(cli(*arguments).out.split()).lower()
+    said = cli(*arguments).shown.lower()
     assert "assumptions" in said
     assert "decode steps" in said
     assert any(basis in said for basis in ("roofline", "memory-bound", "costs as given"))

@@ -18,30 +18,26 @@ def in_shell(command: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_without_standard_input_there_is_no_prompt(cli) -> None:
-    result = cli("generate", stdin=None)
-    assert (result.code, result.out) == (2, "")
-    assert "no prompt was given" in result.said
+def test_without_standard_input_there_is_no_prompt(refused) -> None:
+    assert "no prompt was given" in refused("generate", stdin=None)
 
 
 @pytest.mark.parametrize("given", [None, ""], ids=["closed", "empty"])
 def test_without_standard_input_a_chat_ends_at_once(cli, pair, given) -> None:
-    result = cli("chat", *pair, stdin=given)
-    assert (result.code, result.out) == (0, "")
+    result = cli("chat", *pair, stdin=given, code=0)
+    assert result.out == ""
     assert "chat template" in result.said
     assert "error" not in result.said
 
 
 @pytest.mark.parametrize("given", [(), ("-",)])
-def test_standard_input_that_is_not_utf8_is_refused_with_its_first_byte(cli, given) -> None:
-    result = cli("generate", *given, "-m", "/nonexistent", stdin=CAFE)
-    assert (result.code, result.out) == (2, "")
-    assert result.said.startswith("error: the prompt is no UTF-8 text: it has byte 0xe9 at character 3.")
+def test_standard_input_that_is_not_utf8_is_refused_with_its_first_byte(refused, given) -> None:
+    said = refused("generate", *given, "-m", "/nonexistent", stdin=CAFE)
+    assert said.startswith("error: the prompt is no UTF-8 text: it has byte 0xe9 at character 3.")
 
 
 def test_a_chat_goes_on_after_a_line_that_is_not_utf8(cli, pair) -> None:
-    result = cli("chat", *pair, "-n", 2, stdin=CAFE + b"\nfor\n")
-    assert result.code == 0
+    result = cli("chat", *pair, "-n", 2, stdin=CAFE + b"\nfor\n", code=0)
     assert result.said.count("error: the conversation is no UTF-8 text") == 1
     assert "2 tokens" in result.said
 

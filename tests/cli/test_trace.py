@@ -3,24 +3,20 @@
 import json
 
 
-def test_the_text_and_acceptance_over_time(cli, pair, tmp_path):
+def test_the_text_and_acceptance_over_time(cli, report, pair, tmp_path):
     given = ["--drafter", "model", "-n", "20", "--ignore-eos"]
-    result = cli("trace", "def add", *pair, *given, "--out", tmp_path / "t.json")
-    assert result.code == 0, result.err
-    said = " ".join(result.out.split())
-    assert "20 tokens in" in said
-    assert "Who proposed what" in said
+    result = cli("trace", "def add", *pair, *given, "--out", tmp_path / "t.json", code=0)
+    assert "20 tokens in" in result.shown
+    assert "Who proposed what" in result.shown
     assert "\x1b" not in result.out
     trace = json.loads((tmp_path / "t.json").read_text())
     assert len(trace["data"]["tokens"]) == 20
     assert trace["data"]["prompt"]["text"] == "def add"
-    assert cli("report", tmp_path / "t.json", "-o", tmp_path / "t.html").code == 0
-    page = (tmp_path / "t.html").read_text()
+    page = report(tmp_path / "t.json")
     assert "Acceptance over time" in page
     assert "Accepted draft tokens per step" in page
 
 
 def test_the_first_embedded_prompt_and_json(cli, pair):
-    result = cli("trace", *pair, "--drafter", "ngram", "-n", "6", "--json")
-    assert result.code == 0, result.err
+    result = cli("trace", *pair, "--drafter", "ngram", "-n", "6", "--json", code=0)
     assert json.loads(result.out)["settings"]["contender"] == "ngram"

@@ -38,12 +38,25 @@ def common(target: Path, data: Path, tmp_path: Path) -> list[object]:
 @pytest.fixture
 def train(cli: Any, common: list[object], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("sys.argv", ["slipstream", "train", "medusa", "--out", "here"])
-    return lambda *more: cli("train", "medusa", *common, "--eval-steps", 1, "--heads", 2, *more)
+    return lambda *more, code=0: cli("train", "medusa", *common, "--eval-steps", 1, "--heads", 2, *more, code=code)
+
+
+@pytest.fixture
+def stopped(train: Callable[..., Any]) -> Callable[..., str]:
+    """What is said by a run that ends with this signal, which comes at the end of some calls of functions."""
+
+    def run(number: int, *calls: tuple[Any, str, int], options: tuple[str, ...] = ()) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name, call in calls:
+                raising(patch, owner, name, number, call)
+            return str(train(*options, code=SIGNALS[signal.Signals(number)]).said)
+
+    return run
 
 
 def test_a_head_is_trained_resumed_and_exported(train: Any, tmp_path: Path) -> None:
-    assert train("--max-steps", 2).code == 0
-    assert train("--resume").code == 0
+    train("--max-steps", 2)
+    train("--resume")
     head_config = json.loads((tmp_path / "out" / "final" / "config.json").read_text())
     assert head_config["medusa_num_heads"] == 2
     assert len(head_config["medusa_head_accuracies"]) == 2
@@ -67,38 +80,35 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
     (tmp_path / "gptj").mkdir()
     (tmp_path / "gptj" / "config.json").write_text('{"model_type": "gptj"}')
 
-    def refused(target: Path, data: str, *more: object) -> str:
+    for trained, data, more, said in (
+        (target, "nowhere", (), "does not exist"),
+        (tiny.target, "short.txt", (), "the training data is too short"),
+        (target, "short.txt", (), "is text, but the target has no tokenizer"),
+        (tmp_path / "model.gguf", "short.txt", (), "has version 0 of GGUF"),
+        (tmp_path / "gptj", "short.txt", (), "nothing can be trained for it"),
+        (tmp_path / "nowhere" / "at" / "all", "short.txt", (), "is not a folder"),
+        (tiny.target, "short.txt", ("--resume",), "there is no checkpoint"),
+    ):
         out = ["--out", tmp_path / "out", "--budget-tokens", 9, "--length", 32]
-        completed = cli("train", "medusa", "-m", target, "--data", tmp_path / data, *out, *more)
-        assert completed.code == 2
+        assert said in cli("train", "medusa", "-m", trained, "--data", tmp_path / data, *out, *more, code=2).said
         assert not (tmp_path / "out").exists()
-        return completed.said
-
-    assert "does not exist" in refused(target, "nowhere")
-    assert "the training data is too short" in refused(tiny.target, "short.txt")
-    assert "is text, but the target has no tokenizer" in refused(target, "short.txt")
-    assert "has version 0 of GGUF" in refused(tmp_path / "model.gguf", "short.txt")
-    assert "nothing can be trained for it" in refused(tmp_path / "gptj", "short.txt")
-    assert "is not a folder" in refused(tmp_path / "nowhere" / "at" / "all", "short.txt")
-    assert "there is no checkpoint" in refused(tiny.target, "short.txt", "--resume")
 
 
-def test_a_run_is_not_resumed_for_another_target(cli, train, tmp_path):
-    assert train("--max-steps", 1).code == 0
+def test_a_run_is_not_resumed_for_another_target(train, tmp_path):
+    train("--max-steps", 1)
     other = train_target(tmp_path / "other", steps=1)
-    completed = train("--resume", "-m", other)
-    assert (completed.code, "is of another run: target was" in completed.said) == (2, True)
+    assert "is of another run: target was" in train("--resume", "-m", other, code=2).said
 
 
-def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, calls: tuple[int, ...] = (1,)) -> None:
-    """The signal comes at the end of these calls of a function."""
+def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, call: int) -> None:
+    """The signal comes at the end of this call of a function, counted from 1."""
     original, count = getattr(owner, name), 0
 
     def function(*args: Any, **more: Any) -> Any:
         nonlocal count
         count += 1
         outcome = original(*args, **more)
-        if count in calls:
+        if count == call:
             signal.raise_signal(number)
         return outcome
 
@@ -123,17 +133,16 @@ def logged(out: Path) -> list[Any]:
         (Loop, "evaluate", signal.SIGINT),
     ],
 )
-def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_again(owner, name, number, train, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        raising(patch, owner, name, number)
-        stopped = train()
-    assert stopped.code == SIGNALS[signal.Signals(number)]
-    assert "no step was saved" in stopped.said
-    assert "The same command begins again" in stopped.said
+def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_again(
+    owner, name, number, stopped, train, tmp_path
+):
+    said = stopped(number, (owner, name, 1))
+    assert "no step was saved" in said
+    assert "The same command begins again" in said
     assert not (tmp_path / "out" / "final").exists()
     assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
     assert not list(tmp_path.rglob("*.tmp"))
-    assert train().code == 0
+    train()
     assert logged(tmp_path / "out")
 
 
@@ -147,50 +156,36 @@ def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_agai
     ],
 )
 def test_a_step_that_was_begun_is_saved_and_exported_and_the_resuming_command_is_shown(
-    name: str, call: int, step: int, number: int, train: Any, tmp_path: Path
+    name: str, call: int, step: int, number: int, stopped: Any, train: Any, tmp_path: Path
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        raising(patch, Loop, name, number, (call,))
-        stopped = train()
-    assert stopped.code == SIGNALS[signal.Signals(number)]
-    assert "stopping after this step" in stopped.said
-    assert f"step {step} is saved. Continue with: slipstream train medusa --out here --resume" in stopped.said
+    said = stopped(number, (Loop, name, call))
+    assert "stopping after this step" in said
+    assert f"step {step} is saved. Continue with: slipstream train medusa --out here --resume" in said
     assert f"in {step} steps" in (tmp_path / "out" / "final" / "README.md").read_text()
-    assert train("--resume").code == 0
+    train("--resume")
     assert "in 4 steps" in (tmp_path / "out" / "final" / "README.md").read_text()
     logged(tmp_path / "out")
 
 
-def test_a_second_signal_stops_at_once_with_the_last_checkpoint(train: Any, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        raising(patch, Loop, "step", signal.SIGINT, (2,))
-        raising(patch, Loop, "evaluate", signal.SIGINT, (3,))  # after that step
-        stopped = train("--save-minutes", "1e-9")
-    assert stopped.code == 130
-    assert "step 1 is saved" in stopped.said
+def test_a_second_signal_stops_at_once_with_the_last_checkpoint(stopped: Any, train: Any, tmp_path: Path) -> None:
+    calls = (Loop, "step", 2), (Loop, "evaluate", 3)  # after that step
+    assert "step 1 is saved" in stopped(signal.SIGINT, *calls, options=("--save-minutes", "1e-9"))
     assert not (tmp_path / "out" / "final").exists()
-    assert train("--resume").code == 0
+    train("--resume")
 
 
 @pytest.mark.parametrize(("owner", "name"), [(resume_state, "save_file"), (MedusaObjective, "export")])
-def test_a_file_that_is_being_written_is_left_whole_or_not_at_all(owner, name, train, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        raising(patch, owner, name, signal.SIGINT)
-        stopped = train()
-    assert (stopped.code, "step 4 is saved" in stopped.said) == (130, True)
+def test_a_file_that_is_being_written_is_left_whole_or_not_at_all(owner, name, stopped, train, tmp_path):
+    assert "step 4 is saved" in stopped(signal.SIGINT, (owner, name, 1))
     assert not list(tmp_path.rglob("*.tmp"))
-    assert train("--resume").code == 0
+    train("--resume")
     assert (tmp_path / "out" / "final" / "config.json").is_file()
 
 
-def test_a_resumed_run_that_is_stopped_before_a_step_keeps_its_checkpoint_and_exports_nothing(train, tmp_path):
-    assert train("--max-steps", 1).code == 0
+def test_a_resumed_run_that_is_stopped_before_a_step_keeps_its_checkpoint_and_exports_nothing(stopped, train, tmp_path):
+    train("--max-steps", 1)
     before = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
     card = (tmp_path / "out" / "final" / "README.md").read_text()
-    with pytest.MonkeyPatch.context() as patch:
-        raising(patch, run_report, "estimate", signal.SIGINT)
-        stopped = train("--resume")
-    assert stopped.code == 130
-    assert "step 1 is saved" in stopped.said
+    assert "step 1 is saved" in stopped(signal.SIGINT, (run_report, "estimate", 1), options=("--resume",))
     assert (tmp_path / "out" / "checkpoint.safetensors").read_bytes() == before
     assert (tmp_path / "out" / "final" / "README.md").read_text() == card
