@@ -1,10 +1,12 @@
 """One loaded pair and one server for all tests that do not change it; a browser, and the server's page in it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from slipstream import LLM
+from tests.server import clients
 from tests.server.browser import Browser, Page, browser, opened
 from tests.server.hosting import Host, hosted
 from tests.server.talking import talking_tokenizer
@@ -23,9 +25,16 @@ def host(pair: LLM) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """A server whose chat template takes tools and reasoning."""
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as host:
+    """A server whose chat template takes tools and reasoning, with the key "key"."""
+    tokenizer = talking_tokenizer(tmp_path_factory.mktemp("talker"))
+    with hosted(pair, keys=("key",), tokenizer=tokenizer) as host:
         yield host
+
+
+@pytest.fixture
+def openai(talker: Host) -> Any:
+    """OpenAI's client of that server."""
+    return clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="key", max_retries=0)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,13 @@
 """`/v1/messages` with the official client of Anthropic."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from slipstream import LLM
 from tests.server import clients
-from tests.server.hosting import Host, hosted
-from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER, talking_tokenizer
+from tests.server.hosting import Host
+from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER
 
 PATH = "/v1/messages"
 FUNCTIONS: list[Any] = [
@@ -18,14 +16,8 @@ FUNCTIONS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with hosted(pair, keys=("key",), tokenizer=talking_tokenizer(tmp_path_factory.mktemp("talker"))) as host:
-        yield host
-
-
 @pytest.fixture
-def client(talker: Host) -> clients.anthropic.Anthropic:
+def client(talker: Host) -> Any:
     return clients.anthropic.Anthropic(base_url=talker.url, api_key="key", max_retries=0)
 
 
@@ -34,7 +26,7 @@ def forced(text: str) -> dict[str, Any]:
     return {"model": "embedded", "max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [text]}}}
 
 
-def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: clients.anthropic.Anthropic) -> None:
+def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: Any) -> None:
     talk = [{"role": "system", "content": "Be brief."}, *USER]
     chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16, messages=talk).json()
     text = chat["choices"][0]["message"]["content"]
@@ -73,7 +65,7 @@ def test_thinking_text_and_use_of_tools_are_blocks_and_can_be_sent_back(client, 
     assert client.messages.create(**given | {"messages": back} | forced("Sun!")).content[0].text == "Sun!"
 
 
-def test_forced_calls_and_forms(client: clients.anthropic.Anthropic) -> None:
+def test_forced_calls_and_forms(client: Any) -> None:
     given: Any = {"model": "embedded", "messages": USER, "max_tokens": 300, "extra_body": {"frequency_penalty": 2}}
     for choice in ({"type": "tool", "name": "weather"}, {"type": "any", "disable_parallel_tool_use": True}):
         answer: Any = client.messages.create(**given, tools=FUNCTIONS[:1], tool_choice=choice)
@@ -84,15 +76,14 @@ def test_forced_calls_and_forms(client: clients.anthropic.Anthropic) -> None:
     assert json.loads(client.messages.create(**given, output_config=form).content[0].text)["a"] in (1, 2)
 
 
-def test_errors_are_those_of_the_client(talker: Host, client: clients.anthropic.Anthropic) -> None:
+def test_errors_are_those_of_the_client(talker: Host, client: Any) -> None:
+    given: Any = {"model": "embedded", "messages": USER, "max_tokens": 5}
     with pytest.raises(clients.anthropic.BadRequestError, match="stop_sequences"):
-        client.messages.create(model="embedded", messages=USER, max_tokens=5, stop_sequences=[""])
+        client.messages.create(**given, stop_sequences=[""])
     with pytest.raises(clients.anthropic.NotFoundError):
-        client.messages.create(model="other", messages=USER, max_tokens=5)
+        client.messages.create(**given | {"model": "other"})
     with pytest.raises(clients.anthropic.AuthenticationError):
-        clients.anthropic.Anthropic(base_url=talker.url, api_key="no", max_retries=0).messages.create(
-            model="embedded", messages=USER, max_tokens=5
-        )
+        client.with_options(api_key="no").messages.create(**given)
     by_header = talker.http.get("/v1/models", headers={"Authorization": "", "x-api-key": "key"})
     assert by_header.status_code == 200
 

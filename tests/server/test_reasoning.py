@@ -8,29 +8,26 @@ import pytest
 from slipstream import LLM
 from slipstream.errors import ParameterError
 from slipstream.server.reply_format import FORMATS, THINK, ReplyFormat
-from tests.server.hosting import hosted
+from tests.server.hosting import Host, hosted
 from tests.server.talking import CALL, TOOLS, USER, talking_tokenizer
 
 PATH = "/v1/chat/completions"
 THOUGHT = "<think>\nIt is simple.\n</think>\n\n42"
 
 
-def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(pair: LLM, tmp_path: Any) -> None:
-    with hosted(pair, tokenizer=talking_tokenizer(tmp_path)) as host:
-        body = {"messages": USER, "structured_outputs": {"choice": [THOUGHT]}, "max_tokens": 100}
-        message = host.post(PATH, **body).json()["choices"][0]["message"]
-        assert (message["reasoning_content"], message["reasoning"]) == ("It is simple.",) * 2
-        assert message["content"] == "42"
-        deltas = [part["delta"] for part in host.parts(PATH, **body)]
-        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is simple."
-        assert "".join(delta.get("content", "") for delta in deltas) == "42"
-        choices = host.post(
-            PATH, **body | {"structured_outputs": {"choice": [f"<think>Hm.</think>{CALL}"]}, "tools": TOOLS}
-        )
-        message = choices.json()["choices"][0]["message"]
-        assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Hm.", None, 1)
-        back = host.post("/tokenize", messages=[*USER, message, {"role": "tool", "tool_call_id": "a", "content": "b"}])
-        assert "<think>Hm.</think><tool_call>" in host.service.tokenizer.decode(back.json()["tokens"])
+def test_reasoning_is_in_a_field_of_its_own_whole_and_streamed(talker: Host) -> None:
+    body = {"messages": USER, "structured_outputs": {"choice": [THOUGHT]}, "max_tokens": 100}
+    message = talker.post(PATH, **body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["reasoning"]) == ("It is simple.",) * 2
+    assert message["content"] == "42"
+    deltas = [part["delta"] for part in talker.parts(PATH, **body)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is simple."
+    assert "".join(delta.get("content", "") for delta in deltas) == "42"
+    forced = {"structured_outputs": {"choice": [f"<think>Hm.</think>{CALL}"]}, "tools": TOOLS}
+    message = talker.post(PATH, **body | forced).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Hm.", None, 1)
+    back = talker.post("/tokenize", messages=[*USER, message, {"role": "tool", "tool_call_id": "a", "content": "b"}])
+    assert "<think>Hm.</think><tool_call>" in talker.service.tokenizer.decode(back.json()["tokens"])
 
 
 def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_path: Any) -> None:
@@ -55,12 +52,8 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
 
 
 def test_formats_are_found_out_from_the_checkpoint(tmp_path: Any, pair: LLM) -> None:
-    reply_format = ReplyFormat.of(talking_tokenizer(tmp_path))
-    assert (reply_format.calls.name if reply_format.calls else "", reply_format.reasoning, reply_format.certain) == (
-        "hermes",
-        THINK,
-        False,
-    )
+    found = ReplyFormat.of(talking_tokenizer(tmp_path))
+    assert (found.calls.name if found.calls else "", found.reasoning, found.certain) == ("hermes", THINK, False)
     assert ReplyFormat.of(pair.tokenizer) == ReplyFormat()
     named = ReplyFormat.of(pair.tokenizer, "mistral", "[THINK] [/THINK]")
     assert (named.calls.name if named.calls else "", named.reasoning) == ("mistral", ("[THINK]", "[/THINK]"))

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.server import clients
 from tests.server.hosting import Host, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, TOOLS, USER
 
@@ -13,27 +12,22 @@ PATH = "/v1/responses"
 FUNCTIONS: list[Any] = [{"type": "function"} | tool["function"] for tool in TOOLS]
 
 
-@pytest.fixture
-def client(talker: Host) -> clients.openai.OpenAI:
-    return clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
-
-
 def forced(text: str) -> dict[str, Any]:
     """What makes the answer `text`."""
     return {"model": "embedded", "extra_body": {"structured_outputs": {"choice": [text]}}, "max_output_tokens": 200}
 
 
-def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: clients.openai.OpenAI) -> None:
+def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, openai: Any) -> None:
     chat = talker.post("/v1/chat/completions", temperature=0, max_tokens=16,
                        messages=[{"role": "system", "content": "Be brief."}, *USER]).json()  # fmt: skip
     text = chat["choices"][0]["message"]["content"]
     given: Any = {"model": "embedded", "instructions": "Be brief.", "temperature": 0, "max_output_tokens": 16}
-    answer = client.responses.create(**given, input=USER[0]["content"])
+    answer = openai.responses.create(**given, input=USER[0]["content"])
     assert answer.output_text == text
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.usage.total_tokens == chat["usage"]["total_tokens"]
     assert answer.usage.output_tokens == chat["usage"]["completion_tokens"] == 16
-    with client.responses.stream(**given, input=USER) as stream:
+    with openai.responses.stream(**given, input=USER) as stream:
         events = list(stream)
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     assert events[-1].response.output_text == text
@@ -42,15 +36,15 @@ def test_a_text_is_that_of_the_chat_whole_and_streamed(talker: Host, client: cli
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: clients.openai.OpenAI, stream: bool) -> None:
+def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(openai: Any, stream: bool) -> None:
     given: Any = {"input": USER, "tools": FUNCTIONS, **forced(f"<think>Hm.</think>I look. {CALL}{NOW}")}
     if stream:
-        with client.responses.stream(**given) as streamed:
+        with openai.responses.stream(**given) as streamed:
             for _ in streamed:
                 pass
             answer: Any = streamed.get_final_response()
     else:
-        answer = client.responses.create(**given)
+        answer = openai.responses.create(**given)
     reasoning, message, *calls = answer.output
     assert answer.status == "completed"
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Hm.")
@@ -61,19 +55,19 @@ def test_reasoning_text_and_calls_are_items_and_can_be_sent_back(client: clients
     for item in back:
         item.pop("parsed_arguments", None)
     back += [{"type": "function_call_output", "call_id": call.call_id, "output": "Sun."} for call in calls]
-    assert client.responses.create(input=back, tools=FUNCTIONS, **forced("Sun!")).output_text == "Sun!"
+    assert openai.responses.create(input=back, tools=FUNCTIONS, **forced("Sun!")).output_text == "Sun!"
 
 
-def test_forms_and_forced_calls(client: clients.openai.OpenAI) -> None:
+def test_forms_and_forced_calls(openai: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
     given: Any = {"model": "embedded", "input": "hi", "max_output_tokens": 200}
     extra = {"frequency_penalty": 2}
-    assert json.loads(client.responses.create(**given, text=form, extra_body=extra).output_text)["a"] in (1, 2)
+    assert json.loads(openai.responses.create(**given, text=form, extra_body=extra).output_text)["a"] in (1, 2)
     choice: Any = {"type": "function", "name": "weather"}
-    (call,) = client.responses.create(**given, tools=FUNCTIONS, tool_choice=choice, extra_body=extra).output
+    (call,) = openai.responses.create(**given, tools=FUNCTIONS, tool_choice=choice, extra_body=extra).output
     assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
-    assert client.responses.create(**given, text={"format": {"type": "text"}}, temperature=0).output_text
+    assert openai.responses.create(**given, text={"format": {"type": "text"}}, temperature=0).output_text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Statistics that were asked for, and what they say of predicted outputs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,13 +38,20 @@ def test_tokens_without_text_of_their_own_are_counted_in_a_stream(host: Host) ->
     assert len("".join(token["text"] for token in tokens)) == 12
 
 
-def test_a_stack_names_its_members(pair: LLM) -> None:
-    pair.use(["suffix", "embedded"])
+@contextmanager
+def drafting(pair: LLM, draft: object) -> Iterator[Host]:
+    """A server of the pair with another drafter."""
+    pair.use(draft)
     try:
         with hosted(pair) as host:
-            parts = host.parts(PATH, **BODY | {"max_tokens": 64}, statistics=True)
+            yield host
     finally:
         pair.use("embedded")
+
+
+def test_a_stack_names_its_members(pair: LLM) -> None:
+    with drafting(pair, ["suffix", "embedded"]) as host:
+        parts = host.parts(PATH, **BODY | {"max_tokens": 64}, statistics=True)
     names = {token["drafter"] for part in parts for token in part["tokens"]}
     assert names >= {None, "suffix"}
     assert names <= {None, "suffix", "model"}
@@ -64,23 +73,18 @@ STACK: dict[str, Any] = {
 
 @pytest.mark.parametrize("draft", ["embedded", "suffix", None])
 def test_a_right_prediction_gives_the_same_text_in_fewer_steps(pair: LLM, draft: str | None) -> None:
-    pair.use(draft)
-    try:
-        with hosted(pair) as host:
-            plain = host.post(PATH, **STACK).json()["choices"][0]
-            expected = {"type": "content", "content": plain["text"]}
-            answer = host.post(PATH, **STACK, prediction=expected).json()
-    finally:
-        pair.use("embedded")
+    with drafting(pair, draft) as host:
+        plain = host.post(PATH, **STACK).json()["choices"][0]
+        expected = {"type": "content", "content": plain["text"]}
+        answer = host.post(PATH, **STACK, prediction=expected).json()
     choice = answer["choices"][0]
     assert choice["text"] == plain["text"]
     assert choice["statistics"]["steps"] <= 16 < plain["statistics"]["tokens"]
     assert choice["statistics"]["steps"] < plain["statistics"]["steps"]
     details = answer["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == choice["statistics"]["accepted"] >= 48
-    assert details["rejected_prediction_tokens"] == (
-        choice["statistics"]["proposed"] - choice["statistics"]["accepted"]
-    )
+    rejected = choice["statistics"]["proposed"] - choice["statistics"]["accepted"]
+    assert details["rejected_prediction_tokens"] == rejected
 
 
 def test_a_wrong_prediction_gives_the_same_text(host: Host) -> None:

@@ -7,7 +7,6 @@ import jsonschema
 import pytest
 
 from slipstream import LLM
-from tests.server import clients
 from tests.server.hosting import Host, hosted, refused
 from tests.server.talking import ARGUMENTS, CALL, NOW, PARAMETERS, TOOLS, USER, talking_tokenizer
 
@@ -49,11 +48,10 @@ def test_a_call_that_is_cut_by_the_length_says_so(talker: Host) -> None:
     assert answer["finish_reason"] == "length"
 
 
-def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host) -> None:
-    client = clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host, openai: Any) -> None:
     given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
     text = f"I look. {CALL}{NOW}"
-    with client.chat.completions.stream(**given, extra_body={"structured_outputs": {"choice": [text]}}) as stream:
+    with openai.chat.completions.stream(**given, extra_body={"structured_outputs": {"choice": [text]}}) as stream:
         kinds = [event.type for event in stream]
         message = stream.get_final_completion().choices[0].message
     assert kinds.count("tool_calls.function.arguments.delta") > 2
@@ -66,9 +64,8 @@ def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host)
     for call in back[1]["tool_calls"]:
         call["function"].pop("parsed_arguments", None)
         back.append({"role": "tool", "tool_call_id": call["id"], "content": "Sun."})
-    answered = client.chat.completions.create(
-        **given | {"messages": back}, extra_body={"structured_outputs": {"choice": ["Sun!"]}}
-    )
+    forced = {"structured_outputs": {"choice": ["Sun!"]}}
+    answered = openai.chat.completions.create(**given | {"messages": back}, extra_body=forced)
     assert answered.choices[0].message.content == "Sun!"
     ids = talker.post("/tokenize", messages=back, tools=TOOLS).json()["tokens"]
     prompt = talker.service.tokenizer.decode(ids)
@@ -79,16 +76,15 @@ def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_required_call_has_valid_arguments(talker: Host, stream: bool, parallel: bool) -> None:
-    client = clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="any", max_retries=0)
+def test_a_required_call_has_valid_arguments(openai: Any, stream: bool, parallel: bool) -> None:
     for seed in range(3):
         given: Any = {"model": "embedded", "messages": USER, "tools": TOOLS, "tool_choice": "required", "seed": seed}
         given |= {"max_tokens": 600, "frequency_penalty": 2, "parallel_tool_calls": parallel}
         if stream:
-            with client.chat.completions.stream(**given) as answered:
+            with openai.chat.completions.stream(**given) as answered:
                 choice: Any = answered.get_final_completion().choices[0]
         else:
-            choice = client.chat.completions.create(**given).choices[0]
+            choice = openai.chat.completions.create(**given).choices[0]
         assert choice.finish_reason == "tool_calls"
         assert choice.message.content is None or not choice.message.content
         for call in choice.message.tool_calls:
