@@ -15,7 +15,7 @@ README = ROOT / "README.md"
 SHOWN = README.read_text() + (ROOT / "docs" / "commands.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", SHOWN, re.DOTALL)
 SHORTER = {
-    "verify": ["--prompts", "1", "--seed", "1", "--texts", "1", "--reach", "0", "-n", "8"],
+    "verify": ["--prompts", "1", "--seed", "1", "--texts", "1", "--reach", "0", "-n", "12"],
 }
 """Options that make a command faster without changing the form of its output. Of its numbers, draft lengths are
 compared."""

@@ -133,7 +133,8 @@ def without_times(block: str) -> list[object]:
     for line in block.splitlines():
         cells = [cell.strip() for cell in line[1:-1].split("|")] if line.startswith("|") else []
         heads = [] if not cells else heads or cells
-        kept += [[cell for head, cell in zip(heads, cells, strict=True) if head not in TIMED]] if cells else []
+        drawn = {"accept"} if line.startswith("| lookahead") else set()  # its window is drawn anew in each pass
+        kept += [[cell for head, cell in zip(heads, cells, strict=True) if head not in TIMED | drawn]] if cells else []
     return kept
 
 
