@@ -133,8 +133,8 @@ def lookups(kit: Kit) -> str:
 
 
 def fixed(*names: str) -> str:
-    """Options for these drafters, each with its fixed length, so that its acceptance is the same in every run (layerskip
-    needs a fixed exit, too: the default is measured)."""
+    """Options for these drafters, each with its fixed length, so that its acceptance is the same in every run. The
+    exit of layerskip is fixed for the same reason: its default is measured."""
     return " ".join(f"--drafter {name}:draft_tokens={DRAFTERS[name].length}" for name in names)
 
 
