@@ -83,15 +83,15 @@ def test_the_rule_of_the_guide_is_lossless() -> None:
         assert emitted == target_distribution(world, shape.height + 1)
 
 
-def test_two_entries_are_enough_for_a_family_like_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_entry_is_enough_for_a_family_like_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, ids = make_family("llama", tmp_path), list(range(3, 40))
     wanted = Reference(folder, torch.float64)(ids)[-1]  # [V]
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {"model_type": "newllama"}))
     with pytest.raises(UnsupportedModelError, match="'newllama'"):
         Decoder.load(folder)
-    monkeypatch.setitem(config_module.FAMILIES, "newllama", config_module.FAMILIES["llama"])
-    monkeypatch.setitem(config_module._CONTEXT, "newllama", 8192)
+    monkeypatch.setitem(config_module.LIKE_LLAMA, "newllama", 8192)
+    monkeypatch.setitem(config_module.FAMILIES, "newllama", config_module.FAMILIES["llama"])  # follows at import
     decoder = Decoder.load(folder, "torch", torch.float64, "cpu")
     found = decoder.run([Sequence(ids)], Draft.empty(1)).logits[0]  # [V]
     assert torch.allclose(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))

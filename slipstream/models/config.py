@@ -211,7 +211,7 @@ def _llama_like(config: Mapping[str, Any]) -> DecoderConfig:
         kv_heads=count_of(config, "num_key_value_heads", heads),
         head_dim=count_of(config, "head_dim", 128 if kind == "qwen3" else hidden // heads),
         intermediate_size=count_of(config, "intermediate_size"),
-        context=count_of(config, "max_position_embeddings", _CONTEXT[kind]),
+        context=count_of(config, "max_position_embeddings", LIKE_LLAMA[kind]),
         norm_eps=_positive(config, "rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6),
         activation=_activation(config, "hidden_act", "silu"),
         qkv_bias=attention_bias or kind == "qwen2",
@@ -248,16 +248,16 @@ def _gpt2(config: Mapping[str, Any]) -> DecoderConfig:
     )  # fmt: skip
 
 
+LIKE_LLAMA = {
+    "llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
+}  # fmt: skip
+"""`model_type` -> the context that transformers assumes if config.json lacks it (its 4.x series writes no defaults)."""
+
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), _llama_like),
+    **dict.fromkeys(LIKE_LLAMA, _llama_like),
     "gpt2": _gpt2,
 }
 """`model_type` -> how its config.json is read."""
-
-# What transformers assumes if config.json lacks the key (its 4.x series does not write defaults).
-_CONTEXT = {
-    "llama": 2048, "mistral": 131072, "mixtral": 131072, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
-}  # fmt: skip
 
 
 # --- parts of a config.json ------------------------------------------------------------------------------------
