@@ -141,18 +141,14 @@ class Outcome:
 
 def pack(rows: Seq[WeightedDraft]) -> tuple[Draft, Tensor]:
     """The draft and the distributions [B + N, V] that `verify` takes, for one sequence per entry."""
-    splits = [0]
-    for row in rows:
-        splits.append(splits[-1] + len(row.tokens))
     kinds = "".join(row.shape.kinds for row in rows)
     q = [probs for row in rows for probs in row.q_rows]
-    draft = Draft(
-        tokens=torch.tensor([t for row in rows for t in row.tokens], dtype=torch.int64),
-        parents=[parent for row in rows for parent in row.shape.parents],
-        splits=splits,
+    draft = Draft.trees(
+        [(row.tokens, row.shape.parents) for row in rows],
         q=torch.tensor(q, dtype=torch.float64) if set(kinds) & set("sw") else None,
-        acceptable=[kind != "n" for kind in kinds] if "n" in kinds else None,
     )
+    if "n" in kinds:
+        draft = replace(draft, acceptable=[kind != "n" for kind in kinds])
     replace(draft, q=None).check([row.shape.height for row in rows], rows[0].world.vocab, 16)
     distributions = [probs for row in rows for probs in row.rows]
     return draft, torch.tensor(distributions, dtype=torch.float64)

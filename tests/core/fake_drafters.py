@@ -122,25 +122,17 @@ class Bushy(Scripted):
     name = "bushy"
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        splits = [0]
-        for seq, depth in zip(seqs, budget, strict=True):
-            tree = self.tree(seq, depth, random.Random(f"{seq.tokens}"))
-            parents += [parent for parent, _ in tree]
-            tokens += [token for _, token in tree]
-            splits.append(splits[-1] + len(tree))
-        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits)
+        return Draft.trees(self.tree(seq, depth) for seq, depth in zip(seqs, budget, strict=True))
 
-    def tree(self, seq: Sequence, depth: int, rng: random.Random) -> list[tuple[int, int]]:
-        """(parent, token) of each node: a few strays, perhaps the right path, more strays."""
-        nodes: list[tuple[int, int]] = []
-        heights: list[int] = []
+    def tree(self, seq: Sequence, depth: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the nodes: a few strays, perhaps the right path, more strays."""
+        ids, parents, heights, rng = list[int](), list[int](), list[int](), random.Random(f"{seq.tokens}")
 
         def add(parent: int, token: int) -> int:
-            nodes.append((parent, token))
+            ids.append(token)
+            parents.append(parent)
             heights.append(1 if parent < 0 else heights[parent] + 1)
-            return len(nodes) - 1
+            return len(ids) - 1
 
         def strays() -> None:
             for _ in range(rng.randint(0, 4) if depth else 0):
@@ -153,4 +145,4 @@ class Bushy(Scripted):
             for token in continuation(self.target, seq.tokens, depth) if depth else []:
                 parent = add(parent, token)
         strays()
-        return nodes
+        return ids, parents

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,73 +101,56 @@ class ToyDrafter(RandomDrafter):
 
     def __init__(self, oracle: Oracle, widths: Seq[int], replacement: bool = False, argmax: bool = False):
         self.oracle, self.widths, self.replacement, self.argmax = oracle, widths, replacement, argmax
-        self._nodes: dict[object, Siblings] = {}
-        self._table: list[np.ndarray] = []  # the distributions of all `Siblings`
+        self._known: dict[object, tuple[int, list[float]]] = {}
+        self._table: list[np.ndarray] = []  # distributions
         self._params: list[SamplingParams] = []  # kept alive, so that ids are not reused
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
         rows: list[int] = []  # of the table
-        splits = [0]
-        for seq, depth in zip(seqs, budget, strict=True):
-            start = len(tokens)
-            uniforms = iter(seq.random.uniforms(DRAWN, len(seq.tokens), 32).tolist())
-            ends: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # (node, draft tokens down to it)
-            for width in self.widths[:depth]:
-                below = []
-                for node, path in ends:
-                    left = self._siblings(seq, path)
-                    for _ in range(width):
-                        if not left.ends:
-                            break  # fewer possible tokens than siblings
-                        token = left.most_likely if self.argmax else bisect_right(left.ends, next(uniforms))
-                        below.append((len(tokens) - start, (*path, token)))
-                        tokens.append(token)
-                        parents.append(node)
-                        rows.append(left.row)
-                        if not self.replacement:
-                            left = left.others.get(token) or self._without(left, token)
-                ends = below
-            splits.append(len(tokens))
-        q = torch.from_numpy(np.stack(self._table)[rows]) if rows else None  # [N, V]
-        return Draft(torch.tensor(tokens, dtype=torch.int64), parents, splits, q)
+        trees = [self._tree(seq, depth, rows) for seq, depth in zip(seqs, budget, strict=True)]
+        return Draft.trees(trees, q=torch.from_numpy(np.stack(self._table)[rows]) if rows else None)  # [N, V]
 
-    def _siblings(self, seq: Sequence, path: tuple[int, ...]) -> Siblings:
-        """What the first child of a node is drawn from, by the request's own parameters, float64."""
-        key = id(seq.params), seq.prompt, tuple(seq.tokens), path
-        if key not in self._nodes:
-            self._params.append(seq.params)
-            logits = self.oracle.logits([*seq.tokens, *path])[None]
-            self._nodes[key] = self._add_row(distributions_after(logits, [seq], [path])[0].numpy())
-        return self._nodes[key]
+    def _tree(self, seq: Sequence, depth: int, rows: list[int]) -> tuple[list[int], list[int]]:
+        """Tokens and parents; rows of the table that tokens are drawn from are added to `rows`."""
+        ids, parents, text = list[int](), list[int](), tuple(seq.tokens)
+        uniforms = iter(seq.random.uniforms(DRAWN, len(seq.tokens), 32).tolist())
+        ends: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # (node, draft tokens down to it)
+        for width in self.widths[:depth]:
+            below = []
+            for node, path in ends:
+                gone: tuple[int, ...] = ()
+                for _ in range(width):
+                    row, cumulative = self._siblings(seq, text, path, gone)
+                    if not cumulative:
+                        break  # fewer possible tokens than siblings
+                    token = int(self._table[row].argmax()) if self.argmax else bisect_right(cumulative, next(uniforms))
+                    below.append((len(ids), (*path, token)))
+                    ids.append(token)
+                    parents.append(node)
+                    rows.append(row)
+                    gone = () if self.replacement else (*gone, token)
+            ends = below
+        return ids, parents
 
-    def _without(self, left: Siblings, token: int) -> Siblings:
-        probs = self._table[left.row].copy()
-        probs[token] = 0.0
-        left.others[token] = self._add_row(probs / (probs.sum() or 1.0))
-        return left.others[token]
-
-    def _add_row(self, probs: np.ndarray) -> Siblings:
-        self._table.append(probs)
-        total = probs.cumsum()
-        ends = (total / total[-1]).tolist() if total[-1] else []
-        return Siblings(len(self._table) - 1, ends, int(probs.argmax()))
-
-
-@dataclass
-class Siblings:
-    """A distribution that children of a node are drawn from, in the form in which thousands of draws are fast.
-
-    row     of the table of distributions.
-    ends    cumulative probabilities; empty if no token is possible.
-    others  what is left for the next sibling after each token.
-    """
-
-    row: int
-    ends: list[float]
-    most_likely: int
-    others: dict[int, Siblings] = field(default_factory=dict)
+    def _siblings(
+        self, seq: Sequence, text: tuple[int, ...], path: tuple[int, ...], gone: tuple[int, ...]
+    ) -> tuple[int, list[float]]:
+        """What the child of a node after the siblings `gone` is drawn from, by the request's own parameters: a row of
+        the table, and its cumulative probabilities; none if no token is possible."""
+        key = id(seq.params), seq.prompt, text, path, gone
+        if key not in self._known:
+            if gone:
+                probs = self._table[self._siblings(seq, text, path, gone[:-1])[0]].copy()
+                probs[gone[-1]] = 0.0
+                probs /= probs.sum() or 1.0
+            else:
+                self._params.append(seq.params)
+                logits = self.oracle.logits([*text, *path])[None]
+                probs = distributions_after(logits, [seq], [path])[0].numpy()
+            self._table.append(probs)
+            total = probs.cumsum()
+            self._known[key] = len(self._table) - 1, (total / total[-1]).tolist() if total[-1] else []
+        return self._known[key]
 
 
 def cell(drafter: Drafter, params: SamplingParams, rule: str = "rejection") -> tuple[float, list[Sequence]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.models.executor import Batch
+from tests.backends.native.models import forest, last
 from tests.heads.tiny_heads import config
 
 Damage = Callable[[dict[str, Tensor]], Any] | dict[str, Any]
@@ -70,18 +71,11 @@ def dense(made: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, posi
     return made(torch.tensor(tokens), hidden, (cos[positions], sin[positions]), attend)
 
 
-def true_batch(texts: list[Text], first: list[int], last: list[int]) -> tuple[Batch, Tensor]:
-    """True rows first..last-1 of each text."""
-    splits, tokens, positions = [0], [], []
-    for text, a, b in zip(texts, first, last, strict=True):
-        tokens += text.tokens[a + 1 : b + 1]
-        positions += range(a, b)
-        splits.append(len(tokens))
-    batch = Batch(
-        range(len(texts)), torch.tensor(tokens), positions, splits, first, [None] * len(texts),
-        [s - 1 for s in splits[1:]],
-    )  # fmt: skip
-    return batch, torch.cat([t.features[a:b] for t, a, b in zip(texts, first, last, strict=True)])
+def true_batch(texts: list[Text], starts: list[int], stops: list[int]) -> tuple[Batch, Tensor]:
+    """True rows of each text, from a start to before a stop."""
+    parts = list(zip(texts, starts, stops, strict=True))
+    batch = forest([(b, start, text.tokens[start + 1 : stop + 1], []) for b, (text, start, stop) in enumerate(parts)])
+    return last(batch), torch.cat([text.features[start:stop] for text, start, stop in parts])
 
 
 def logits(made: EagleHead) -> Tensor:

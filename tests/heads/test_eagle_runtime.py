@@ -19,11 +19,11 @@ from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime
-from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import WeightFormat
 from slipstream.training import eagle3_objective
 from slipstream.training.eagle3_objective import chain_states
+from tests.backends.native.models import chain, forest
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
 
@@ -117,16 +117,8 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
     tokens = [[rng.randrange(V) for _ in p] for p in parents]
     generator = torch.Generator().manual_seed(5)
     own = [torch.randn(len(p), made.config.hidden_size, generator=generator, dtype=torch.float64) for p in parents]
-    tree = torch.zeros(6, 6, dtype=torch.bool)
-    depths = []
-    for i, parent in enumerate(parents[0]):
-        tree[i] = tree[parent] if parent >= 0 else tree[i]
-        tree[i, i] = True
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    rows = Batch(
-        (0, 1), torch.tensor(tokens[0] + tokens[1]), [5 + d for d in depths] + [8, 9, 10], (0, 6, 9), (5, 8),
-        (tree, None), (1, 3, 4, 5, 8),
-    )  # fmt: skip
+    rows = forest([(0, 5, tokens[0], parents[0]), (1, 8, tokens[1], parents[1])])
+    rows = replace(rows, select=(1, 3, 4, 5, 8))
     found_hidden, found = runtime.extend(rows, torch.cat(own), from_head=True)
     for at, (b, node) in enumerate(((0, 1), (0, 3), (0, 4), (0, 5), (1, 2))):
         path = [node]
@@ -197,11 +189,8 @@ def test_training_and_inference_compute_the_same(kind: str, monkeypatch: pytest.
             torch.testing.assert_close(
                 logits[0], trained_head.logits(trained[j][0, i]), rtol=1e-5, atol=1e-5
             )  # training sums in float32
-            row = replace(
-                batch, tokens=torch.tensor(text.tokens[i + j + 2 : i + j + 3]), positions=[i + 1 + j], splits=(0, 1),
-                past=[i + 1 + j], select=[0],
-            ) if i + j + 2 < 12 else None  # fmt: skip
-            if row is not None:
+            if i + j + 2 < 12:
+                row = chain(0, i + 1 + j, text.tokens[i + j + 2 : i + j + 3])
                 hidden, logits = runtime.extend(row, hidden, from_head=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from slipstream.errors import LoadError
@@ -17,9 +17,10 @@ from slipstream.models.config import FAMILIES as MODEL_TYPES
 from slipstream.models.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
 from slipstream.models.text import decoder_of, load_tokenizer, stray_byte
 from tests.checkpoints import FAMILIES, TEXTS, make_tokenizer
-from tests.models.tokenizer_kinds import TALK, sentencepiece, unigram, wordpiece
+from tests.models import tokenizer_kinds
+from tests.models.tokenizer_kinds import TALK
 
-SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>"]
+SPECIAL = ("<unk>", "<s>", "</s>", "<|user|>")
 SAMPLES = [
     "", " ", "a", "def add(first, second):\n    return first + second\n", "  two  spaces \t\r\n\x00",
     "naïve café 🎈 ☃ übergrößenträger 😀", "<s>x</s> <|user|> y<|user|>", "it's 12345 , isn't it ? don 't !",
@@ -27,34 +28,24 @@ SAMPLES = [
 ]  # fmt: skip
 
 
-def trained(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    for name, part in parts.items():
-        setattr(tokenizer, name, part)
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
-    return tokenizer
+def copied(kind: Callable[..., Any], **how: Any) -> Tokenizer:
+    """A tokenizer of `tokenizer_kinds` that may be changed."""
+    return Tokenizer.from_str(kind(**how).backend_tokenizer.to_str())
 
 
 def byte_level() -> Tokenizer:
-    split = Regex(r"\s?\p{L}+|\p{N}{1,3}|[^\s\p{L}\p{N}]+|\s+")
-    parts = [pre_tokenizers.Split(split, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    tokenizer = trained(
-        models.BPE(), trainer, pre_tokenizer=pre_tokenizers.Sequence(parts), decoder=decoders.ByteLevel()
-    )
-    tokenizer.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=True),
-            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]),
-        ]
-    )
+    words = r"\s?\p{L}+|\p{N}{1,3}|[^\s\p{L}\p{N}]+|\s+"
+    tokenizer = copied(tokenizer_kinds.byte_level, size=320, split=words, special=SPECIAL)
+    template = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
     return tokenizer
 
 
 def word_level() -> Tokenizer:
-    trainer = trainers.WordLevelTrainer(vocab_size=60, special_tokens=SPECIAL)
-    return trained(models.WordLevel(unk_token="<unk>"), trainer, pre_tokenizer=pre_tokenizers.Whitespace())
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(TEXTS, trainers.WordLevelTrainer(vocab_size=60, special_tokens=list(SPECIAL)))
+    return tokenizer
 
 
 def with_added_tokens() -> Tokenizer:
@@ -75,8 +66,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     kind.__name__: kind for kind in (byte_level, word_level, with_added_tokens, with_truncation_and_padding)
 }
 KINDS |= {
-    kind.__name__: lambda kind=kind: Tokenizer.from_str(kind().backend_tokenizer.to_str())
-    for kind in (sentencepiece, unigram, wordpiece)
+    name: lambda name=name: copied(getattr(tokenizer_kinds, name)) for name in ("sentencepiece", "unigram", "wordpiece")
 }
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -164,11 +154,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_of_the_folder_are_honoured(tmp_path, name):
-    assert without_transformers(assert_equal(folder_of(tmp_path, **SETTINGS[name])))
-
-
 def test_added_tokens_of_the_configuration_that_the_tokenizer_has_are_no_change(tmp_path):
     folder_of(tmp_path, "with_added_tokens")
     flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
@@ -208,9 +193,10 @@ BEYOND: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BEYOND)
-def test_a_folder_that_needs_more_than_its_tokenizer_json_is_read_by_transformers(tmp_path, name):
-    assert not without_transformers(assert_equal(folder_of(tmp_path, **BEYOND[name])))
+@pytest.mark.parametrize("name", SETTINGS | BEYOND)
+def test_settings_are_honoured_and_where_tokenizer_json_is_not_enough_by_transformers(tmp_path, name):
+    folder = folder_of(tmp_path, **(SETTINGS | BEYOND)[name])
+    assert without_transformers(assert_equal(folder)) == (name in SETTINGS)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import torch
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.errors import CheckpointError
-from slipstream.models.executor import Batch, Executor
+from slipstream.models.executor import Executor
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
 from slipstream.models.weight_blocks import READERS, stacked
+from tests.backends.native.models import chain
 from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
 
 KINDS = [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
@@ -21,9 +22,7 @@ KINDS = [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
 
 def logits(executor: Executor, tokens: list[int]) -> torch.Tensor:
     """[n, V] of a text."""
-    n = len(tokens)
-    batch = Batch((0,), torch.tensor(tokens), tuple(range(n)), (0, n), (0,), (None,), tuple(range(n)))
-    return executor.forward(batch).logits[:, :VOCAB].double()
+    return executor.forward(chain(0, 0, tokens)).logits[:, :VOCAB].double()
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -23,7 +23,9 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 @cache
-def byte_level(size: int = 330, other: bool = False, split: str | None = None) -> PreTrainedTokenizerFast:
+def byte_level(
+    size: int = 330, other: bool = False, split: str | None = None, special: tuple[str, ...] = ("<|end|>", "<|user|>")
+) -> PreTrainedTokenizerFast:
     """As GPT-2's and Llama 3's: BPE over bytes, without a BOS. split: what words are, if not as for GPT-2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
@@ -32,11 +34,11 @@ def byte_level(size: int = 330, other: bool = False, split: str | None = None) -
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, tokenizer.pre_tokenizer])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<|end|>", "<|user|>"],
+        vocab_size=size, special_tokens=list(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
     )  # fmt: skip
     tokenizer.train_from_iterator(OTHER_TEXTS if other else TEXTS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
 
 
 @cache

@@ -102,11 +102,7 @@ class Case:
         """Random tokens on trees given by their parents; on chains of as many for a target that runs chains only."""
         if not self.target.capabilities.trees:
             shapes = [range(-1, len(parents) - 1) for parents in shapes]
-        splits = [0]
-        for parents in shapes:
-            splits.append(splits[-1] + len(parents))
-        tokens = torch.tensor(self.ids(splits[-1]), dtype=torch.int64)
-        return Draft(tokens, [p for parents in shapes for p in parents], splits)
+        return Draft.trees([(self.ids(len(parents)), parents) for parents in shapes])
 
     def close(self) -> None:
         for seq in self.born:

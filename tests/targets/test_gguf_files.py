@@ -109,6 +109,7 @@ def test_the_reason_for_llamacpp_is_said_where_it_fails(gemma, installed, monkey
     with pytest.raises(LoadError, match="its architecture is 'gemma'") as refused:
         as_target(gemma)
     if not installed:
+        assert "llama-cpp-python cannot be imported" in str(refused.value)
         assert "pip install 'slipstream[gguf]'" in refused.value.fix
         llama_cpp.cache_clear()
 

@@ -265,19 +265,6 @@ def test_an_architecture_whose_state_cannot_be_rolled_back_is_named(
         as_target(files.target, executor="llamacpp", threads=1)
 
 
-def test_without_the_package_it_is_named(files: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    llamacpp_library.llama_cpp.cache_clear()
-    try:
-        with pytest.raises(LoadError, match=r"llama-cpp-python cannot be imported.*slipstream\[gguf\]"):
-            as_target(files.target, executor="llamacpp", threads=1)
-    finally:
-        monkeypatch.undo()
-        llamacpp_library.llama_cpp.cache_clear()
-
-
 def test_weights_of_less_precision_are_close(gguf_file: Callable[..., Path]) -> None:
     """float16 and Q8_0 differ from float32 a little, and not much; four bits more."""
     logits = {}

@@ -54,7 +54,7 @@ def test_texts_are_those_of_transformers(own: Any, name: str) -> None:
     wanted = generated(own, SOURCES, TOKENS)
     assert wanted != plain
     llm = LLM(of_module(own), draft_tokens=4)
-    continuations = {tuple(s): text for s, text in zip(SOURCES, wanted, strict=True)}
+    continuations = dict(zip(map(tuple, SOURCES), wanted, strict=True))
     for drafter in (None, ScriptedDrafter(continuations, VOCAB, replay(0.7))):
         llm.use(drafter)
         done = llm.generate(SOURCES, SamplingParams(max_tokens=TOKENS))
