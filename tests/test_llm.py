@@ -71,8 +71,8 @@ def test_a_stream_adds_up_to_the_completion(llm, prompt, tokens):
     chunks = list(llm.stream(prompt, greedy(tokens)))
     done = chunks[-1].completion
     assert done.token_ids == llm.generate(prompt, greedy(tokens))[0].token_ids
-    assert "".join(chunk.text for chunk in chunks) == done.text
     pieces = [piece for chunk in chunks for piece in chunk.pieces]
+    assert "".join(chunk.text for chunk in chunks) == "".join(piece.text for piece in pieces) == done.text
     assert [piece.token for piece in pieces] == done.token_ids
     assert [piece.drafted for piece in pieces] == done.drafted
     assert all(chunk.completion is None for chunk in chunks[:-1])
@@ -151,7 +151,9 @@ def test_chat_follows_the_template(llm):
     done = llm.chat(messages, greedy(6))
     shown = llm.tokenizer.decode(done.prompt_token_ids)
     assert shown == "<|user|>\nBe brief.\n\nhi<|end|>\n<|assistant|>\n"
-    assert llm.chat("hi", greedy(6)).prompt_token_ids == llm.chat_prompt([{"role": "user", "content": "hi"}])
+    said = llm.chat("hi", greedy(6))
+    assert said.prompt_token_ids == llm.chat_prompt([{"role": "user", "content": "hi"}])
+    assert said.token_ids == llm.generate([said.prompt_token_ids], greedy(6))[0].token_ids
 
 
 def test_a_faulty_drafter_never_changes_the_text(tiny, plain):

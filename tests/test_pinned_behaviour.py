@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import slipstream
-from slipstream import LLM, Completion, SpeculativeDecoder, load_model_pair
+from slipstream import LLM, Completion
 from tests.pinned import cases
 from tests.pinned.cases import COURSE, EDITED, EXECUTORS, GREEDY, SAMPLED, ask, course_of, invoke, pinned, text_of
 
@@ -41,7 +40,6 @@ SAMPLES_ASKED = [
     if asked(executor, name, rule)
 ]
 
-on_both_executors = pytest.mark.parametrize("executor", EXECUTORS)
 _loaded: dict[str, LLM] = {}
 _drafts: dict[str, str] = {}
 
@@ -115,7 +113,7 @@ def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
             check_course(done, expected[name]["course"])
 
 
-@on_both_executors
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_two_threads_give_the_text_of_one(executor: str) -> None:
     llm = LLM("embedded", "embedded", executor=executor, dtype="float32", threads=2, draft_tokens=4)
     for name, done in ask(llm, {"short": GREEDY["short"]}).items():
@@ -132,40 +130,6 @@ def test_a_quantised_draft_model_does_not_change_the_text(quantize: str) -> None
     for name, done in ask(llm, GREEDY).items():
         assert text_of(done) == TEXTS["greedy"]["texts"][name]
         assert done.stats.accepted
-
-
-@pytest.mark.parametrize("drafter", ["none", "model", "suffix+eagle3"])
-def test_a_stream_adds_up_to_the_pinned_text(drafting: Callable[..., LLM], drafter: str) -> None:
-    llm = drafting("native", drafter)
-    for name, prompt in cases.requests(llm).items():
-        chunks = list(llm.stream(prompt, GREEDY[name]))
-        pieces = [piece for chunk in chunks for piece in chunk.pieces]
-        done = chunks[-1].completion
-        assert done is not None
-        assert text_of(done) == TEXTS["greedy"]["texts"][name]
-        assert "".join(chunk.text for chunk in chunks) == "".join(piece.text for piece in pieces) == done.text
-        assert [piece.token for piece in pieces] == done.token_ids
-        assert [piece.drafted for piece in pieces] == done.drafted
-        check_course(done, TEXTS["greedy"]["courses"][drafter][name])
-
-
-def test_a_chat_follows_the_template_to_the_pinned_text(drafting: Callable[..., LLM]) -> None:
-    llm = drafting("native", "none")
-    said = [{"role": "user", "content": "Add a docstring.\n\ndef add(a, b):\n    return a + b\n"}]
-    assert text_of(llm.chat(said, GREEDY["chat"])) == TEXTS["greedy"]["texts"]["chat"]
-
-
-@on_both_executors
-def test_the_small_decoder_of_the_tutorial_gives_the_pinned_text(executor: str) -> None:
-    target, draft, tokenizer = load_model_pair("embedded", "embedded", executor=executor, dtype="float32", threads=1)
-    decoder = SpeculativeDecoder(target, draft, draft_tokens=4)
-    text = TEXTS["greedy"]["texts"]["code"]
-    course = dict(zip(COURSE, TEXTS["greedy"]["courses"]["model"]["code"], strict=True))
-    ids = torch.tensor([text["prompt"]])
-    said = decoder.decode(ids, max_new_tokens=len(text["ids"]))
-    assert said.tolist() == [[*text["prompt"], *text["ids"]]]
-    assert tokenizer.decode(said[0, ids.shape[1] :].tolist()) == text["text"]
-    assert (decoder.stats.steps, decoder.stats.accepted) == (course["steps"], course["accepted"])
 
 
 @pytest.mark.parametrize("line", cases.COMMANDS)

@@ -22,8 +22,17 @@ def toy() -> ToyTarget:
     return ToyTarget(5, order=2, seed=21, sharpness=1.0)
 
 
+def sure(seed: int = 3) -> ToyTarget:
+    """Of many ids, and nearly deterministic."""
+    return ToyTarget(300, order=3, seed=seed, sharpness=9.0)
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens)
+
+
 def seeded(seed: int) -> SamplingParams:
-    return SamplingParams(temperature=1.0, max_tokens=4, seed=seed)
+    return replace(PARAMS, seed=seed)
 
 
 def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
@@ -87,13 +96,11 @@ def test_a_drafter_in_use_that_looks_up_texts_reads_predictions_itself(name: str
 
 def test_with_a_draft_model_the_prediction_is_copied_first_and_the_model_goes_on_where_it_ends() -> None:
     """The text leaves the prediction in the middle, and comes back to it."""
-    target = ToyTarget(300, order=3, seed=3, sharpness=9.0)
-    params = SamplingParams(temperature=0, max_tokens=24)
-    llm = LLM(target, ToyTarget(300, order=3, seed=3, sharpness=9.0), draft_tokens=4)
-    (plain,) = decoded(llm, [Ask(PROMPT, params)])
+    llm = LLM(sure(), sure(), draft_tokens=4)
+    (plain,) = decoded(llm, [Ask(PROMPT, greedy(24))])
     assert plain.drafter == "model"
     changed = [*plain.output[:10], 299, 298, *plain.output[12:]]
-    (seq,) = decoded(llm, [Ask(PROMPT, params, prediction=changed)])
+    (seq,) = decoded(llm, [Ask(PROMPT, greedy(24), prediction=changed)])
     assert seq.output == plain.output
     assert seq.drafter == "model"
     assert {"suffix", "model"} <= set(seq.proposers)
@@ -101,12 +108,10 @@ def test_with_a_draft_model_the_prediction_is_copied_first_and_the_model_goes_on
 
 
 def test_the_model_behind_a_prediction_is_the_one_in_use() -> None:
-    target, right = ToyTarget(300, order=3, seed=3, sharpness=9.0), ToyTarget(300, order=3, seed=3, sharpness=9.0)
-    params = SamplingParams(temperature=0, max_tokens=16)
-    llm = LLM(target, ToyTarget(300, order=3, seed=4, sharpness=9.0), draft_tokens=4)
-    ask = Ask(PROMPT, params, prediction=(39, 38, 37))
+    llm = LLM(sure(), sure(4), draft_tokens=4)
+    ask = Ask(PROMPT, greedy(16), prediction=(39, 38, 37))
     (before,) = decoded(llm, [ask])
-    llm.use(right)
+    llm.use(sure())
     (after,) = decoded(llm, [ask])
     assert before.output == after.output
     assert after.stats.accepted > 8 > before.stats.accepted
@@ -126,16 +131,10 @@ def test_draft_lengths_of_predictions_are_chosen_if_those_of_others_are() -> Non
 
 def test_requests_with_and_without_predictions_draft_in_one_step() -> None:
     """Each decodes what it decodes alone, under greedy decoding."""
-    target = ToyTarget(300, order=3, seed=3, sharpness=9.0)
-    params = SamplingParams(temperature=0, max_tokens=24)
-    llm = LLM(target, ToyTarget(300, order=3, seed=3, sharpness=9.0), draft_tokens=4)
-    (plain,) = decoded(llm, [Ask(PROMPT, params)])
-    asks = [
-        Ask(PROMPT, params),
-        Ask(PROMPT, params, prediction=plain.output),
-        Ask(PROMPT, replace(params, draft_tokens=0)),
-    ]
-    without, predicted, off = decoded(llm, asks)
+    llm, ask = LLM(sure(), sure(), draft_tokens=4), Ask(PROMPT, greedy(24))
+    (plain,) = decoded(llm, [ask])
+    off = replace(ask, params=replace(ask.params, draft_tokens=0))
+    without, predicted, off = decoded(llm, [ask, replace(ask, prediction=plain.output), off])
     assert without.output == predicted.output == off.output == plain.output
     assert set(without.proposers) == {"model", None}
     assert "suffix" in predicted.proposers

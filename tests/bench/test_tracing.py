@@ -5,6 +5,7 @@ import pytest
 from slipstream.bench.benchmark import Contender
 from slipstream.bench.tracing import rolling, trace
 from slipstream.core.params import SamplingParams
+from slipstream.llm import LLM, Completion
 
 
 def test_the_record_adds_up(trace_result):
@@ -18,11 +19,15 @@ def test_the_record_adds_up(trace_result):
     assert len(data["pieces"]) == len(tokens)
 
 
+def untraced(llm: LLM, contender: Contender, ids: list[int], params: SamplingParams) -> Completion:
+    llm.use(contender.drafter)
+    llm.draft_tokens = contender.draft_tokens
+    return llm.generate([ids], params)[0]
+
+
 def test_tracing_does_not_change_the_text(tiny_llm, contenders, trace_result):
-    tiny_llm.use(contenders[0].drafter)
-    tiny_llm.draft_tokens = contenders[0].draft_tokens
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
-    plain = tiny_llm.generate([[5, 6, 7]], params)[0]
+    plain = untraced(tiny_llm, contenders[0], [5, 6, 7], params)
     assert plain.token_ids == [t["token"] for t in trace_result.data["tokens"]]
     assert plain.drafted == [t["drafted"] for t in trace_result.data["tokens"]]
 
@@ -65,9 +70,7 @@ def test_members_of_a_stack_are_distinguished(tiny_llm, contenders):
 def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 12)
-    tiny_llm.use(stack.drafter)
-    tiny_llm.draft_tokens = stack.draft_tokens
-    plain = tiny_llm.generate([[5, 6, 7] * 8], params)[0].stats
+    plain = untraced(tiny_llm, stack, [5, 6, 7] * 8, params).stats
     traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params).data["stats"]
     assert traced["proposed"] == plain.proposed
     assert traced["histogram"] == plain.as_dict()["histogram"]
@@ -76,9 +79,8 @@ def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
 def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_llm, contenders):
     params = SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=1.3, seed=2, ignore_eos=True)
     traced = trace(tiny_llm, contenders[0], [5, 6, 7], params)
-    tiny_llm.use(contenders[0].drafter)
-    tiny_llm.draft_tokens = contenders[0].draft_tokens
-    assert tiny_llm.generate([[5, 6, 7]], params)[0].token_ids == [t["token"] for t in traced.data["tokens"]]
+    plain = untraced(tiny_llm, contenders[0], [5, 6, 7], params)
+    assert plain.token_ids == [t["token"] for t in traced.data["tokens"]]
     assert all(t["p"] > 0 for t in traced.data["tokens"])
 
 

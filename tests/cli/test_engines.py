@@ -3,7 +3,6 @@
 import importlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
 from slipstream.errors import ParameterError, ServedError
+from slipstream.server.serving import bound
 from tests.bench.vllm_environment import python as python
 
 tune_module = importlib.import_module("slipstream.cli.tune")
@@ -145,12 +145,12 @@ def test_serve_starts_vllm_and_ends_it_with_itself(python: Callable[..., Path], 
         time.sleep(0.1)
 
 
-def test_serve_is_refused_where_the_port_is_in_use(refused: Any, python: Callable[..., Path]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen(1)
-        said = refused("serve", "--engine", "vllm", "--vllm-python", python(), "--port", taken.getsockname()[1])
-    assert "cannot listen" in said
+@pytest.mark.parametrize("engine", ["slipstream", "vllm"])
+def test_serve_is_refused_where_the_port_is_in_use_before_a_model_is_looked_for(refused, python, engine):
+    with bound("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        more = ["--vllm-python", python()] if engine == "vllm" else ["-m", "/nonexistent"]
+        assert f"cannot listen at 127.0.0.1:{port}" in refused("serve", "--engine", engine, *more, "--port", port)
 
 
 @pytest.mark.parametrize(("mode", "code"), [("dies", 3), ("ends", 5)])

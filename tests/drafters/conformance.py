@@ -27,7 +27,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from tests.end_to_end.sampling import sample
 from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test
+from tests.significance import assert_distribution, beginnings
 
 LENGTH = 20
 
@@ -147,12 +147,6 @@ def alone(case: Case, prompt: Seq[int], params: SamplingParams, draft_tokens: in
 
 class Conformance:
     """Provide a fixture `case: Case`."""
-
-    def test_is_a_drafter(self, case: Case) -> None:
-        drafter = case.make(case.target())
-        assert isinstance(drafter, Drafter)
-        assert drafter.name
-        assert all(isinstance(tap, int) for tap in drafter.traits.taps)
 
     def test_drafts_are_well_formed_and_within_every_budget(self, case: Case) -> None:
         """Budgets that differ from sequence to sequence and from step to step, 0 among them; `Recorder` checks."""
@@ -276,8 +270,8 @@ class Conformance:
         target, n = case.target(), case.samples
         prompt, params = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
         seqs = sample(LLM(target, case.make(target), draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
-        p = g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(case.target()), prompt, params))
-        assert p >= LEVEL, f"p = {p:.1e}"
+        truth = joint_distribution(Oracle(case.target()), prompt, params)
+        assert_distribution(beginnings(seq.output for seq in seqs), truth)
 
 
 def _settle(target: Target, drafter: Drafter, seqs: Seq[Sequence], draft: Draft, rng: random.Random) -> None:

@@ -94,12 +94,13 @@ class LookupConformance:
         assert rates[1] < 1
 
     def test_a_loop_is_proposed_and_accepted(self, case: LookupCase) -> None:
-        """At temperature 0, a target that depends on one token ends in a loop."""
+        """At temperature 0, a target that depends on one token ends in a loop: of a copy nearly all is accepted."""
         target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
         llm = LLM(target, case.make(target), draft_tokens=8)
         stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
         assert stats.mean_acceptance_length is not None
         assert stats.mean_acceptance_length > 3.5
+        assert stats.acceptance_rate > 0.9 or not llm.drafter.traits.lookup
 
     def test_a_step_reads_only_the_new_tokens(self, case: LookupCase) -> None:
         rng, reads = random.Random(2), []
@@ -144,13 +145,6 @@ class CopyingConformance:
     def test_a_loop_is_followed_for_any_number_of_repeats(self, case: LookupCase, period: int, times: int) -> None:
         loop = list(range(period))
         assert case.chain([9, *loop * times, *loop[:1]], 7) == [loop[(1 + i) % period] for i in range(7)]
-
-    def test_nearly_every_draft_token_of_a_loop_is_accepted(self, case: LookupCase) -> None:
-        target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
-        llm = LLM(target, case.make(target), draft_tokens=8)
-        stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
-        assert stats.acceptance_rate is not None
-        assert stats.acceptance_rate > 0.9
 
     def test_a_sequence_that_joins_late_gets_the_same_drafts(self, case: LookupCase) -> None:
         """Tokens that were added one by one, with or without a draft at each, or all at once."""

@@ -30,7 +30,7 @@ from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry, sample
 from tests.heads.tiny_heads import eagle_drafter
 from tests.oracle import Oracle, joint_distribution
-from tests.significance import beginnings, g_test
+from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
 
 PROMPT = [1, 2, 3]
@@ -279,7 +279,7 @@ def test_a_fault_after_a_drawn_token_leaves_the_distribution_as_it_is(name: str)
             step([seq], model, drafter, rule, 2)
         while waiting := [seq for seq in seqs if len(seq.output) < 3]:
             step(waiting, model, NoDrafter(), rule, 2)
-    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), TEXT, params)) >= 1e-6
+    assert_distribution(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), TEXT, params))
     assert sum(seq.stats.accepted for seq in seqs) > 200
 
 
@@ -290,7 +290,7 @@ def test_a_tree_for_a_target_that_runs_chains_only_is_cut_and_not_dropped() -> N
     chains_only = target(trees=False)
     drafter = Guard(eagle_drafter(V, 3, shape="tree", width=2, nodes=4), chains_only)
     seqs = sample(LLM(chains_only, drafter, draft_tokens=2, max_batch=4000), TEXT, params, 4000, seed=6)
-    assert g_test(beginnings(seq.output for seq in seqs), wanted) >= 1e-6
+    assert_distribution(beginnings(seq.output for seq in seqs), wanted)
     assert drafter.faults == 0
     assert sum(seq.stats.accepted for seq in seqs) > 1000
 

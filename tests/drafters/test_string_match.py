@@ -19,16 +19,15 @@ from slipstream.drafters.model import make
 from slipstream.drafters.string_match import Rereader, complete, with_own_tokenizer
 from slipstream.errors import PairError, ParameterError
 from slipstream.llm import LLM
-from slipstream.models.rereading import Vocabularies
 from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
-from tests.drafters.fakes import MultiStepToy, string_match
+from tests.drafters.fakes import MultiStepToy, string_match, vocabularies
 from tests.end_to_end.sampling import sample
 from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, wordpiece
 from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test, needed
+from tests.significance import assert_distribution, beginnings, needed
 from tests.targets.toy import ToyTarget
 
 PAIRS = [("byte-level", "sentencepiece"), ("sentencepiece", "byte-level"), ("byte-level", "unigram"),
@@ -85,6 +84,17 @@ def drafter_of(target: Target, ours: Any, model: Target, theirs: Any) -> Drafter
     return make(target, model=with_own_tokenizer(model, theirs, ours, target.vocab_size))
 
 
+def texts_of(ours: Any, theirs: Any) -> tuple[TokenTexts, TokenTexts]:
+    return TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+
+
+def told(ours: Any, theirs: Any, text: str, written: Seq[int], kind: type[Told] = Told) -> tuple[Told, Drafter]:
+    """A target that writes these tokens, and a drafter whose model knows the text."""
+    mine, other = texts_of(ours, theirs)
+    target = Told(mine, text, exactly=written)
+    return target, drafter_of(target, ours, kind(other, text), theirs)
+
+
 def proposed(drafter: Drafter, tokens: Seq[int], budget: int) -> list[int]:
     """What is drafted after these tokens of the target's."""
     seq = Sequence(tokens, SamplingParams(max_tokens=50))
@@ -121,10 +131,10 @@ def test_a_draft_model_that_agrees_is_accepted(pair: tuple[str, str]) -> None:
     tokens, and texts that the draft model splits elsewhere, cost little."""
     ours, theirs = (FAITHFUL[kind]() for kind in pair)
     text = IN_EVERY_ALPHABET if "unigram" in pair else TEXT
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    mine, _ = texts_of(ours, theirs)
     written = [*mine.begin, *mine.ids(text, first=mine.drops_space)]
-    target = Told(mine, text, exactly=written)
-    guard = Guard(drafter_of(target, ours, Told(other, text), theirs), target)
+    target, drafter = told(ours, theirs, text, written)
+    guard = Guard(drafter, target)
     done = LLM(target, guard, draft_tokens=4).generate([written[:3]], SamplingParams(max_tokens=len(written) - 3))[0]
     assert done.token_ids == written[3:]
     assert guard.faults == 0
@@ -135,12 +145,11 @@ def test_a_draft_model_that_agrees_is_accepted(pair: tuple[str, str]) -> None:
 def test_words_that_the_target_splits_elsewhere_are_drafted_from_its_own_tokens() -> None:
     """The text ends within a word that the draft model writes as one token, and goes on within it."""
     ours, theirs = byte_level(), byte_level(290, other=True)
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    mine, _ = texts_of(ours, theirs)
     text = "decoding speculative decoding"
     for n in range(1, len(text)):
         head, tail = mine.ids(text[:n]), mine.ids(text[n:])
-        target = Told(mine, text, exactly=[*head, *tail])
-        drafter = drafter_of(target, ours, Told(other, text), theirs)
+        _, drafter = told(ours, theirs, text, [*head, *tail])
         ids = proposed(drafter, head, 4)
         assert ids
         assert text.encode()[n:].startswith(mine.bytes_of(ids))
@@ -151,13 +160,12 @@ def test_half_a_character_is_continued(theirs: Any) -> None:
     """☃ has three bytes, and the text ends after one or two of them. A draft model without tokens for bytes writes the
     character again."""
     ours = byte_level(262)
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    mine, _ = texts_of(ours, theirs)
     text = "a ☃☃ the"
     whole = mine.ids(text)
     for n in range(1, len(whole)):
         cut = mine.bytes_of(whole[:n])
-        target = Told(mine, text, exactly=whole)
-        drafter = drafter_of(target, ours, Told(other, text), theirs)
+        _, drafter = told(ours, theirs, text, whole)
         ids = proposed(drafter, whole[:n], 3)
         assert ids
         assert text.encode().startswith(cut + mine.bytes_of(ids))
@@ -166,10 +174,8 @@ def test_half_a_character_is_continued(theirs: Any) -> None:
 def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
     """It stops after some of the four bytes of a character: the text before it is drafted."""
     ours, theirs = byte_level(), sentencepiece()
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
-
-    target = Told(mine, "a 🎈", exactly=mine.ids("a 🎈"))
-    drafter = drafter_of(target, ours, Told(other, "a 🎈"), theirs)
+    mine, _ = texts_of(ours, theirs)
+    _, drafter = told(ours, theirs, "a 🎈", mine.ids("a 🎈"))
     for budget in range(1, 8):
         assert " 🎈".encode().startswith(mine.bytes_of(proposed(drafter, mine.ids("a"), budget)))
     assert complete(" 🎈".encode()[:4]) == b" "
@@ -179,7 +185,7 @@ def test_what_the_draft_model_leaves_incomplete_is_held_back() -> None:
 def test_the_end_of_the_text_is_drafted() -> None:
     """Each model has a token of its own for it."""
     ours, theirs = byte_level(), sentencepiece()
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    mine, _ = texts_of(ours, theirs)
 
     class Ending(Told):
         def logits(self, tokens: Seq[int]) -> list[float]:
@@ -189,8 +195,7 @@ def test_the_end_of_the_text_is_drafted() -> None:
             return row
 
     text = "The first name"
-    target = Told(mine, text, exactly=[*mine.ids(text), mine.roles["eos"]])
-    drafter = drafter_of(target, ours, Ending(other, text), theirs)
+    _, drafter = told(ours, theirs, text, [*mine.ids(text), mine.roles["eos"]], Ending)
     ids = proposed(drafter, mine.ids("The first"), 8)
     assert mine.bytes_of(ids) == b" name"
     assert ids[-1] == mine.roles["eos"]
@@ -212,8 +217,7 @@ def test_sampled_text_has_the_targets_distribution() -> None:
     assert sum(seq.stats.accepted for seq in seqs) > 0.1 * n
     truth = joint_distribution(Oracle(target()), prompt, params)
     assert needed(truth, joint_distribution(Oracle(target()), prompt, replace(params, presence_penalty=0.0))) < n
-    p = g_test(beginnings(seq.output for seq in seqs), truth)
-    assert p >= LEVEL, f"p = {p:.1e}"
+    assert_distribution(beginnings(seq.output for seq in seqs), truth)
 
 
 def test_a_form_is_kept_and_no_drawn_token_is_cut() -> None:
@@ -304,7 +308,7 @@ def test_unknown_characters_do_not_stop_drafts() -> None:
 def test_a_special_token_of_both_is_drafted_and_ends_the_draft() -> None:
     """<|user|> in the middle of what the draft model writes."""
     ours, theirs = byte_level(), byte_level(290, other=True)
-    mine, other = TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model")
+    mine, other = texts_of(ours, theirs)
     assert mine.special["<|user|>"] == 1 == other.special["<|user|>"]
     written = [*other.ids(" name"), 1, *other.ids(" first")]
     start = other.ids("The first")
@@ -334,8 +338,7 @@ def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, 
 def test_what_was_read_for_an_earlier_text_is_not_computed_again(tiny: Tiny) -> None:
     model = Decoder.load(tiny.draft, executor="torch", dtype="float64")
     ours, theirs, rows = byte_level(), tokenizer_of(tiny.draft), list[int]()
-    vocabularies = Vocabularies(TokenTexts(ours, "the target"), TokenTexts(theirs, "the draft model"), (len(ours), 320))
-    reader, memory = Rereader(model, vocabularies), model.capabilities.memory
+    reader, memory = Rereader(model, vocabularies(ours, theirs, (len(ours), 320))), model.capabilities.memory
     text = ours.encode("def add(first, second):\n    return first + second\n" * 3)
     for _ in range(2):
         seq = Sequence(text, prefix_cache=True)

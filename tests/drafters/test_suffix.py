@@ -15,7 +15,7 @@ from slipstream.drafters.suffix_tree import FANOUT, Node, Store, SuffixTree
 from slipstream.llm import LLM
 from tests.drafters.lookup_conformance import LookupCase
 from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test
+from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
 
 SUFFIX = LookupCase("suffix")
@@ -203,8 +203,7 @@ def test_requests_that_repeat_a_seed_have_the_targets_distribution_each() -> Non
             for _ in llm.decode([seq]):
                 pass
         seconds.append(seq)
-    p = g_test(beginnings(seq.output for seq in seconds), joint_distribution(Oracle(target()), PROMPT, PARAMS))
-    assert p >= LEVEL, f"p = {p:.1e}"
+    assert_distribution(beginnings(s.output for s in seconds), joint_distribution(Oracle(target()), PROMPT, PARAMS))
     assert sum(seq.stats.accepted for seq in seconds) > 250
 
 

@@ -11,6 +11,7 @@ from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
 from slipstream.integrations.vllm import drafter_of
 from tests.integrations.batch_engine import VOCAB, BatchEngine, Running, novel, repetitive
+from tests.targets.charging import Clock
 
 LOOKUPS = ["suffix", "ngram", "suffix,ngram"]
 
@@ -20,18 +21,12 @@ def requests(count: int) -> list[Running]:
     return [Running(f"r{i}", text[:80], text[80:]) for i, text in enumerate(texts)]
 
 
-def full(name: str = "suffix", most: int = 8, **options: object) -> RowDrafts:
-    return RowDrafts(drafter_of(VOCAB, name, options), most, 4096, timed=False)
+def full(name: str = "suffix", **options: object) -> RowDrafts:
+    return RowDrafts(drafter_of(VOCAB, name, options), 8, 4096, timed=False)
 
 
-class Clock:
-    """A clock on which a step takes what its rows cost."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+def learned(clock: Clock, drafter: SuffixDrafter | None = None, timed: bool = True) -> RowDrafts:
+    return RowDrafts(drafter or drafter_of(VOCAB), 8, 4096, timed=timed, clock=clock)
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
@@ -53,8 +48,7 @@ def test_a_row_is_drafted_for_as_if_it_were_alone(name: str) -> None:
 
 
 def test_ranks_with_clocks_of_their_own_draft_alike_with_full_lengths() -> None:
-    engines = [BatchEngine(RowDrafts(drafter_of(VOCAB), 8, 4096, timed=False, clock=clock)) for clock in (
-        Clock(), random.Random(3).random)]  # fmt: skip
+    engines = [BatchEngine(learned(clock, timed=False)) for clock in (Clock(), random.Random(3).random)]
     for engine in engines:
         engine.run(requests(5))
     assert engines[0].calls == engines[1].calls
@@ -132,7 +126,7 @@ def test_learned_lengths_end_where_drafts_do_not_pay(cost: float, share: float, 
     spent, emitted = [], []
     for kind in (SuffixDrafter, Silent):
         clock = Clock()
-        drafts = RowDrafts(kind(SuffixConfig(row_cost=0.0)), 8, 4096, clock=clock)
+        drafts = learned(clock, kind(SuffixConfig(row_cost=0.0)))
         emitted.append(paced(cost, drafts, clock, seldom_right(streams)).emitted)
         spent.append(clock.now)
     assert emitted[0] == emitted[1]
@@ -146,7 +140,7 @@ def test_short_texts_that_repeat_are_drafted_as_far_as_with_full_lengths(streams
     spent = []
     for timed in (True, False):
         clock = Clock()
-        drafts = RowDrafts(drafter_of(VOCAB), 8, 4096, timed=timed, clock=clock)
+        drafts = learned(clock, timed=timed)
         for turn in range(4):
             texts = [repetitive(seed + streams * turn, 140) for seed in range(streams)]
             paced(0.06, drafts, clock, [Running(f"{turn}, {i}", text[:80], text[80:]) for i, text in enumerate(texts)])
@@ -158,7 +152,7 @@ def test_short_texts_that_repeat_are_drafted_as_far_as_with_full_lengths(streams
 def test_texts_that_repeat_are_drafted_after_texts_that_do_not(cost: float) -> None:
     """What was learned from one kind of text does not keep the other from being drafted."""
     clock = Clock()
-    drafts = RowDrafts(drafter_of(VOCAB), 8, 4096, clock=clock)
+    drafts = learned(clock)
     paced(cost, drafts, clock, seldom_right(2))
     engine = paced(cost, drafts, clock, [Running("late", repetitive(3, 80), repetitive(3, 120))])
     assert engine.accepted > 60
@@ -166,7 +160,7 @@ def test_texts_that_repeat_are_drafted_after_texts_that_do_not(cost: float) -> N
 
 def test_the_time_in_which_an_engine_was_idle_is_no_cost() -> None:
     clock = Clock()
-    drafts = RowDrafts(drafter_of(VOCAB), 8, 4096, clock=clock)
+    drafts = learned(clock)
     for turn in range(3):
         clock.now += 1000.0
         paced(0.1, drafts, clock, [Running(f"{turn}", repetitive(1, 80), repetitive(1, 60))])

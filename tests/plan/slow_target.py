@@ -1,7 +1,13 @@
 """Prompts, a target that takes its time, and a drafter that knows what it says."""
 
+from pathlib import Path
+
+from slipstream.bench.benchmark import Contender
 from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.bench.results import Result
+from slipstream.core.drafter import Drafter
 from slipstream.llm import LLM
+from slipstream.plan.tuning import TuneConfig, tune
 from tests.bench.clock import sleep
 from tests.drafters.scripted_drafters import Script, ScriptedDrafter, right
 from tests.targets.toy import ToyTarget
@@ -24,3 +30,8 @@ class Slow(ToyTarget):
 def scripted(target: ToyTarget, script: Script = right) -> ScriptedDrafter:
     texts = {tuple(p.ids): LLM(target, draft_tokens=4).generate([p.ids])[0].token_ids for p in PROMPTS.prompts}
     return ScriptedDrafter(texts, target.vocab_size, script)
+
+
+def tuned(target: ToyTarget, drafter: Drafter, config: TuneConfig, length: int = 4, out: Path | None = None) -> Result:
+    """What `tune` finds about one drafter."""
+    return tune(LLM(target, draft_tokens=4), [Contender("planted", drafter, length)], PROMPTS, config, out)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.bench.benchmark import Contender
 from slipstream.bench.estimates import Estimate
 from slipstream.bench.measured_steps import Counting, Measured, Tally
 from slipstream.bench.results import read
@@ -12,12 +11,12 @@ from slipstream.cli.report import section
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis, tuning
 from slipstream.plan.diagnosis import diagnose, without
-from slipstream.plan.tuning import TuneConfig, tune
+from slipstream.plan.tuning import TuneConfig
 from slipstream.theory.closed_forms import geometric_rates, speedup
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
 from tests.drafters.scripted_drafters import RandomDrafter, ScriptedDrafter
-from tests.plan.slow_target import PROMPTS, Slow, scripted
+from tests.plan.slow_target import Slow, scripted, tuned
 from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.011))
@@ -185,8 +184,7 @@ class Sleepy(ScriptedDrafter):
 
 
 def seen(target, drafter) -> dict:
-    result = tune(LLM(target, draft_tokens=4), [Contender("planted", drafter, 4)], PROMPTS, QUICK)
-    return result.data["raced"][0]["diagnosis"]
+    return tuned(target, drafter, QUICK).data["raced"][0]["diagnosis"]
 
 
 def test_a_drafter_that_sleeps_is_too_expensive():
@@ -233,8 +231,7 @@ def test_host_work_is_detected(monkeypatch):
 
 def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
     target = Slow(vocab=16)
-    given = [Contender("right", scripted(target), 4)]
-    result = tune(LLM(target, draft_tokens=4), given, PROMPTS, QUICK, tmp_path / "r.json")
+    result = tuned(target, scripted(target), QUICK, out=tmp_path / "r.json")
     row = result.data["raced"][0]
     assert row["diagnosis"]["cause"] == "nothing is wrong"
     assert row["diagnosis"]["acceptance"] == pytest.approx(1)
@@ -245,7 +242,7 @@ def test_a_good_drafter_has_no_cause_and_everything_is_stored(tmp_path):
 def test_a_busy_machine_is_noticed_while_measuring(monkeypatch):
     monkeypatch.setattr(tuning.OtherProcesses, "share", lambda self: 0.5)
     target = Slow(vocab=16)
-    result = tune(LLM(target, draft_tokens=4), [Contender("right", scripted(target), 4)], PROMPTS, QUICK)
+    result = tuned(target, scripted(target), QUICK)
     assert result.data["raced"][0]["diagnosis"]["cause"] == "not diagnosed"
     assert any("not diagnosed: other processes took 50%" in note for note in section(result).notes)
 

@@ -18,7 +18,7 @@ from slipstream.theory.closed_forms import geometric_rates
 from slipstream.theory.cost_curve import CostCurve
 from tests.bench.clock import CLOCK, sleep
 from tests.drafters.scripted_drafters import RandomDrafter, wrong_at
-from tests.plan.slow_target import PROMPTS, Slow, scripted
+from tests.plan.slow_target import PROMPTS, Slow, scripted, tuned
 from tests.targets.toy import ToyTarget
 
 FLAT = CostCurve((1, 64), (0.010, 0.0102))
@@ -103,9 +103,7 @@ def test_a_setting_slower_than_plain_decoding_is_never_chosen():
             sleep(0.03)
             return super().propose(seqs, budget)
 
-    data = tune(
-        LLM(Slow(vocab=16), draft_tokens=4), [Contender("sleepy", Sleepy(16, sampled=False), 2)], PROMPTS, SHORT
-    ).data
+    data = tuned(Slow(vocab=16), Sleepy(16, sampled=False), SHORT, 2).data
     assert data["choice"] is None
     assert data["raced"][0]["speedup"]["value"] < 1
     assert data["configs"]["slipstream"] == {"target": "embedded", "drafter": "none", "draft_tokens": 0}
@@ -124,7 +122,7 @@ def test_noisy_costs_are_marked(monkeypatch):
             return super().run(seqs, draft, taps)
 
     target = Unsteady(vocab=16)
-    result = tune(LLM(target, draft_tokens=4), [Contender("right", scripted(target, wrong_at(3)), 4)], PROMPTS, SHORT)
+    result = tuned(target, scripted(target, wrong_at(3)), SHORT)
     assert result.data["drafters"][0]["noisy"]
     assert any("its costs are noisy" in warning for warning in result.warnings)
     table = next(t for t in section(result).tables if t.title == "Measured at the longest draft")
@@ -141,7 +139,7 @@ def test_a_wrong_text_is_never_chosen(monkeypatch):
     """Even if it is fastest."""
     target = Slow(vocab=16)
     monkeypatch.setattr("slipstream.bench.measure.Run.exact", property(lambda run: False))
-    data = tune(LLM(target, draft_tokens=4), [Contender("fast", scripted(target, wrong_at(9)), 4)], PROMPTS, QUICK).data
+    data = tuned(target, scripted(target, wrong_at(9)), QUICK).data
     assert data["raced"][0]["speedup"]["value"] > 1
     assert data["choice"] is None
 
@@ -154,13 +152,10 @@ def test_interruption_keeps_what_was_recorded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tuning._Tuning, "confirm", stop)
     with pytest.raises(KeyboardInterrupt):
-        tune(
-            LLM(target, draft_tokens=4), [Contender("x", scripted(target, wrong_at(3)), 4)], PROMPTS, QUICK,
-            tmp_path / "r.json",
-        )  # fmt: skip
+        tuned(target, scripted(target, wrong_at(3)), QUICK, out=tmp_path / "r.json")
     kept = read(tmp_path / "r.json")
     assert not kept.complete
-    assert kept.data["drafters"][0]["label"] == "x"
+    assert kept.data["drafters"][0]["label"] == "planted"
     assert (kept.data["raced"], kept.data["choice"], kept.data["configs"]) == ([], None, None)
 
 

@@ -28,7 +28,6 @@ def total(values, start=0):
         print("adding up", value)
     return result
 '''
-FILE = SourceFile("demo", "1.0", "demo.py", TEXT, "train")
 
 
 def test_functions_are_dedented_and_parse() -> None:

@@ -24,7 +24,6 @@ from tests.server.browser import (
 from tests.server.hosting import Host, eventually, hosted
 
 REPEATED = "x = [1, 2, 3]\nx = [1, 2, 3]\nx ="
-HOSTILE = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
 
 
 CUT_AFTER_THREE = """

@@ -2,14 +2,11 @@
 changed norm, shift or tap does not crash, it halves the acceptance."""
 
 from collections.abc import Sequence as Seq
-from pathlib import Path
 
 import pytest
 
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.core.stats import SpecStats
-from slipstream.heads.head_convert import convert_head
-from slipstream.settings import HEAD_FORMATS
 
 EAGLE3 = {1: 1.895, 3: 3.429, 5: 4.645}
 """Mean acceptance length for each draft length, over three prompts of 96 tokens, greedy."""
@@ -52,22 +49,3 @@ def test_the_eagle3_head_by_its_folder_and_below_a_suffix_drafter(llm: LLM) -> N
         assert stats.drafter_faults == 0
         alone = stats.mean_acceptance_length if alone is None else alone
         assert stats.mean_acceptance_length >= 0.9 * alone > 3
-
-
-@pytest.mark.parametrize("to", HEAD_FORMATS)
-def test_a_converted_head_drafts_the_same_tokens(llm: LLM, tmp_path: Path, to: str) -> None:
-    kind = "medusa" if to == "medusa" else "eagle3"
-    original = zoo.head_dir(kind, zoo.target_dir())
-    convert_head(original, to, tmp_path / to, zoo.target_dir())
-    llm.draft_tokens, stats = 4, []
-    for folder in (original, tmp_path / to):
-        llm.use(str(folder))
-        assert llm.drafter.name == kind
-        stats.append(measured(llm, prompts(llm)[:2], 48))
-    original_stats, converted_stats = stats
-    assert (original_stats.steps, original_stats.proposed, original_stats.accepted) == (
-        converted_stats.steps,
-        converted_stats.proposed,
-        converted_stats.accepted,
-    )
-    assert original_stats.accepted > 0
