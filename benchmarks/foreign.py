@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from benchmarks.derived_models import deeper, written
 from benchmarks.drafters import arms_of, table
-from benchmarks.made_models import deeper, written
 from benchmarks.markdown import beside
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo
@@ -34,7 +34,7 @@ from slipstream.bench.benchmark import BenchConfig, Contender, bench
 from slipstream.bench.prompts import load
 from slipstream.bench.results import Result
 from slipstream.core.target import Target
-from slipstream.drafters.string_match import Writer, vocabularies, with_own_tokenizer
+from slipstream.drafters.string_match import Writer, vocabularies, with_tokenizer
 from slipstream.llm import LLM
 from slipstream.models.text import load_tokenizer
 from slipstream.targets.describe import as_target
@@ -108,7 +108,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[Result, dict[str
     for name, path in paths.items():
         tokenizer = load_tokenizer(path)
         model = draft(path)
-        arm(name, with_own_tokenizer(model, tokenizer, llm.tokenizer, llm.target.vocab_size))
+        arm(name, with_tokenizer(model, tokenizer, llm.tokenizer, llm.target.vocab_size))
         shared[name] = str(vocabularies(llm.tokenizer, tokenizer, (llm.target.vocab_size, model.vocab_size)))
     config = BenchConfig(tokens=96, rounds=options.rounds, seconds=60 * options.minutes, sampling={"ignore_eos": True})
     return bench(llm, arms, load(llm, "code,edit", options.prompts), config), shared

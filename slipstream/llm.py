@@ -130,7 +130,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ):
-        self.settings = LoadSettings.of(settings, "LLM", _OWN_PARAMETERS)
+        self.settings = LoadSettings.of(settings, "LLM", _PARAMETERS)
         if target is None:
             raise ParameterError("no target was given", fix='write LLM("path/to/target")')
         load = self.settings
@@ -432,5 +432,5 @@ def _with_settings(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[*parameters[:at], *keywords, *parameters[at:]])
 
 
-_OWN_PARAMETERS = tuple(name for name in inspect.signature(LLM).parameters if name != "settings")
+_PARAMETERS = tuple(name for name in inspect.signature(LLM).parameters if name != "settings")
 LLM.__init__.__signature__ = _with_settings(inspect.signature(LLM.__init__))  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.derived_models import deeper, wider
 from benchmarks.gguf.lineup import IK, OURS, Side
-from benchmarks.made_models import deeper, wider
 from benchmarks.protocol import ROOT, THREADS, Worker
 from slipstream import zoo
 from slipstream.models.config import DecoderConfig

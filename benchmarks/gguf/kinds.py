@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.accuracy import divergences, logits
+from benchmarks.derived_models import larger
 from benchmarks.gguf.files import checkpoint
-from benchmarks.made_models import larger
 from benchmarks.markdown import rows
 from benchmarks.protocol import ROOT, THREADS
 from slipstream import zoo

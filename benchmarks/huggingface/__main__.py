@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.derived_models import larger, random_weights
 from benchmarks.huggingface.lineup import ASSISTED, CONTENDERS, FIGURES, GROUPS, KINDS, models
-from benchmarks.made_models import larger, random_weights
 from benchmarks.peers.lineup import alternating
 from benchmarks.prompts import SETS, SPARE, Prompts, choice, load, shortened
 from benchmarks.protocol import ROOT

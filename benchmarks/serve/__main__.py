@@ -1,7 +1,7 @@
 """`python -m benchmarks.serve`: the speed table of the server, measured over HTTP.
 
 The arms of a group interleave in one run. With --only, the other groups keep their earlier results. With
---larger, the target has 79M parameters (`made_models.larger`), and results have files of their own.
+--larger, the target has 79M parameters (`derived_models.larger`), and results have files of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.made_models import larger
+from benchmarks.derived_models import larger
 from benchmarks.protocol import ROOT, Worker
 from benchmarks.serve import probes, vllm_lineup
 from benchmarks.serve.figures import rows

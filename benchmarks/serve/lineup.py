@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.made_models import random_weights
+from benchmarks.derived_models import random_weights
 from benchmarks.serve.servers import Pair, Served, llamacpp, slipstream_server, vllm_by_hand
 from slipstream import zoo
 from slipstream.bench.endpoint import Endpoint

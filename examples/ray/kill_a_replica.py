@@ -75,10 +75,10 @@ async def load(clients: int, seconds: float, tokens: int) -> tuple[Counter[str],
 async def kill(after: float) -> None:
     """End one replica's process, as a machine that fails would."""
     await asyncio.sleep(after)
-    found = [each for each in ray.util.list_named_actors(all_namespaces=True) if "#slipstream#" in each["name"]]
-    victim = found[0]
+    replicas = [each for each in ray.util.list_named_actors(all_namespaces=True) if "#slipstream#" in each["name"]]
+    victim = replicas[0]
     ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]), no_restart=True)
-    print(f"killed {victim['name']}, one of {len(found)}")
+    print(f"killed {victim['name']}, one of {len(replicas)}")
 
 
 def main() -> int:

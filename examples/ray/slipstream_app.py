@@ -29,9 +29,9 @@ def app(arguments: dict[str, str]) -> Application:
         """Runs once in each replica."""
         llm = LLM(target, draft, max_batch=batch)
         service = Service(arguments.get("name", target), facts_of(llm), llm.tokenizer, AsyncLLM(llm).streams)
-        made = create_app(service)
-        made.state.service = service
-        return made
+        server = create_app(service)
+        server.state.service = service
+        return server
 
     @serve.deployment(
         name="slipstream",

@@ -106,7 +106,7 @@ def vllm(choice: Choice) -> Settings:
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
         return _none(choice, "vLLM 0.33" + gone)
-    if _own_tokenizer(choice):
+    if _another_tokenizer(choice):
         return _none(choice, "vLLM 0.33 with draft_tokenizer='string'")
     model = {} if choice.drafter == "mtp" else {"model": _draft(choice)}
     config = {"method": method, **model, "num_speculative_tokens": choice.draft_tokens}
@@ -127,7 +127,7 @@ def sglang(choice: Choice) -> Settings:
     )
     if algorithm is None:
         return _none(choice, "SGLang 0.5.23")
-    if _own_tokenizer(choice):
+    if _another_tokenizer(choice):
         return _none(choice, "SGLang 0.5.23, which drafts with the target's tokenizer only")
     values: dict[str, Any] = {"speculative-algorithm": algorithm}
     note = ""
@@ -143,7 +143,7 @@ def sglang(choice: Choice) -> Settings:
 def llama_server(choice: Choice) -> Settings:
     if choice.drafter == "none":
         return _off("leave --spec-type out")
-    if _own_tokenizer(choice):
+    if _another_tokenizer(choice):
         return _none(choice, "llama-server, which drafts with the target's tokenizer only")
     values: dict[str, Any] = {}
     kinds = []
@@ -181,7 +181,7 @@ def transformers(choice: Choice) -> Settings:
             "assistant_confidence_threshold": 0.0,
         }
         note = "assistant_model is the loaded model; threshold 0 keeps the length, the default 0.4 stops earlier"
-        if _own_tokenizer(choice):
+        if _another_tokenizer(choice):
             note += "; pass the tokenizers, too: tokenizer, assistant_tokenizer"
     elif choice.drafter == "ngram":
         values = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": choice.options.get("max_ngram", 5)}
@@ -213,7 +213,7 @@ def _loads_model(name: str) -> bool:
     return _reads_draft(name) and DRAFTERS[name].needs is not Needs.DRAFT_HEAD
 
 
-def _own_tokenizer(choice: Choice) -> bool:
+def _another_tokenizer(choice: Choice) -> bool:
     """Whether there is a draft model whose tokenizer is not the target's."""
     other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
     return other and any(map(_loads_model, choice.drafter.split("+")))

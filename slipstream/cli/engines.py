@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from slipstream.bench.vllm_server import VllmServer
     from slipstream.cli.serve import ServerOptions
 
-OURS, VLLM = "slipstream", "vllm"
+SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
         "drafter_option", "rule", "config")  # fmt: skip
 """Options of models that vLLM's server is started with."""
@@ -42,7 +42,7 @@ METHODS = {"rejection": "standard", "block": "block"}
 @dataclass(frozen=True)
 class EngineOptions:
     PANEL: ClassVar[str] = "Engine"
-    engine: str = option(OURS, "slipstream, or vllm: vLLM's server, started and ended with this command.")
+    engine: str = option(SLIPSTREAM, "slipstream, or vllm: vLLM's server, started and ended with this command.")
     vllm_python: Path | None = option(
         None, "Python of the environment that has vLLM.", shown=".venv-vllm of `make vllm`, or this one"
     )
@@ -53,7 +53,7 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        one_of("engine", self.engine, (OURS, VLLM))
+        one_of("engine", self.engine, (SLIPSTREAM, VLLM))
         if not self.vllm and (self.vllm_python or self.vllm_option):
             raise ParameterError("options of vLLM are given, and the engine is slipstream", fix="add --engine vllm")
         self.arguments  # noqa: B018 raises for values that are no JSON

@@ -189,7 +189,7 @@ def show(report: PairReport) -> None:
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
         if report.target.config.source_context is report.draft.config.source_context is None:
-            console.print(f"- {with_own_tokenizer(report)}.", highlight=False)
+            console.print(f"- {tokens_in_common(report)}.", highlight=False)
         return
     agree = f"all {report.common} common token ids agree" if report.compared else "only vocabulary sizes were compared"
     if report.differing:
@@ -199,7 +199,7 @@ def show(report: PairReport) -> None:
         console.print(f"- {line}.")
 
 
-def with_own_tokenizer(report: PairReport) -> str:
+def tokens_in_common(report: PairReport) -> str:
     """What `--draft-tokenizer` does for models with different tokenizers, in a sentence."""
     from slipstream.drafters.string_match import vocabularies
     from slipstream.models.text import tokenizer_of

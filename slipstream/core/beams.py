@@ -75,7 +75,7 @@ class Beams:
         """Take one step. logits: [R, V], after each running text. Returns, for each text that runs now, which one it
         continues by a token. Raises TargetError where there is no distribution."""
         length = len(self.running[0].output) + 1  # of the continuations
-        values, places = self._most_probable(logits, held_back=length <= self.params.min_tokens)
+        values, places = self._most_probable(logits, no_stop=length <= self.params.min_tokens)
         going: list[Running] = []
         parents: list[int] = []
         for rank, (value, place) in enumerate(zip(values, places, strict=True)):
@@ -96,10 +96,10 @@ class Beams:
         """The best `n` of the finished texts; fewer only where a vocabulary is too small for so many texts."""
         return self.finished[: self.params.n]
 
-    def _most_probable(self, logits: Tensor, held_back: bool) -> tuple[list[float], list[int]]:
+    def _most_probable(self, logits: Tensor, no_stop: bool) -> tuple[list[float], list[int]]:
         """Log-probabilities of the first `keep` continuations, greatest first, and their places in [R, V]."""
         logs = torch.log_softmax(logits.double(), -1)  # [R, V]
-        if held_back:
+        if no_stop:
             logs[:, [token for token in self._stop_ids if token < logs.shape[-1]]] = float("-inf")
         logs += torch.tensor([[one.logprob] for one in self.running], dtype=logs.dtype, device=logs.device)
         top = logs.flatten().topk(min(self._keep, logs.numel()))

@@ -53,15 +53,15 @@ class DepthStats:
     `prior`.
 
     Text changes abruptly (prose, then a quotation). Besides fading, the record is therefore restarted after a streak of
-    accepted (or rejected) first draft tokens that the current estimate gives a probability below `restart_below`. The
-    steps of that streak are kept.
+    accepted (or rejected) first draft tokens that the current estimate gives a probability below `RESTART_BELOW`.
+    The steps of that streak are kept.
 
     deepest  deeper draft tokens share one record.
     fade     weight that the record keeps with each step.
     """
 
-    def __init__(self, deepest: int, prior: float, weight: float, fade: float, restart_below: float = RESTART_BELOW):
-        self.prior, self.weight, self.fade, self.restart_below = prior, weight, fade, restart_below
+    def __init__(self, deepest: int, prior: float, weight: float, fade: float):
+        self.prior, self.weight, self.fade = prior, weight, fade
         self.compared = [0.0] * deepest  # [i]: steps that compared draft token i + 1, all before it accepted
         self.accepted = [0.0] * deepest
         self.streak = 0  # steps in a row whose first draft token was accepted; negative: rejected
@@ -72,7 +72,7 @@ class DepthStats:
         if accepted or rejected:
             self.streak = max(self.streak, 0) + 1 if accepted else min(self.streak, 0) - 1
             usual = self.acceptance_by_depth(1)[0]
-            if (usual if accepted else 1 - usual) ** abs(self.streak) < self.restart_below:
+            if (usual if accepted else 1 - usual) ** abs(self.streak) < RESTART_BELOW:
                 before = abs(self.streak) - 1
                 self.compared = [float(before), *[0.0] * (len(self.compared) - 1)]
                 self.accepted = [float(before) if accepted else 0.0, *[0.0] * (len(self.accepted) - 1)]
@@ -84,12 +84,6 @@ class DepthStats:
             self.accepted[min(i, last)] += 1
         if rejected:
             self.compared[min(accepted, last)] += 1
-
-    def inherit(self, past: DepthStats, steps: float) -> None:
-        """Start from another record, weighted like at most `steps` steps."""
-        share = min(1.0, steps / max(past.compared[0], 1e-9))
-        self.compared = [count * share for count in past.compared]
-        self.accepted = [count * share for count in past.accepted]
 
     @property
     def rate(self) -> float:

@@ -79,7 +79,7 @@ class DFlashDrafter(HeadDrafter):
         n = self.runtime.config.block
         tokens = self.runtime.head.block_tokens(torch.tensor([seq.tokens[-1] for seq in seqs])).tolist()
         depths, sees = [range(1, n + 1)] * len(seqs), [self._sees] * len(seqs)
-        return self.runtime.run_blocks(self.own_rows(seqs, tokens, depths, range(len(seqs) * n), sees), steps)
+        return self.runtime.run_blocks(self.draft_rows(seqs, tokens, depths, range(len(seqs) * n), sees), steps)
 
 
 def make(target: Target, *, head: str | Path | DFlashHead | None = None, **options: Any) -> DFlashDrafter:

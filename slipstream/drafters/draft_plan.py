@@ -329,7 +329,7 @@ class DrafterFactory:
         if self.settings.draft_tokenizer != SAME:
             report = None if path is None or self.checkpoint is None else check_pair(self.checkpoint, path)
             if report is None or not (report.compared and report.fits):
-                return self._with_own_tokenizer(path, settings)
+                return self._with_tokenizer(path, settings)
         if isinstance(draft, Writer):
             return draft
         target_files, draft_files = self.checkpoint or _source(self.target), path or _source(draft)
@@ -344,8 +344,8 @@ class DrafterFactory:
             require_widths(self.target.vocab_size, model.vocab_size)
         return model
 
-    def _with_own_tokenizer(self, path: str | Path | None, settings: LoadSettings) -> Writer:
-        from slipstream.drafters.string_match import vocabularies, with_own_tokenizer
+    def _with_tokenizer(self, path: str | Path | None, settings: LoadSettings) -> Writer:
+        from slipstream.drafters.string_match import vocabularies, with_tokenizer
         from slipstream.models.text import tokenizer_of
         from slipstream.targets.describe import loaded
 
@@ -360,7 +360,7 @@ class DrafterFactory:
             vocabularies(self.tokenizer, draft_tokenizer, (0, 0))
         self.loaded += 1
         model = loaded(path, settings, self.progress)
-        return with_own_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
+        return with_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
 
 
 def _source(model: Any) -> Path | None:

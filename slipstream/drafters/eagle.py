@@ -120,7 +120,7 @@ class EagleDrafter(HeadDrafter):
             assert self._state is not None
             place = {id: r for r, id in enumerate(self._state[0])}
             before = self._state[1][[place[seq.id] for seq in seqs]]  # [R, d], a copy
-            batch = self.own_rows(
+            batch = self.draft_rows(
                 seqs,
                 [[chain[-1]] for chain in chains],
                 [[drafted]] * len(seqs),
@@ -179,7 +179,7 @@ class EagleDrafter(HeadDrafter):
                 break
             rows = [[*tree.ran, *front] for tree, front in grown]
             splits = np.cumsum([0, *map(len, rows)]).tolist()
-            batch = self.own_rows(
+            batch = self.draft_rows(
                 [tree.seq for tree in live],
                 [[tree.tokens[node] for node in row] for tree, row in zip(live, rows, strict=True)],
                 [[tree.depths[node] for node in row] for tree, row in zip(live, rows, strict=True)],

@@ -50,7 +50,7 @@ class Writer:
     vocabularies: Vocabularies
 
 
-def with_own_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int) -> Writer:
+def with_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: Any, vocab_size: int) -> Writer:
     """A loaded draft model with a tokenizer of its own, as `LLM(draft=...)` and `make_drafter` take it.
 
     draft_tokenizer, target_tokenizer  fast tokenizers of transformers, or of a folder (`models.text.load_tokenizer`).
@@ -62,13 +62,13 @@ def with_own_tokenizer(model: Target, draft_tokenizer: Any, target_tokenizer: An
 
 
 def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularies:
-    """What is known of both tokenizers; raises as `with_own_tokenizer`. width: of both models' logits."""
+    """What is known of both tokenizers; raises as `with_tokenizer`. width: of both models' logits."""
     for tokenizer, whose in ((target, "the target"), (draft, "the draft model")):
         if tokenizer is None:
             raise PairError(
                 f"draft_tokenizer is 'string', but the tokenizer of {whose} is unknown",
                 why="draft tokens are split from what tokens write",
-                fix="name folders that have one, or use slipstream.drafters.string_match.with_own_tokenizer",
+                fix="name folders that have one, or use slipstream.drafters.string_match.with_tokenizer",
             )
     vocabularies = Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
     vocabularies.draft.require_faithful()

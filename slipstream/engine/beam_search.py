@@ -29,7 +29,7 @@ class Search:
         most = min(params.max_tokens, first.context - first.prompt)
         self.beams = Beams(params, stop_ids, most)
         self.seqs = [first]
-        self.held = {first.id}
+        self.cached = {first.id}
         self._prompt, self._most = first.prompt, most
 
     def blocks(self, memory: Memory) -> int:
@@ -119,18 +119,18 @@ class BeamSearch:
     def _forked(self, search: Search, seq: Sequence) -> Sequence:
         """Another sequence with the same tokens, all of which have KV."""
         child = Sequence(seq.tokens, context=seq.context, source=seq.source)
-        search.held.add(child.id)  # first: an interrupt must not leave blocks that nobody frees
+        search.cached.add(child.id)  # first: an interrupt must not leave blocks that nobody frees
         self._fork(seq.id, child.id, len(seq.tokens))
         return child
 
     def _release(self, search: Search, seq: Sequence) -> None:
         self.target.release(seq.id)
-        search.held.discard(seq.id)
+        search.cached.discard(seq.id)
 
     def _free(self, search: Search) -> None:
-        for seq_id in search.held:
+        for seq_id in search.cached:
             self.target.release(seq_id)
-        search.held.clear()
+        search.cached.clear()
 
     def _check_fits(self, search: Search) -> None:
         if self._bounded is None or self._bounded.capacity is None:

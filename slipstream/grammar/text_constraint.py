@@ -31,13 +31,13 @@ class Place:
 
     begin  index in the output from where on all tokens belong to the form; None: in a free part.
     lead   tokens that write what the last free token has already written of the form.
-    stage  kind of the free part; held: its last bytes, where they may be the beginning of what ends it.
+    stage  kind of the free part; partial: its last bytes, where they may be the beginning of what ends it.
     """
 
     begin: int | None
     lead: tuple[int, ...] = ()
     stage: int = SEARCHING
-    held: bytes = b""
+    partial: bytes = b""
 
 
 class FreeText:
@@ -75,16 +75,16 @@ class FreeText:
         """The place after one more token, which is at this index of the output."""
         if place.begin is not None:
             return place
-        stage, waiting, possible = self._read(place.stage, place.held + self._written[token])
+        stage, waiting, possible = self._read(place.stage, place.partial + self._written[token])
         return Place(None, (), stage, waiting) if possible is None else Place(index + 1, self._tokens(possible))
 
     def allowed(self, place: Place) -> NDArray[np.bool_]:
         """Which tokens may follow in a free part: [V]."""
-        key = place.stage, place.held
+        key = place.stage, place.partial
         if key not in self._rows:
             row, begins = np.ones(self._vocabulary.size, np.bool_), {b"": True}
             for token in self._may_end:
-                possible = self._read(place.stage, place.held + self._written[token])[2]
+                possible = self._read(place.stage, place.partial + self._written[token])[2]
                 if possible is not None and possible not in begins:
                     begins[possible] = self._begins(possible)
                 row[token] = possible is None or begins[possible]
@@ -104,7 +104,7 @@ class FreeText:
         if stage == REASONING:
             _, closing, rest = text.partition(self._closing)
             if not closing:
-                return REASONING, _held(text, [self._closing]), None
+                return REASONING, _partial(text, [self._closing]), None
             stage, text = SEARCHING, rest
         if stage == SEARCHING and self._first:
             text = _stripped(text)
@@ -116,7 +116,7 @@ class FreeText:
             if places:
                 at, mark = min(places)
                 return SEARCHING, b"", text[at if self._included else at + len(mark) :]
-            return SEARCHING, _held(text, self._marks), None
+            return SEARCHING, _partial(text, self._marks), None
         return UNBOUND, b"", None
 
     def _tokens(self, beginning: bytes) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def _undecided(text: bytes, marks: list[bytes]) -> bool:
     return any(len(text) < len(each) and each.startswith(text) for each in (*marks, *SPACES))
 
 
-def _held(text: bytes, marks: list[bytes]) -> bytes:
+def _partial(text: bytes, marks: list[bytes]) -> bytes:
     """The longest end of a text that is a beginning of a mark, and not all of it."""
     longest = max(map(len, marks)) - 1
     ends = (text[at:] for at in range(max(0, len(text) - longest), len(text)))
@@ -225,17 +225,17 @@ class TextConstraint:
         for index, token in enumerate(self._output):
             place = self._free.advance(place, token, index)
             if place.begin is not None and self._free.repeats:
-                place = self._made(place, self._output[: index + 1]).place
-        return self._made(place, self._output)
+                place = self._advanced(place, self._output[: index + 1]).place
+        return self._advanced(place, self._output)
 
     def _below(self, tail: Tail) -> State:
         before, token = self._state(tail[:-1]), tail[-1]
         if before.over or token in self._stops or not before.allowed[token]:
             return State(before.place, self._all, over=True)
         text = [*self._output, *tail]
-        return self._made(self._free.advance(before.place, token, len(text) - 1), text)
+        return self._advanced(self._free.advance(before.place, token, len(text) - 1), text)
 
-    def _made(self, place: Place, text: list[int]) -> State:
+    def _advanced(self, place: Place, text: list[int]) -> State:
         if place.begin is None:
             return State(place, self._free.allowed(place))
         mask, accepting, fault = self._walk.after([*place.lead, *text[place.begin :]])

@@ -175,7 +175,7 @@ class HeadDrafter:
         )
         return batch, features[0] if len(features) == 1 else torch.cat(features)
 
-    def own_rows(
+    def draft_rows(
         self,
         seqs: Seq[Sequence],
         tokens: Seq[Seq[int]],

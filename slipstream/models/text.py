@@ -113,7 +113,7 @@ class TextStream:
         self._ids: list[int] = []
         self._shown = 0  # tokens whose text is complete
         self._context = 0  # decoding starts a few tokens early: in some tokenizers the text depends on the token before
-        self._held: list[Piece] = []
+        self._waiting: list[Piece] = []
 
     def add(self, ids: Seq[int], drafted: Seq[bool], last: bool, stop_cause: int | str | None = None) -> list[Piece]:
         """Push the tokens of a step, and return the pieces that can be shown: of the last step, all that remain."""
@@ -130,7 +130,7 @@ class TextStream:
         else:
             text = after[len(before) :]
             self._context, self._shown = max(0, self._shown - 4), len(self._ids)
-        self._held.append(Piece(text, token, drafted))
+        self._waiting.append(Piece(text, token, drafted))
 
     def _settled(self, text: str) -> bool:
         """Whether no further token can change `text`, that of the last tokens."""
@@ -138,7 +138,7 @@ class TextStream:
 
     def take(self) -> list[Piece]:
         """Return the pieces that can be shown now."""
-        text = "".join(piece.text for piece in self._held)
+        text = "".join(piece.text for piece in self._waiting)
         unsafe = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
         incomplete = len(self._ids) - self._shown  # last tokens, whose character is incomplete
         return self._release(len(text) - unsafe, keep=incomplete)
@@ -148,22 +148,22 @@ class TextStream:
         at the very end is shown as U+FFFD."""
         if self._shown < len(self._ids):
             before = self._decode(self._ids[self._context : self._shown])
-            last = self._held[-1]
-            self._held[-1] = Piece(self._decode(self._ids[self._context :])[len(before) :], last.token, last.drafted)
+            last = self._waiting[-1]
+            self._waiting[-1] = Piece(self._decode(self._ids[self._context :])[len(before) :], last.token, last.drafted)
             self._shown = len(self._ids)
-        text = "".join(piece.text for piece in self._held)
+        text = "".join(piece.text for piece in self._waiting)
         end = -1
         if isinstance(stop_cause, str):
-            end = completed_at(text, "".join(piece.text for piece in self._held[:-1]), stop_cause)
+            end = completed_at(text, "".join(piece.text for piece in self._waiting[:-1]), stop_cause)
         return self._release(end if end >= 0 else len(text), last=True)
 
     def _release(self, length: int, keep: int = 0, last: bool = False) -> list[Piece]:
         out: list[Piece] = []
-        while len(self._held) > keep:
-            piece = self._held[0]
+        while len(self._waiting) > keep:
+            piece = self._waiting[0]
             if len(piece.text) > length and not last:
                 break
             out.append(Piece(piece.text[:length], piece.token, piece.drafted))
             length -= min(length, len(piece.text))
-            self._held.pop(0)
+            self._waiting.pop(0)
         return out

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
 from slipstream.settings import QUANTISATIONS, RULES, SAME, STRING
-from slipstream.targets.huggingface.kinds import ARCHITECTURES, GGUF, KINDS, ONE_BY_ONE, OWN, Kind
+from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Cell:
 
 
 def architectures() -> dict[str, Kind]:
-    return {**dict.fromkeys(sorted(FAMILIES), OWN), **dict(sorted(ARCHITECTURES.items()))}
+    return {**dict.fromkeys(sorted(FAMILIES), DECODER), **dict(sorted(ARCHITECTURES.items()))}
 
 
 def cell(kind: Kind, spec: DrafterSpec) -> Cell:
@@ -51,7 +51,7 @@ def cell(kind: Kind, spec: DrafterSpec) -> Cell:
         return Cell(False, "its layers cannot be run apart")
     if spec.needs in (Needs.DRAFT_HEAD, Needs.MTP_LAYERS) and not kind.heads:
         return Cell(False, "it offers no hidden states")
-    if spec.needs is Needs.MTP_LAYERS and kind is OWN:
+    if spec.needs is Needs.MTP_LAYERS and kind is DECODER:
         return Cell(False, "none of its architectures brings MTP layers")
     if spec.length and not kind.trees:
         return Cell(True, "of a tree, the first branch is verified")
@@ -61,7 +61,7 @@ def cell(kind: Kind, spec: DrafterSpec) -> Cell:
 def quantisations(kind: Kind) -> dict[str, str]:
     """Quantisation of the target -> what it needs; a draft model's is chosen apart from it."""
     in_files = dict.fromkeys(IN_FILES, "as the GGUF file has it")
-    if kind is OWN:
+    if kind is DECODER:
         return dict.fromkeys(QUANTISATIONS, "float32 arithmetic on a CPU") | in_files
     if kind is GGUF:
         return dict.fromkeys(QUANTISATIONS, "refused: `slipstream convert` quantises") | in_files

@@ -13,12 +13,12 @@ from slipstream.engine.messages import Load, Report
 from slipstream.settings import METRICS_PREFIXES
 
 T = TypeVar("T")
-OWN = METRICS_PREFIXES[0]
+PREFIX = METRICS_PREFIXES[0]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-ONLY_OURS = frozenset({"engine_steps", "requests_refused", "corrupted_requests", "iteration_tokens_total"})
+NOT_OF_VLLM = frozenset({"engine_steps", "requests_refused", "corrupted_requests", "iteration_tokens_total"})
 """Metrics that vLLM does not have, or that count something else there: they keep our prefix."""
 
 _COUNTED = {
@@ -35,22 +35,22 @@ class ServerMetrics:
     """All metrics of one server, in a registry of its own. prefix: see `METRICS_PREFIXES`;
     kv_blocks: see `ModelFacts`."""
 
-    def __init__(self, model: str, prefix: str = OWN, kv_blocks: tuple[int, int] | None = None):
+    def __init__(self, model: str, prefix: str = PREFIX, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()
         self._labels = (model, "0")  # one engine
 
-        def made(kind: Callable[..., T], name: str, text: str, *labels: str, **more: Any) -> T:
-            full = f"{OWN if name in ONLY_OURS else prefix}:{name}"
+        def metric(kind: Callable[..., T], name: str, text: str, *labels: str, **more: Any) -> T:
+            full = f"{PREFIX if name in NOT_OF_VLLM else prefix}:{name}"
             return kind(full, text, ("model_name", "engine", *labels), registry=self.registry, **more)
 
         def counter(name: str, text: str) -> Counter:
-            return made(Counter, name, text).labels(*self._labels)
+            return metric(Counter, name, text).labels(*self._labels)
 
         def gauge(name: str, text: str) -> Gauge:
-            return made(Gauge, name, text).labels(*self._labels)
+            return metric(Gauge, name, text).labels(*self._labels)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return made(Histogram, name, text, buckets=buckets).labels(*self._labels)
+            return metric(Histogram, name, text, buckets=buckets).labels(*self._labels)
 
         self.running = gauge("num_requests_running", "Requests in the batch, prompts that are being read included.")
         self.waiting = gauge("num_requests_waiting", "Requests that wait for room in the batch.")
@@ -66,7 +66,7 @@ class ServerMetrics:
         )
         self.output_tokens = counter("generation_tokens", "Output tokens.")
         self.refused = counter("requests_refused", "Requests refused because the queue was full.")
-        self._finished = made(Counter, "request_success", "Choices that ended, by finish reason.", "finished_reason")
+        self._finished = metric(Counter, "request_success", "Choices that ended, by finish reason.", "finished_reason")
         self.iteration_tokens = histogram("iteration_tokens_total", "Output tokens of one step.", TOKENS)
         self.first = histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.between = histogram(
@@ -87,7 +87,7 @@ class ServerMetrics:
         self._drafts = counter("spec_decode_num_drafts", "Steps of finished choices in which tokens were drafted.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens of finished choices that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens of finished choices, accepted.")
-        self._per_position = made(
+        self._per_position = metric(
             Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
         )
 

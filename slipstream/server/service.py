@@ -14,7 +14,7 @@ from slipstream.errors import PromptError
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, stray_byte
 from slipstream.server.api_error import ApiError
 from slipstream.server.reply_format import ReplyFormat
-from slipstream.server.server_metrics import OWN, ServerMetrics
+from slipstream.server.server_metrics import PREFIX, ServerMetrics
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Service:
         limits: Limits | None = None,
         keys: tuple[str, ...] = (),
         replies: ReplyFormat | None = None,
-        metrics_prefix: str = OWN,
+        metrics_prefix: str = PREFIX,
     ):
         self.name, self.facts, self.tokenizer, self.streams = name, facts, tokenizer, streams
         self.limits, self.keys = limits or Limits(), keys

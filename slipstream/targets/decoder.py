@@ -32,7 +32,7 @@ from slipstream.models.weights import Progress, Weights, from_module, load_weigh
 from slipstream.settings import AUTO
 from slipstream.targets.describe import Described
 from slipstream.targets.early_exit import EarlyExitCache
-from slipstream.targets.huggingface.kinds import OWN, Kind
+from slipstream.targets.huggingface.kinds import DECODER, Kind
 from slipstream.targets.memory_plan import plan
 
 
@@ -254,7 +254,7 @@ class DescribedDecoder(Described):
 
     @property
     def kind(self) -> Kind:
-        return OWN
+        return DECODER
 
     @property
     def weight_bytes(self) -> int:

@@ -45,7 +45,7 @@ def measure_costs(
     check_integer("repeats", repeats, 1)
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]
     past = max(1, min(past, target.context - max(rows)))
-    seq = made_up_text(target, past + 1)
+    seq = neutral_text(target, past + 1)
     try:
         target.run([seq], Draft.empty(1, target.device))
         target.commit([seq], [[]])
@@ -79,7 +79,7 @@ def measure_draft_costs(
     pass_tokens = _pass_tokens(lengths)
     passes = max(2, min(repeats + 1, (target.context - 3) // pass_tokens))
     past = max(1, min(past, target.context - passes * pass_tokens - 2))
-    seq = made_up_text(target, past, SamplingParams(max_tokens=passes * pass_tokens + 2, seed=0))
+    seq = neutral_text(target, past, SamplingParams(max_tokens=passes * pass_tokens + 2, seed=0))
     times: dict[int, list[float]] = {n: [] for n in lengths}
 
     def timed_step(draft_tokens: int) -> dict[str, float]:
@@ -110,7 +110,7 @@ def _pass_tokens(lengths: Seq[int]) -> int:
     return 2 * (sum(lengths) + len(lengths) + 1)
 
 
-def made_up_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:
+def neutral_text(target: Target, length: int, params: SamplingParams | None = None) -> Sequence:
     """A text that means nothing, of so many tokens; with a source as long if the target has an encoder."""
     ids, encoder = [i % target.vocab_size for i in range(length)], target.capabilities.encoder
     params = params or SamplingParams()

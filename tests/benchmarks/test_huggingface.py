@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from benchmarks.derived_models import random_weights
 from benchmarks.huggingface import slipstream_worker
 from benchmarks.huggingface.__main__ import fastest
 from benchmarks.huggingface.lineup import ASSISTED, CONTENDERS, FIGURES, GROUPS, KINDS, models
-from benchmarks.made_models import random_weights
 from benchmarks.peers import transformers_peer
 from benchmarks.session import Session
 from slipstream import zoo

@@ -16,7 +16,7 @@ from slipstream.core.structured import Structured
 from slipstream.core.target import Capabilities, Target, TargetOut
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.model import make
-from slipstream.drafters.string_match import Rereader, complete, with_own_tokenizer
+from slipstream.drafters.string_match import Rereader, complete, with_tokenizer
 from slipstream.errors import PairError, ParameterError
 from slipstream.llm import LLM
 from slipstream.models.text import tokenizer_of
@@ -81,7 +81,7 @@ class Told:
 
 
 def drafter_of(target: Target, ours: Any, model: Target, theirs: Any) -> Drafter:
-    return make(target, model=with_own_tokenizer(model, theirs, ours, target.vocab_size))
+    return make(target, model=with_tokenizer(model, theirs, ours, target.vocab_size))
 
 
 def texts_of(ours: Any, theirs: Any) -> tuple[TokenTexts, TokenTexts]:
@@ -284,11 +284,11 @@ class TestFromFolders:
 def test_what_cannot_work_is_refused_by_name() -> None:
     ours, theirs = byte_level(), wordpiece(lowercase=True)
     with pytest.raises(PairError, match="the tokenizer of the draft model changes text"):
-        with_own_tokenizer(toy(theirs), theirs, ours, 330)
+        with_tokenizer(toy(theirs), theirs, ours, 330)
     with pytest.raises(PairError, match="the tokenizer of the target changes text"):
-        with_own_tokenizer(toy(ours), ours, theirs, 160)
+        with_tokenizer(toy(ours), ours, theirs, 160)
     with pytest.raises(PairError, match="the tokenizer of the draft model is unknown"):
-        with_own_tokenizer(toy(ours), None, ours, 330)
+        with_tokenizer(toy(ours), None, ours, 330)
     with pytest.raises(ParameterError, match=r"draft_tokenizer is 'strin'.*did you mean 'string'"):
         LLM(toy(ours), draft_tokenizer="strin")
     with pytest.raises(ParameterError, match="draft_tokenizer is 'string', but the drafter 'ngram' loads no draft"):
@@ -330,7 +330,7 @@ def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, 
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     theirs, ours = tokenizer_of(tmp_path), tokenizer_of(tiny.target)
-    model = with_own_tokenizer(Decoder.load(tmp_path, executor="torch"), theirs, ours, 320)
+    model = with_tokenizer(Decoder.load(tmp_path, executor="torch"), theirs, ours, 320)
     done = LLM(tiny.target, model, executor="torch", device="cpu").generate("def", SamplingParams(max_tokens=8))
     assert done[0].stats.drafter_faults == 0
 

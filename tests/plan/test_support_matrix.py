@@ -30,7 +30,7 @@ from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "own": lambda: random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).double(),
+    "decoder": lambda: random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).double(),
     "packed": lambda: random_model("stablelm"),
     "one each": lambda: random_model("bloom"),
     "states": lambda: random_model("lfm2"),
@@ -81,7 +81,7 @@ def drafter(name: str, of: Target, kind: str) -> Any:
             return DFlashDrafter(TorchDFlash(dflash), VOCAB)
         head_config = config(1 if name == "eagle" else 3, VOCAB, width=32, target=32, draft_vocab=VOCAB)
         return EagleDrafter(TorchEagle(head(head_config, 3)), VOCAB, EagleDraftConfig())
-    if spec.needs is Needs.MTP_LAYERS and kind != "own":
+    if spec.needs is Needs.MTP_LAYERS and kind != "decoder":
         needed(of.capabilities.head_host, of, "hidden states", name)
         return random_drafter(VOCAB, 32)
     if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS):
@@ -135,7 +135,7 @@ def test_a_quantisation_that_is_refused_raises(kind: Any) -> None:
 
 
 def test_every_family_of_our_own_decoder_is_listed() -> None:
-    assert {name for name, kind in architectures().items() if kind.name == "own"} == set(FAMILIES)
+    assert {name for name, kind in architectures().items() if kind.name == "decoder"} == set(FAMILIES)
 
 
 def test_the_page_begins_with_what_the_command_prints() -> None:

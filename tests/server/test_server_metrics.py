@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream import LLM
-from slipstream.server.server_metrics import ONLY_OURS
+from slipstream.server.server_metrics import NOT_OF_VLLM
 from tests.server.hosting import Host, eventually, hosted
 
 PATH = "/v1/completions"
@@ -83,7 +83,7 @@ def test_what_has_the_prefix_of_vllm_has_its_names_types_labels_and_our_numbers(
         families = list(text_string_to_metric_families(host.http.get("/metrics").text))
         memory = pair.target.capabilities.memory
     exported = {each.name: (each.type, each.samples) for each in families if not each.name.endswith("_created")}
-    assert {name for name in exported if not name.startswith("vllm:")} == {f"slipstream:{name}" for name in ONLY_OURS}
+    assert {name for name in exported if not name.startswith("vllm:")} == {f"slipstream:{name}" for name in NOT_OF_VLLM}
     prefixed = {name.removeprefix("vllm:"): each for name, each in exported.items() if name.startswith("vllm:")}
     assert {name: kind for name, (kind, _) in prefixed.items()} == {name: kind for name, (kind, _) in OF_VLLM.items()}
     for name, (_, samples) in prefixed.items():

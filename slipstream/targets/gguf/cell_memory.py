@@ -21,7 +21,7 @@ MOST_TEXTS = 16
 
 
 @dataclass(slots=True)
-class Held:
+class Running:
     """What llama.cpp holds of a sequence. id: its sequence id; cells: tokens, those of a draft included."""
 
     id: int
@@ -38,53 +38,53 @@ class CellMemory:
     def __init__(self, context: LlamaContext):
         self.context, self.capacity = context, context.cells // BLOCK
         self._free = list(range(IDS))
-        self._held: dict[int, Held] = {}  # by sequence
+        self._running: dict[int, Running] = {}  # by sequence
         self._kept: dict[int, list[int]] = {}  # by id of llama.cpp: a text; used longest ago first
 
     # --- sequences ----------------------------------------------------------------------------------------------------
 
-    def rolled_back(self, seq: Sequence) -> Held:
+    def rolled_back(self, seq: Sequence) -> Running:
         """What is held of a sequence, with nothing that was not accepted; a new one if there is none."""
-        cells = self._held.get(seq.id) or self._begun(seq.id)
+        cells = self._running.get(seq.id) or self._begun(seq.id)
         self.cut(seq.id, seq.kv_len)
         return cells
 
     def cut(self, seq_id: int, length: int) -> None:
         """Remove what a sequence holds from `length` on."""
-        cells = self._held[seq_id]
+        cells = self._running[seq_id]
         if cells.cells > length:
             self.context.cut(cells.id, length)
             cells.cells = length
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
         """See `core.target.Fork`. Both sequence ids share the cells."""
-        parent = self._held.get(parent_id)
-        check_fork(parent_id, child_id, length, None if parent is None else parent.cells, child_id in self._held)
+        parent = self._running.get(parent_id)
+        check_fork(parent_id, child_id, length, None if parent is None else parent.cells, child_id in self._running)
         assert parent is not None
         self._begin_with(child_id, parent.id, length)
 
     def release(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
-        cells = self._held.pop(seq_id, None)
+        cells = self._running.pop(seq_id, None)
         if cells is not None:
             self._give_back(cells.id)
 
     def make_room(self, rows: int) -> None:
         """Drop kept texts where the cache may have no cells for so many rows. Shared cells are counted for each that
         holds them, so more may be dropped than is needed."""
-        used = rows + sum(entry.cells for entry in self._held.values())
+        used = rows + sum(entry.cells for entry in self._running.values())
         while self._kept and used + sum(map(len, self._kept.values())) > self.context.cells:
             self._drop(next(iter(self._kept)))
 
-    def _begun(self, seq_id: int) -> Held:
+    def _begun(self, seq_id: int) -> Running:
         """A sequence that holds nothing yet."""
         if not self._has_id():
             raise TargetError(
-                f"{len(self._held)} sequences are held already, llama.cpp has {IDS} sequence ids",
+                f"{len(self._running)} sequences are held already, llama.cpp has {IDS} sequence ids",
                 why="each sequence needs one",
                 fix="release finished sequences, or choose a smaller max_batch",
             )
-        cells = self._held[seq_id] = Held(self._free.pop())
+        cells = self._running[seq_id] = Running(self._free.pop())
         return cells
 
     def _begin_with(self, seq_id: int, source: int, length: int) -> None:
@@ -112,12 +112,12 @@ class CellMemory:
     @property
     def usage(self) -> Usage:
         """Cells that several sequences hold are counted for each. kept: at most what is not used."""
-        used = _blocks(entry.cells for entry in self._held.values())
+        used = _blocks(entry.cells for entry in self._running.values())
         return Usage(self.capacity, used, max(0, min(_blocks(map(len, self._kept.values())), self.capacity - used)))
 
     def missing(self, writes: Iterable[tuple[int, int, int]]) -> int:
         """See `Memory`. What is only kept gives way. Each sequence needs a sequence id, too."""
-        ends = {seq_id: entry.cells for seq_id, entry in self._held.items()}
+        ends = {seq_id: entry.cells for seq_id, entry in self._running.items()}
         for seq_id, _, stop in writes:
             ends[seq_id] = max(stop, ends.get(seq_id, 0))
         return max(0, _blocks(ends.values()) - self.capacity, len(ends) - IDS)
@@ -138,7 +138,7 @@ class CellMemory:
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:
         """See `Memory`. Kept texts that are the beginning of this one are dropped."""
-        cells = self._held.get(seq_id)
+        cells = self._running.get(seq_id)
         if len(tokens) < BLOCK or cells is None or cells.cells < len(tokens):
             return
         text = list(tokens)

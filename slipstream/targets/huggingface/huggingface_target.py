@@ -41,7 +41,7 @@ from slipstream.targets.huggingface.trials import (
     check_packed,
     check_together,
     fault_of,
-    own_logits,
+    forward_logits,
 )
 
 log = logging.getLogger("slipstream")
@@ -117,9 +117,9 @@ def _run_alone(
     sources: Seq[Seq[int]] = [b, a[:5]] if start else [(), ()]
     try:
         cache = new_cache(parts.cache_config)
-        truth = [own_logits(module, parts, *pair) for pair in zip(texts, sources, strict=True)]
+        truth = [forward_logits(module, parts, *pair) for pair in zip(texts, sources, strict=True)]
         shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
-        limit = measured_limit(module, lambda text: own_logits(module, parts, text, sources[0]), texts[0])
+        limit = measured_limit(module, lambda text: forward_logits(module, parts, text, sources[0]), texts[0])
     except SlipstreamError:
         raise
     except Exception as fault:  # a model's own code may raise anything
@@ -170,7 +170,7 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
 def _check_streams(module: Any, parts: ModuleParts, trial: Trial) -> None:
     """Raise unless each layer has one residual stream, which draft heads can read (Gemma 3n has four)."""
     with parts.hidden_states(range(len(parts.layers) + 1)):
-        own_logits(module, parts, trial.texts[0])
+        forward_logits(module, parts, trial.texts[0])
 
 
 def _refuse_fixed_cache(name: str, kv_blocks: int | None) -> None:

@@ -20,7 +20,7 @@ class Kind:
     models: str = ""
 
 
-OWN = Kind("own", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True)
+DECODER = Kind("decoder", "our own decoder: native kernels on a CPU, PyTorch elsewhere", True, True, True)
 PACKED = Kind("packed", "transformers, rows of several sequences over our own KV blocks", True, True, True)
 ONE_EACH = Kind("one each", "transformers, one cache for each sequence", False, False, False)
 STATES = Kind("states", "the same; recurrent states are copied", False, False, False)
@@ -33,7 +33,7 @@ ENCODER_DECODER_EACH = Kind(
 _FILES = "GGUF files of causal models that our own decoder does not run"
 GGUF = Kind("gguf", "llama.cpp, rows of several sequences over its cells", False, False, True, False, _FILES)
 
-KINDS = (OWN, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH, GGUF)
+KINDS = (DECODER, PACKED, ONE_EACH, STATES, ONE_BY_ONE, ENCODER_DECODER, ENCODER_DECODER_EACH, GGUF)
 
 ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(

@@ -135,10 +135,10 @@ class MtpLayers(PackedLayers):
             else:
                 state.features, state.tokens = torch.cat((state.features, new)), state.tokens[: state.rows] + ids
         self.settle(seq_id for seq_id in batch.seq_ids if self._open[seq_id].rows > MOST_OPEN)
-        held_rows = [self._open[seq_id] for seq_id in batch.seq_ids]
-        for state in held_rows:
+        open_rows = [self._open[seq_id] for seq_id in batch.seq_ids]
+        for state in open_rows:
             state.outputs = state.features
-        return self._through(0, batch.seq_ids, held_rows)
+        return self._through(0, batch.seq_ids, open_rows)
 
     def _drafted(self, batch: Batch, features: Tensor) -> Tensor:
         """Outputs [B, d] for the last rows, with one more draft token of each sequence."""

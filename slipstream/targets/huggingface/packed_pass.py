@@ -106,7 +106,7 @@ class PackedPass:
     attended: int = 0
     kept_back: Tensor | None = None
     _written: Pair | None = None
-    _held: Pair | None = None
+    _current: Pair | None = None
     _copied: Pair | None = None
 
     @property
@@ -131,14 +131,14 @@ class PackedPass:
         """keys [1, Hk, M, D], values [1, Hv, M, Dv]: of one layer, for all rows. Returns what the model goes on with:
         the same, or all slots [1, Hk, S, D]."""
         self.cached += 1
-        self._held = self.blocks.write(layer, self.places, keys[0], values[0])
+        self._current = self.blocks.write(layer, self.places, keys[0], values[0])
         self._copied = None if self.scattered is None else self.blocks.gather(layer, self.scattered)
         if self.cross is not None:  # as many as the longest sequence has, for a bias; attention reads the blocks
             keys = keys[:, :, :1].expand(-1, -1, max(row.total for row in self.rows), -1)
         self._written = keys, values
         if self.kind == "blocks":
             return keys, values
-        each = [self._own(row, 0) for row in self.rows]
+        each = [self._of_row(row, 0) for row in self.rows]
         if self.apart and self.kind == "dense":
             finite = [x.isfinite().all(-1).all(1)[0].cpu() for x in (keys, values)]  # [M] each
             bad = ~(finite[0] & finite[1])
@@ -176,12 +176,12 @@ class PackedPass:
         """Keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on; key, value: those that attention
         got."""
         if self.kind == "blocks":
-            return self._own(row, hidden)
+            return self._of_row(row, hidden)
         first, last = row.offset + hidden, row.offset + row.total
         return key[0, :, first:last], value[0, :, first:last]
 
-    def _own(self, row: PackedRow, hidden: int) -> Pair:
-        cached = self._held if row.in_place else self._copied
+    def _of_row(self, row: PackedRow, hidden: int) -> Pair:
+        cached = self._current if row.in_place else self._copied
         assert cached is not None
         first, last = row.first + hidden, row.first + row.total
         return cached[0][:, first:last], cached[1][:, first:last]
@@ -236,16 +236,16 @@ class PackedMask:
     """For each sequence what its new tokens see: (bool [n, S] or None for everything, first slot that any sees)."""
 
     rows: list[tuple[Tensor | None, int]]
-    _made: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, torch.dtype, torch.device], Tensor | None] = field(default_factory=dict)
     _bias: Tensor | None = None
 
     def additive(self, b: int, fold: int, like: Tensor, bias: Tensor | None = None) -> Tensor | None:
         """[fold * n, S]: 0 where it sees, minus infinity elsewhere. bias: of positions (see `PackedPass.bias`), which
         is added: [1, H / fold, fold * n, S]."""
         if bias is not self._bias:  # most models compute it in their first layer, and use it in all
-            self._made, self._bias = {}, bias
+            self._masks, self._bias = {}, bias
         key = (b, fold, like.dtype, like.device)
-        if key not in self._made:
+        if key not in self._masks:
             (seen, first), mask = self.rows[b], None
             if seen is not None:
                 mask = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, -torch.inf).repeat(fold, 1)
@@ -255,8 +255,8 @@ class PackedMask:
                 row_bias = run.bias(run.rows[b], bias)[..., first:].to(like)  # [H, n, S]
                 row_bias = row_bias.reshape(1, len(row_bias) // fold, -1, row_bias.shape[-1])
                 mask = row_bias if mask is None else row_bias + mask
-            self._made[key] = mask
-        return self._made[key]
+            self._masks[key] = mask
+        return self._masks[key]
 
 
 def packed_mask(

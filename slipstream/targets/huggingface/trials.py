@@ -51,7 +51,7 @@ def limit_of(dtype: torch.dtype) -> Limit:
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
-def own_logits(module: Any, parts: ModuleParts, text: Seq[int], source: Seq[int] = ()) -> Tensor:
+def forward_logits(module: Any, parts: ModuleParts, text: Seq[int], source: Seq[int] = ()) -> Tensor:
     """Logits [n, V] of the model's own forward, with the positions that `generate` passes."""
     given = {"decoder_input_ids" if source else "input_ids": torch.tensor([list(text)], device=parts.device)}
     if source:

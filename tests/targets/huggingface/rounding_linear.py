@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.trials import own_logits
+from slipstream.targets.huggingface.trials import forward_logits
 
 ROUNDS = ("by row", "by tensor", "nothing")
 """What activations share a scale with: their row, or all rows of the pass. "nothing": weights alone are rounded."""
@@ -47,6 +47,6 @@ def behind(module: Any, prompt: Seq[int], text: Seq[int]) -> float:
     logit. The texts of an encoder-decoder begin with id 0."""
     encoded = module.config.is_encoder_decoder
     given = [*([0] if encoded else prompt), *text[:-1]]
-    logits = own_logits(module, ModuleParts(module), given, prompt if encoded else ())[-len(text) :]
+    logits = forward_logits(module, ModuleParts(module), given, prompt if encoded else ())[-len(text) :]
     chosen = logits[range(len(text)), list(text)]
     return float((logits.amax(-1) - chosen).max() / logits.abs().max())

@@ -17,7 +17,7 @@ from slipstream.targets.huggingface.activation_rounding import measured_limit, q
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_pass import PackedRow
-from slipstream.targets.huggingface.trials import Limit, limit_of, own_logits
+from slipstream.targets.huggingface.trials import Limit, forward_logits, limit_of
 from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.rounding_linear import ROUNDS, behind, with_int8_layers
@@ -33,7 +33,7 @@ def rounded(name: str, rounds: str) -> Any:
 
 def limit(module: Any) -> Limit:
     parts = ModuleParts(module)
-    return measured_limit(module, lambda text: own_logits(module, parts, text), TEXT)
+    return measured_limit(module, lambda text: forward_logits(module, parts, text), TEXT)
 
 
 @pytest.mark.parametrize("rounds", ["by row", "by tensor"])

@@ -1,11 +1,11 @@
-"""Checkpoints made out of the embedded ones, by `benchmarks.made_models` and `benchmarks.foreign`."""
+"""Checkpoints made out of the embedded ones, by `benchmarks.derived_models` and `benchmarks.foreign`."""
 
 from pathlib import Path
 
 import torch
 
+from benchmarks.derived_models import deeper, random_weights, wider
 from benchmarks.foreign import SHARE, cut, renamed
-from benchmarks.made_models import deeper, random_weights, wider
 from slipstream import zoo
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
