@@ -171,9 +171,9 @@ class SamplingParams(Strict):
     stop                strings that end the text; the text is cut before them.
     stop_token_ids      ids that end the text, besides the model's EOS.
     ignore_eos          the model's EOS does not end the text.
-    seed                any integer draws the same random numbers again; None draws one from the operating system. The
-                        text is the same again if draft lengths are: always under the rule "coupled", else with a fixed
-                        `draft_tokens` (see `LLM`). The distribution is the target's in any case.
+    seed                any integer draws the same random numbers again, and the same text: always under the rule
+                        "coupled", else with a fixed `draft_tokens` (see `LLM`). None draws one from the operating
+                        system. The distribution is the target's in any case.
     logprobs            None, or the number of alternatives to report with each token's log-probability.
     draft_tokens        most draft tokens a step for this request; 0 turns speculation off, None leaves it to `LLM`.
     """

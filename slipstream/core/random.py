@@ -4,7 +4,8 @@ Every number is a function of (seed, nonce, purpose, position, index), computed 
 (Salmon et al., SC 2011). So a request draws the same numbers alone or in a batch, before or after preemption, and
 nothing global is used. Purposes keep the draws independent: the number that sampled a draft token must not be the
 number that verification decides with. The nonce keeps requests of one seed independent where a drafter remembers
-something of one for the next (see `engine`), or has a prediction (see `LLM.prepared`); elsewhere it is 0.
+something of one for the next, where draft lengths are chosen (see `engine`), and where there is a prediction (see
+`LLM.prepared`); elsewhere it is 0.
 """
 
 import secrets

@@ -28,8 +28,8 @@ of each plain step. A trial is paid for when nothing is owed. Pauses double as l
 Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
 the tokens (see `_without_drafts`). On a busy server nearly every step has such rows.
 
-Lengths depend on past steps only, never on tokens that were drawn, so every output distribution is unchanged. They
-depend on times, though: under `rejection`, a seed then gives the same text only with fixed lengths.
+Lengths depend on past steps only, never on the random numbers of this one (see `Engine.add`), so every output
+distribution is unchanged. They depend on times, though: under `rejection` a seed repeats a text only with fixed ones.
 """
 
 import logging
@@ -51,8 +51,8 @@ TRIAL_STEPS = 3
 TRIAL_SHARE = 0.01
 """What trials may cost, as a share of plain decoding: a pause is at least as long as its trial cost over this."""
 SAVED_FIRST, MOST_SAVED, LOOK = 4.0, 16.0, 0.5
-"""Plain steps that drafts may lose at first, and after they gained; and what a drafter that ends its drafts itself must
-have saved before it is tried again: most of its steps draft nothing, and cost little."""
+"""Plain steps that drafts may lose at first, and after they gained; the latter is also the most that a drafter which
+ends its drafts itself owes. It must have saved `LOOK` before it is tried again: most of its steps draft nothing."""
 MARGIN = 0.02
 """Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
 FIRST_REST, LONGEST_REST = 32, 4096
@@ -247,10 +247,10 @@ class DraftLengths:
         self._with_prompts.add(float(step.prompt_rows > 0))
         if step.prompt_rows:
             step = self._without_prompts(step)
-        seconds = (step.draft + step.rest) / step.repeats
         if not drafting:
             self._compared, self._drafted, self._renew = True, 0, min(4 * self._renew, RENEW)
             if not step.prompt_rows:
+                seconds = (step.draft + step.rest) / step.repeats
                 self._forward.add(count, seconds)
                 self._plain.add(count, seconds)
             return
@@ -261,9 +261,10 @@ class DraftLengths:
         each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
         self._survival.learn([step.ids[b] for b in drafted], *each)
         tokens, plain = 1 + sum(step.accepted) / count, max(SHORTEST, self._plainly(count))
+        usual = float(self._forward.estimate(np.array([count + sum(step.nodes)]))[0])
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
-            self._saved = min(MOST_SAVED, self._saved + tokens - seconds / plain)
+            self._enter(tokens - (step.draft + usual) / plain)
             return
         if self._trial:
             self._trial -= 1
@@ -273,11 +274,10 @@ class DraftLengths:
             self._drafting[drafting] = Times()
             self._drafting[drafting].add(0, 0.0)
         self._drafting[drafting].add(max(step.lengths), step.draft)
-        usual = float(self._forward.estimate(np.array([count + sum(step.nodes)]))[0])
         usual += self._drafting[drafting].nearest(max(step.lengths))
         self._tokens.add(tokens)
         self._took.add(usual / plain)
-        self._saved = min(MOST_SAVED, self._saved + tokens - usual / plain)
+        self._enter(tokens - usual / plain)
         self._counts.steps += 1
         self._counts.turns += count
         self._counts.tokens += count + sum(step.accepted)
@@ -293,6 +293,11 @@ class DraftLengths:
         draft = max(0.0, step.draft - read * self._reading.value)
         without, with_them = self._forward.estimate(np.array([tokens, whole])).tolist()
         return replace(step, draft=draft, rest=step.rest - (with_them - without))
+
+    def _enter(self, gained: float) -> None:
+        """Into the account. What a lookup owes has a bound: else one bad moment would end its drafts for good."""
+        least = -MOST_SAVED if self.whole else -math.inf
+        self._saved = min(MOST_SAVED, max(least, self._saved + gained))
 
     def _begin_trial(self) -> None:
         self.state, self._trial = State.TRIAL, TRIAL_STEPS

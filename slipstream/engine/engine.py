@@ -120,9 +120,10 @@ class Engine:
         """Queue a request; it joins the batch as soon as there is room. What is None is that of the engine. chosen:
         whether its draft lengths are chosen, if those of the engine are.
 
-        What a drafter remembers of earlier requests depends on their random numbers. With the same seed, verification
-        would decide on such a draft with the numbers that made it, and the text would not have the target's
-        distribution. So each request for such a drafter draws other numbers. Under `coupled` drafts do not matter.
+        What a drafter remembers of earlier requests, and what chosen lengths learn from them, depends on their random
+        numbers. With the same seed, verification would decide on such a draft with the numbers that made it, and the
+        text would not have the target's distribution. So each such request draws other numbers. Under `coupled` drafts
+        do not matter.
 
         Raises TargetError if the whole KV cache is too small for the request, or if it has a source and the target no
         encoder, or the other way round; RuleError if its rule cannot verify it.
@@ -137,9 +138,10 @@ class Engine:
         if self.drafter.traits.drafts:
             most = wanted(seq, self.draft_tokens if draft_tokens is None else draft_tokens)
         seq.drafter = self.drafter.name if most else NO_DRAFTER.name
-        if most and self.drafter.traits.remembers and not seq.coupled:
+        chosen = chosen and most > 0 and self.lengths is not None
+        if (chosen or (most and self.drafter.traits.remembers)) and not seq.coupled:
             seq.random.nonce = next(_nonces)
-        self._requests[seq.id] = Request(seq, most, chosen and most > 0 and self.lengths is not None)
+        self._requests[seq.id] = Request(seq, most, chosen)
         self._waiting.append(seq)
 
     def abort(self, seq: Sequence) -> None:

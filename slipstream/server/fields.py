@@ -100,7 +100,7 @@ FIELDS = (
     Field("stop_sequences", "The text ends before any of these.", _STRINGS, (MESSAGES,), unset=([],)),
     _sampling("stop_token_ids", "Ids that end the text.", _IDS),
     _sampling("ignore_eos", "The model's end-of-text token does not end the text.", _BOOLEAN),
-    _sampling("seed", "Draws the same random numbers again.", _INTEGER),
+    _sampling("seed", "Draws the same random numbers again, under `coupled` or with fixed draft lengths.", _INTEGER),
     Field("logprobs", f"Completions: number of alternatives, 0 to {MOST_TOP_LOGPROBS}. Chat: true or false.", {}, BOTH),
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
     Field("response_format", "text, json_object or json_schema.", _OBJECT, BOTH, unset=({"type": "text"},)),

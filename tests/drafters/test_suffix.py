@@ -1,7 +1,7 @@
 """The suffix tree and its drafter: what is counted, matched, drafted, remembered and forgotten."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence as Seq
 
 import pytest
 
@@ -12,6 +12,7 @@ from slipstream.core.target import Target
 from slipstream.drafters.registry import make_drafter
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.drafters.suffix_tree import FANOUT, Node, Store, SuffixTree
+from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.llm import LLM
 from tests.drafters.lookup_conformance import LookupCase
 from tests.oracle import Oracle, joint_distribution
@@ -192,19 +193,30 @@ def target() -> ToyTarget:
     return ToyTarget(V, order=2, seed=21, sharpness=1.0)
 
 
-def test_requests_that_repeat_a_seed_have_the_targets_distribution_each() -> None:
+class Priced(DraftLengths):
+    """Chosen lengths, in a world where rows have this cost."""
+
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+        self.row_cost = 0.45
+        return [min(limit, self.most) for limit in limits]
+
+
+@pytest.mark.parametrize(("name", "chosen", "least"), [("suffix", False, 250), ("ngram", True, 50)])
+def test_requests_that_repeat_a_seed_have_the_targets_distribution_each(name: str, chosen: bool, least: int) -> None:
     """G-test on the first three tokens of the second request of each seed, n = 900, fails at p < 1e-6. With the same
-    random numbers for both requests, p is below 1e-9."""
+    random numbers for both requests, p is below 1e-9. chosen: a lookup where rows have a measured cost learns from the
+    first one where to end a draft."""
     model, seconds = target(), list[Sequence]()
     for seed in range(900):
-        llm = LLM(model, CARRYING["suffix"](model), draft_tokens=3)
+        drafter = make_drafter(name, model) if chosen else CARRYING[name](model)
+        llm = LLM(model, drafter, draft_tokens=Priced(3) if chosen else 3)
         params = SamplingParams(temperature=1.0, max_tokens=4, seed=seed)
         for seq in (llm.sequence(PROMPT, params), llm.sequence(PROMPT, params)):
             for _ in llm.decode([seq]):
                 pass
         seconds.append(seq)
     assert_distribution(beginnings(s.output for s in seconds), joint_distribution(Oracle(target()), PROMPT, PARAMS))
-    assert sum(seq.stats.accepted for seq in seconds) > 250
+    assert sum(seq.stats.accepted for seq in seconds) > least
 
 
 @pytest.mark.parametrize("name", CARRYING)

@@ -178,11 +178,14 @@ def test_the_user_is_told_once_that_drafts_do_not_pay(caplog: pytest.LogCaptureF
     assert 0.5 < float(gain[1]) < 1
 
 
-def test_steps_that_take_no_time_by_the_clock_divide_nothing_by_zero() -> None:
-    policy = DraftLengths()
-    for _ in range(200):
-        length = policy.choose([0], [8])[0]
-        policy.learn(Step([0], [length], [length], [0]))
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_clock_that_stands_still_divides_nothing_by_zero_and_ends_no_lookup_for_good(whole: bool) -> None:
+    policy, drafted = DraftLengths(whole=whole), 0
+    for n in range(4000):
+        length, time = policy.choose([0], [8])[0], float(n >= 200)
+        drafted += length > 0
+        policy.learn(Step([0], [length], [length], [min(length, 3)], 0.05 * time, (1 + 0.1 * length) * time))
+    assert drafted > 1000 * whole
 
 
 def test_requests_that_left_are_forgotten() -> None:
@@ -208,10 +211,12 @@ def test_times_between_and_beyond_those_measured() -> None:
     assert times.nearest(2) == pytest.approx(1.2)
 
 
-def looked_up(policy: DraftLengths | None, novel: int, copied: int, row: float = 0.15, tokens: int = 6000) -> float:
+def looked_up(
+    policy: DraftLengths | None, novel: int, copied: int, row: float = 0.15, tokens: int = 6000, stall: float = 0.0
+) -> float:
     """Tokens in the time of a plain step, of a text in which passages of so many new and copied tokens take turns. A
     lookup drafts what is copied, and two wrong tokens in every fifth step between; to look takes 5 % of a step. policy:
-    None looks in every step."""
+    None looks in every step. stall: by so much the clock jumps in one of the steps in which a request begins."""
     done, spent, tick = 0, 0.0, 0
     while done < tokens:
         length, tick = policy.choose([0], [16])[0] if policy else 16, tick + 1
@@ -220,7 +225,9 @@ def looked_up(policy: DraftLengths | None, novel: int, copied: int, row: float =
         nodes = right or (min(2, length) if tick % 5 == 0 else 0)
         look, forward = (0.05 if length else 0.0), 1 + row * nodes
         if policy:
-            policy.learn(Step([0], [length], [nodes], [right], look, forward))
+            begins = tick % 100 == 0 and length > 0
+            late, stall = (stall, 0.0) if begins else (0.0, stall)
+            policy.learn(Step([0], [length], [nodes], [right], look, forward + late, catching_up=begins))
         done, spent = done + 1 + right, spent + look + forward
     return done / spent
 
@@ -229,6 +236,11 @@ def looked_up(policy: DraftLengths | None, novel: int, copied: int, row: float =
 def test_a_lookup_keeps_drafting_between_copies_that_pay_for_it(novel: int) -> None:
     adapted, always = looked_up(DraftLengths(16, whole=True), novel, 20), looked_up(None, novel, 20)
     assert adapted >= 0.97 * always
+
+
+def test_one_step_that_takes_as_long_as_a_thousand_does_not_end_drafts() -> None:
+    stalled, smooth = (looked_up(DraftLengths(16, whole=True), 30, 20, stall=each) for each in (1000.0, 0.0))
+    assert stalled >= 0.99 * smooth
 
 
 def test_a_lookup_without_copies_loses_at_most_3_percent_and_is_tried_again() -> None:
