@@ -48,7 +48,7 @@ def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
 
 def test_a_prediction_that_the_same_seed_made_keeps_the_distribution() -> None:
     """Its tokens were drawn with the request's own random numbers. G-test of 4000 requests; fails at p < 1e-6."""
-    llm = LLM(toy(), max_batch=64, draft_tokens=4)
+    llm = LLM(toy(), max_batch=500, draft_tokens=4)
     first = decoded(llm, [Ask(PROMPT, seeded(seed)) for seed in range(4000)])
     again = decoded(llm, [Ask(PROMPT, seeded(i), prediction=seq.output) for i, seq in enumerate(first)])
     assert sum(seq.stats.accepted for seq in again) > 1000

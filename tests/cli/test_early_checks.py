@@ -58,23 +58,28 @@ def nothing_is_loaded(monkeypatch):
     monkeypatch.setattr("slipstream.models.weights.Weights.__init__", refuse)
 
 
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    for name, texts in (("org/target", TEXTS), ("org/same", TEXTS), ("org/other", OTHER_TEXTS)):
+        make_model(folder / name, num_hidden_layers=1)
+        make_tokenizer(folder / name, texts=texts)
+        (folder / name / "model.safetensors").unlink()
+    return folder
+
+
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """Repositories are folders of `tmp_path`; weights are never asked for."""
+def hub(monkeypatch, repositories):
+    """The folder of the repositories; weights are never asked for."""
 
     def download(name, allow_patterns, **more):
         assert not any("safetensors" in pattern and "index" not in pattern for pattern in allow_patterns)
-        folder = tmp_path / name
-        if not folder.is_dir():
+        if not (repositories / name).is_dir():
             raise OSError(f"no repository {name}")
-        return str(folder)
+        return str(repositories / name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    for name, texts in (("org/target", TEXTS), ("org/same", TEXTS), ("org/other", OTHER_TEXTS)):
-        make_model(tmp_path / name, num_hidden_layers=1)
-        make_tokenizer(tmp_path / name, texts=texts)
-        (tmp_path / name / "model.safetensors").unlink()
-    return tmp_path
+    return repositories
 
 
 @pytest.fixture
@@ -98,8 +103,9 @@ def test_what_is_right_is_loaded(run, line):
     "config", [{"medusa_num_heads": 2}, {"model_type": "llama"}, {"architectures": ["LlamaForCausalLMEagle3"]}]
 )
 def test_what_may_be_a_head_on_the_hub_is_not_compared(run, hub, config):
-    (hub / "org" / "head").mkdir()
-    (hub / "org" / "head" / "config.json").write_text(json.dumps(config))
-    assert "a model is loaded" in run("generate x -m org/target -md org/head").said
+    head = f"org/{next(iter(config))}"
+    (hub / head).mkdir()
+    (hub / head / "config.json").write_text(json.dumps(config))
+    assert "a model is loaded" in run(f"generate x -m org/target -md {head}").said
     code = 1 if "model_type" in config else 2  # options of a head that is recognised are checked
-    run("generate x -m org/target -md org/head -o branches=2", code=code)
+    run(f"generate x -m org/target -md {head} -o branches=2", code=code)

@@ -212,17 +212,6 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
         make_drafter("hybrid", target(), **options)
 
 
-def test_each_output_token_names_the_member_that_proposed_it() -> None:
-    llm = LLM("embedded", draft=["suffix", "embedded"], draft_tokens=8)
-    prompt = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n"
-    seq = llm.sequence(prompt, SamplingParams(max_tokens=40))
-    for _ in llm.decode([seq]):
-        pass
-    assert [name is not None for name in seq.proposers] == seq.drafted
-    assert {name for name in seq.proposers if name} == {"suffix", "model"}
-    assert seq.drafter == "hybrid"
-
-
 def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:
     """(token, parent) of each draft token."""
     return [(draft.ids[i], draft.parents[i]) for i in draft.nodes(b)]

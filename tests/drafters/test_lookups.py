@@ -1,11 +1,11 @@
 """The suites of `lookup_conformance.py` for the registry's drafters without a model, tables of refused options and of
 memory, and what n-grams match and forget."""
 
+import functools
 import gc
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -117,14 +117,16 @@ MILLION = 1 << 20
 PIECE = 1 << 17
 
 
-def stream() -> Iterator[list[int]]:
+@functools.cache
+def stream() -> list[list[int]]:
     """A million tokens and a few, in pieces of `PIECE`, alternately like source text (frequent tokens, repeated
     idioms, passages copied from earlier text) and uniform over 8192."""
     rng = np.random.default_rng(1)
     idioms = [rng.integers(0, 400, size).tolist() for size in rng.integers(3, 12, 200)]
+    pieces: list[list[int]] = []
     for number in range(MILLION // PIECE):
         if number % 2:
-            yield rng.integers(0, 8192, PIECE).tolist()
+            pieces.append(rng.integers(0, 8192, PIECE).tolist())
             continue
         out: list[int] = []
         words = np.minimum(rng.zipf(1.4, PIECE), 8000).tolist()
@@ -139,7 +141,8 @@ def stream() -> Iterator[list[int]]:
             else:
                 out.append(words[at])
             at += 1
-        yield out[:PIECE]
+        pieces.append(out[:PIECE])
+    return pieces
 
 
 def held(thing: object, besides: object = None) -> int:
