@@ -14,10 +14,12 @@ A group of columns within a span is
              4 bits: [columns / 8, PANEL, 4]  a byte holds two columns, i in its lower half and i + 4 in its upper half
 
 so a weight is scale * integer + minimum, as in the blocks of GGUF files: nothing is rounded again. Activations have 8
-bits and a scale for each group. The products of a group are summed as integers, exactly; groups are added in order, so
-a row of the result is bitwise the same alone and among other rows.
+bits and a scale for each group. In *wide* formats (8-bit weights on x86 without byte dot products) they are stored in
+16 bits and multiplied in pairs: columns 0 and 2 of each four, then 1 and 3. The products of a group are summed as
+integers, exactly; groups are added in order, so a row of the result is bitwise the same alone and among other rows.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -26,8 +28,15 @@ from numba.core import cgutils
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.formats import FLOAT16, Format
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.tiles import add_quads, by_rows, pair_products, scale_sums, store_sums
-from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORT, WORD, Builder, generated
+from slipstream.backends.native.kernels.tiles import (
+    add_pairs,
+    add_quads,
+    by_rows,
+    pair_products,
+    scale_sums,
+    store_sums,
+)
+from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, generated
 
 
 def _scales(b: Builder, values: Any, factors: Any, form: Format) -> Any:
@@ -37,43 +46,60 @@ def _scales(b: Builder, values: Any, factors: Any, form: Format) -> Any:
     return b.fmul(values, b.sitofp(b.load_vector(factors, BYTE, PANEL, 1), FLOATS))
 
 
-def _quads(b: Builder, pointer: Any, form: Format) -> list[Any]:
-    """The weights at `pointer`, four columns of PANEL outputs in each vector."""
+def _quads(b: Builder, pointer: Any, form: Format) -> Iterator[Any]:
+    """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats."""
     whole = b.load_vector(pointer, INT, PANEL, 4)
-    if form.bits == 8:
-        return [whole]
-    low = ir.Constant(INTS, [0x0F0F0F0F] * PANEL)
-    return [b.and_(whole, low), b.and_(b.lshr(whole, ir.Constant(INTS, [4] * PANEL)), low)]
-
-
-def _narrow(form: Format) -> bool:
-    """Whether the products of a group are summed in 16 bits: 4-bit weights by pmaddubsw, where x86 has no byte dot
-    products. At most 8 sums of two products of 15 and 127 are below 2^15."""
-    return form.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
+    if form.bits == 8 and not form.wide:
+        yield whole
+        return
+    kind, low, shift = (SHORTS, 0xFF, 8) if form.wide else (INTS, 0x0F0F0F0F, 4)
+    mask, shifts = (ir.Constant(kind, [value] * kind.count) for value in (low, shift))
+    first = b.and_(b.bitcast(whole, kind), mask)
+    if processor.adds_pairs():  # rather load it again than keep it in a register
+        yield first
+        whole = b.load_vector(pointer, INT, PANEL, 4)
+    second = b.lshr(b.bitcast(whole, kind), shifts)
+    yield from [b.and_(second, mask)] if processor.adds_pairs() else [first, b.and_(second, mask)]
 
 
 def _add_narrow(b: Builder, total: Any, weights: Any, number: Any) -> Any:
-    """Two products of 8-bit integers added to each sum of 16 bits."""
+    """Two products of 8-bit integers added to each sum of 16 bits, by pmaddubsw."""
     lanes = min(processor.lanes(), 8)  # AVX-512 without VNNI may lack the wide one, too
     name = "llvm.x86.ssse3.pmadd.ub.sw.128" if lanes == 4 else "llvm.x86.avx2.pmadd.ub.sw"
-    small, shorts = ir.VectorType(BYTE, 4 * lanes), ir.VectorType(SHORT, 2 * lanes)
+    small, shorts = ir.VectorType(BYTE, 4 * lanes), ir.VectorType(SHORTS.element, 2 * lanes)
     parts = zip(b.split(weights, lanes), b.split(number, lanes), strict=True)
     return b.add(total, b.join([b.built_in(name, shorts, b.bitcast(w, small), b.bitcast(n, small)) for w, n in parts]))
+
+
+def _settle(b: Builder, sums: list[Any]) -> None:
+    """Have all sums in registers before a later step is begun: they are operands of an assembly instruction that does
+    nothing. Else LLVM computes row after row, with the weights of all steps kept in memory."""
+    whole = [b.load(total) for total in sums]
+    lanes = whole[0].type.count * processor.lanes() // PANEL
+    parts = [b.take(v, range(at, at + lanes)) for v in whole for at in range(0, v.type.count, lanes)]
+    count, kinds = len(parts), [part.type for part in parts]
+    operands = ",".join(["=x"] * count + [str(i) for i in range(count)] + ["~{memory}"])
+    result = b.asm(ir.FunctionType(ir.LiteralStructType(kinds), kinds), "", operands, parts, True)
+    parts = [b.extract_value(result, i) for i in range(count)]
+    for r, total in enumerate(sums):
+        b.store(b.join(parts[r * count // len(sums) : (r + 1) * count // len(sums)]), total)
 
 
 @generated(10)
 def block_tile(b: Builder, form: Format) -> None:
     """See `tiles.matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
-    float32 [groups, rows], quads [groups, rows, group / 4]. A unit is the value of the integer 1; first sums compensate
-    the offset of unsigned weights; the sum of a group's activations is what its minimum is multiplied with."""
+    float32 [groups, rows], quads [groups, rows, group / 4] (wide formats: pairs [groups, rows, group / 2]). A unit is
+    the value of the integer 1; first sums compensate the offset of unsigned weights; the sum of a group's activations
+    is what its minimum is multiplied with."""
     w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
     columns, outs, rows, stride, onto = b.function.args[5:]
     groups, span = b.udiv(columns, WORD(form.group)), form.group * form.groups
     panel_bytes = b.mul(b.udiv(columns, WORD(span)), WORD(form.span_bytes))
-    steps = form.group // 4
-    narrow = _narrow(form)
-    kind = ir.VectorType(SHORT, 2 * PANEL) if narrow else INTS
-    add = _add_narrow if narrow else add_quads
+    steps, words = form.group // 4, form.group * (1 + form.wide) // 4
+    # 16 bits hold at most 8 sums of two products of 15 and 127
+    narrow = form.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
+    kind = SHORTS if narrow else INTS
+    add = _add_narrow if narrow else add_pairs if form.wide else add_quads
     zero = ir.Constant(FLOATS, [0.0] * PANEL)
 
     def group(count: int, panels: int, o: Any) -> None:
@@ -91,7 +117,7 @@ def block_tile(b: Builder, form: Format) -> None:
         def one(block: Any, g: Any, scale: Any, minimum: Any) -> None:
             """Add the products of a group of columns."""
             at = b.mul(g, WORD(count))
-            near = b.gep(numbers, [b.mul(at, WORD(steps))])
+            near = b.gep(numbers, [b.mul(at, WORD(words))])
             for r in range(count):
                 begin = ir.Constant(kind, [0] * kind.count)
                 if form.bits == 8:
@@ -101,8 +127,10 @@ def block_tile(b: Builder, form: Format) -> None:
                 place = b.gep(block, [WORD(form.group_heading + step * PANEL * form.bits // 2)])
                 for k, weights in enumerate(_quads(b, place, form)):
                     for r in range(count):
-                        number = b.spread(b.load(b.gep(near, [WORD(steps * r + step + k)]), align=4))
+                        number = b.spread(b.load(b.gep(near, [WORD(words * r + step * (1 + form.wide) + k)]), align=4))
                         b.store(add(b, b.load(sums[r]), weights, number), sums[r])
+                    if processor.adds_pairs():
+                        _settle(b, sums)
             if scale is not None:
                 scale = _scales(b, scale, block, form)
             if minimum is not None:
@@ -138,10 +166,10 @@ def block_tile(b: Builder, form: Format) -> None:
 
 
 @generated(5)
-def round_groups(b: Builder, group: int) -> None:
+def round_groups(b: Builder, group: int, width: int) -> None:
     """Round a row to integers in [-127, 127], 127 at the largest absolute value of each group, and write it as row r of
-    the `count` rows of a tile; see `block_tile`. Generated explicitly: loops over columns that are not contiguous, or
-    whose maximum is a float, are not vectorised.
+    the `count` rows of a tile, in `width` bits; see `block_tile`. Generated explicitly: loops over columns that are not
+    contiguous, or whose maximum is a float, are not vectorised.
 
     Arguments: x (address of float32 [columns]), tile (address), r, count, columns.
     """
@@ -166,6 +194,8 @@ def round_groups(b: Builder, group: int) -> None:
         b.store(unit, b.gep(units, [at]), align=4)
         b.store(b.mul(total, INT(-processor.byte_offset())), b.gep(firsts, [at]), align=4)
         b.store(b.fmul(unit, b.sitofp(total, FLOAT)), b.gep(sums, [at]), align=4)
-        narrow = ir.VectorType(BYTE, group)
-        b.store(b.trunc(whole, narrow), b.place_at(quads, b.mul(at, WORD(group)), narrow), align=4)
+        narrow = b.trunc(whole, ir.VectorType(ir.IntType(width), group))
+        if width == 16:
+            narrow = b.take(narrow, [i + j for i in range(0, group, 4) for j in (0, 2, 1, 3)])
+        b.store(narrow, b.place_at(quads, b.mul(at, WORD(group * width // 8)), narrow.type), align=4)
     b.ret_void()

@@ -44,6 +44,11 @@ class Format:
         return self.span > self.group
 
     @property
+    def wide(self) -> bool:
+        """Whether the activations of a group are stored in 16 bits, see `block_tiles`."""
+        return self.group > 0 and self.bits == 8 and processor.adds_pairs()
+
+    @property
     def heading(self) -> int:
         """Bytes of the scales and minima of PANEL outputs and a span of columns."""
         return 2 * PANEL * (1 + self.minima) if self.span else 0
@@ -70,12 +75,13 @@ class Format:
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a packed row of activations."""
-        return self.row[0] * columns + self.row[1] * (columns // self.group if self.group else 1)
+        return self.row[0] * (1 + self.wide) * columns + self.row[1] * (columns // self.group if self.group else 1)
 
     def _fit(self, rows: int) -> int:
         """Number of panels whose sums stay in registers for `rows` rows; 0 if none fits."""
         room = processor.registers() * processor.lanes() // PANEL  # vectors of PANEL sums
-        return next((p for p in (4, 2, 1) if (rows * self.passes + 1) * p < room), 0)
+        spare = room // 4 if self.group and processor.adds_pairs() else 1  # measured: a row less
+        return next((p for p in (4, 2, 1) if (rows * self.passes + spare) * p < room), 0)
 
     def panels(self, rows: int) -> int:
         """Number of panels in a tile of `rows` rows. Several panels use each loaded activation several times. One panel

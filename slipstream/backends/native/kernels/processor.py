@@ -44,6 +44,11 @@ def has_byte_dots() -> bool:
     return (lanes() == 16 and has("avx512vnni")) or has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
 
 
+def adds_pairs() -> bool:
+    """Whether products of 8-bit integers are added in pairs: x86 before AVX-512 and without byte dot products."""
+    return registers() == 16 and not has_byte_dots()
+
+
 def has_bfloat16_dots() -> bool:
     """Whether one instruction adds two products of bfloat16 numbers to a float32 sum (AVX-512 BF16)."""
     return not is_arm() and lanes() == 16 and has("avx512bf16")

@@ -23,7 +23,9 @@ PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal arg
 """How a row is transformed first."""
 
 _PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
-_round_16, _round_32, _round_64 = (locator(round_groups, group) for group in (16, 32, 64))
+_round_16, _round_32, _round_64 = (locator(round_groups, group, 8) for group in (16, 32, 64))
+_wide_16, _wide_32, _wide_64 = (locator(round_groups, group, 16) for group in (16, 32, 64))
+_WIDE = tuple(form.wide for form in FORMATS)
 _OFFSET = np.int32(byte_offset())
 _MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
 
@@ -180,7 +182,10 @@ def prepare(job, tile, thread):
         elif form == _TWICE:
             _pack_quads_twice(row, base, r, count, narrow, bytes)
         else:
-            round_row = _round_64() if matrix.group == 64 else _round_32() if matrix.group == 32 else _round_16()
+            if _WIDE[form]:
+                round_row = _wide_64() if matrix.group == 64 else _wide_32() if matrix.group == 32 else _wide_16()
+            else:
+                round_row = _round_64() if matrix.group == 64 else _round_32() if matrix.group == 32 else _round_16()
             call(round_row, (address_of(row), base, r, count, columns))
 
 

@@ -30,7 +30,7 @@ from slipstream.backends.native.kernels.vectors import (
     FLOATS,
     INT,
     INTS,
-    SHORT,
+    SHORTS,
     WORD,
     BFloat,
     Builder,
@@ -45,7 +45,7 @@ def _weights(b: Builder, pointer: Any, form: Format) -> Any:
     if form.step == 1:
         return b.as_floats(pointer, form, PANEL)
     if form is INT8_PAIRS:
-        return b.sext(b.load_vector(pointer, BYTE, 2 * PANEL, 1), ir.VectorType(SHORT, 2 * PANEL))
+        return b.sext(b.load_vector(pointer, BYTE, 2 * PANEL, 1), SHORTS)
     return b.load_vector(pointer, INT, PANEL, 4)
 
 
@@ -54,7 +54,7 @@ def _add(b: Builder, form: Format, total: Any, weights: Any, number: Any) -> Any
     if form.step == 1:
         return b.fused(number, weights, total)
     if form is INT8_PAIRS:
-        return b.add(total, pair_products(b, weights, b.bitcast(number, ir.VectorType(SHORT, 2 * PANEL))))
+        return add_pairs(b, total, weights, number)
     if form is BFLOAT16_PAIRS:
         pairs = ir.VectorType(BFloat(), 2 * PANEL)
         dot = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -67,6 +67,11 @@ def pair_products(b: Builder, x: Any, y: Any) -> Any:
     wide = ir.VectorType(INT, 2 * PANEL)
     product = b.mul(b.sext(x, wide), b.sext(y, wide))
     return b.add(b.take(product, range(0, 2 * PANEL, 2)), b.take(product, range(1, 2 * PANEL, 2)))
+
+
+def add_pairs(b: Builder, total: Any, weights: Any, number: Any) -> Any:
+    """Two products of 16-bit integers added to each sum."""
+    return b.add(total, pair_products(b, weights, b.bitcast(number, SHORTS)))
 
 
 def add_quads(b: Builder, total: Any, weights: Any, number: Any) -> Any:
@@ -85,12 +90,11 @@ def add_quads(b: Builder, total: Any, weights: Any, number: Any) -> Any:
 def _add_quads_as_pairs(b: Builder, total: Any, weights: Any, number: Any) -> Any:
     """The same without byte dot products: columns 0 and 2 of each four as one pair of 16-bit integers, 1 and 3 as
     another."""
-    shorts = ir.VectorType(SHORT, 2 * PANEL)
-    eight = ir.Constant(shorts, [8] * 2 * PANEL)
-    weights, number = b.bitcast(weights, shorts), b.bitcast(number, shorts)
+    eight = ir.Constant(SHORTS, [8] * 2 * PANEL)
+    weights, number = b.bitcast(weights, SHORTS), b.bitcast(number, SHORTS)
     widen = b.ashr if processor.is_arm() else b.lshr  # weights are unsigned on x86
-    low = pair_products(b, widen(b.shl(weights, eight), eight), b.ashr(b.shl(number, eight), eight))
-    return b.add(b.add(total, low), pair_products(b, widen(weights, eight), b.ashr(number, eight)))
+    total = add_pairs(b, total, widen(b.shl(weights, eight), eight), b.ashr(b.shl(number, eight), eight))
+    return add_pairs(b, total, widen(weights, eight), b.ashr(number, eight))
 
 
 # --- tiles of a matrix -----------------------------------------------------------------------------------------------

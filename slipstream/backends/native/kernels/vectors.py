@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels.processor import PANEL
 
 FLOAT, INT, WORD, BYTE, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8), ir.HalfType()
 SHORT = ir.IntType(16)
-FLOATS, INTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL)
+FLOATS, INTS, SHORTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL), ir.VectorType(SHORT, 2 * PANEL)
 _CONTRACT = ("contract",)
 
 
