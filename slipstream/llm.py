@@ -94,11 +94,11 @@ class Chunk:
 class LLM:
     """Generates with a target and, if there is one, a drafter.
 
-    target        a directory or hub id in Hugging Face layout, "embedded", a loaded transformers model, or any
-                  `Target`.
+    target        a directory or hub id in Hugging Face layout, a GGUF file, "embedded", "smollm2", a loaded
+                  transformers model, or any `Target`.
     draft         None; a name from the registry such as "ngram"; a path, "embedded" or a loaded model (a draft model);
-                  the path of a draft head (Medusa, EAGLE); any `Drafter`; a pair of one of these and its options; or a
-                  list of these, stacked as a hybrid.
+                  the path of a draft head (Medusa, EAGLE, DFlash); any `Drafter`; a pair of one of these and its
+                  options; or a list of these, stacked as a hybrid.
     draft_tokens  most draft tokens per step (K, gamma). "auto": chosen in each step from measured times and acceptance
                   rates, down to none where drafts do not pay (see `engine.draft_lengths`). A seed then repeats a
                   sampled text only under the rule "coupled"; with a number it does under every rule. A `DraftLengths`

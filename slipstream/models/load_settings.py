@@ -27,12 +27,12 @@ class LoadSettings:
     """Raises ParameterError for values that no model can be loaded with.
 
     executor   "auto": on a CPU native where it can run the model, else torch; what our own decoder does not run,
-               transformers runs. "native" (our own CPU kernels), "torch", "transformers".
+               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "llamacpp" (GGUF files).
     dtype      name or torch.dtype of the arithmetic. None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU:
                native where the processor has bfloat16 products, else torch.
     device     None: CUDA if there is one and the executor can use it, else the CPU.
-    quantize   None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8 bits); "int8": w8a16 for a target, w8a8 for
-               a draft model, and on torch its own int8 kernels, with activations in 8 bits.
+    quantize   of the native executor: None; "w8a16" or "w8a8" (int8 weights, activations in 16 or 8 bits); "int8":
+               w8a16 for a target, w8a8 for a draft model; "w4a8", or "int4": weights in 4 bits.
     draft_quantize  the same for the draft model alone, or "none". None: as the target.
     draft_tokenizer  "same": a draft model with another tokenizer is refused. "string": its text is split by the
                target's tokenizer (see `drafters.string_match`).
