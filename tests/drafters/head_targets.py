@@ -14,10 +14,13 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
+from slipstream.heads.dflash_head import DFlashHead
+from slipstream.heads.eagle_head import EagleHead
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
+from tests.heads.tiny_heads import config, dflash_config, dflash_head, head
 from tests.targets.toy import ToyTarget
 
 V = 5
@@ -56,6 +59,15 @@ def prefilled(drafter: Drafter, prompts: Seq[list[int]], target: Target | None =
     seqs = [Sequence(list(prompt), SamplingParams(**{"max_tokens": 40} | params)) for prompt in prompts]
     step(seqs, target or toy(), drafter, RULES["rejection"], 0)
     return seqs
+
+
+def fitting_head(kind: str, **changes: Any) -> EagleHead | DFlashHead:
+    """A random head for `tiny_decoder`. kind: name of its drafter."""
+    decoder = {"head_dim": 16, **changes.pop("decoder", {})}
+    if kind == "dflash":
+        return dflash_head(dflash_config(40, 24, 24, **{"taps": (1, 2, 4), "decoder": decoder} | changes), spread=0.3)
+    version, own = (1, {}) if kind == "eagle" else (3, {"draft_vocab": 30, "taps": (1, 2, 4)})
+    return head(config(version, 40, 24, 24, **own | {"decoder": decoder} | changes), spread=0.3)
 
 
 @functools.cache

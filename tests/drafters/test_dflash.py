@@ -2,7 +2,6 @@
 states, an always-right head, its q, its limits, and how it is made."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +19,12 @@ from slipstream.drafters.dflash import DFlashDrafter, make
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import PairError
-from slipstream.heads.dflash_format import save_dflash
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import random_llama
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, prefilled, tiny_decoder, toy
+from tests.drafters.head_targets import PROMPTS, V, features, fitting_head, greedy_drafts, prefilled, tiny_decoder, toy
 from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
 from tests.targets.toy import ToyTarget
 
@@ -173,39 +171,12 @@ class TestDistributions:
 # --- making it -----------------------------------------------------------------------------------------------------
 
 
-def head_for(**changes: Any) -> DFlashHead:
-    options: dict[str, Any] = {"decoder": {"head_dim": 16, **changes.pop("decoder", {})}, "taps": (1, 2, 4), **changes}
-    return dflash_head(dflash_config(40, changes.pop("width", 24), 24, **options), spread=0.3)
-
-
 class TestMaking:
-    @pytest.mark.parametrize("executor", ["torch", "native"])
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_a_head_in_a_folder_drafts_for_a_target_of_each_backend(
-        self, tmp_path: Path, executor: str, kind: str
-    ) -> None:
-        save_dflash(head_for(**KINDS[kind]), tmp_path, torch.float64)
-        target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
-        prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
-        for options in ({"max_tokens": 24}, {"max_tokens": 24, "temperature": 1.0, "seed": 1}):
-            params = SamplingParams(**options)
-            llm = LLM(target, draft=tmp_path, draft_tokens=4)
-            assert llm.drafter.name == "dflash"
-            together = llm.generate(prompts, params)
-            alone = [llm.generate([prompt], params)[0] for prompt in prompts]
-            assert [c.token_ids for c in together] == [c.token_ids for c in alone]
-            assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in together)
-            in_memory = LLM(target, make(target, head=head_for(**KINDS[kind])), draft_tokens=4)
-            for done, same in zip(together, in_memory.generate(prompts, params), strict=True):
-                assert done.stats.accepted_at == same.stats.accepted_at
-            if not params.temperature:
-                assert [c.token_ids for c in together] == [c.token_ids for c in LLM(target).generate(prompts, params)]
-
     def test_a_kept_beginning_gives_the_same_draft_tokens(self) -> None:
         """The second request begins with the KV of the first: the target's and the head's."""
         target = tiny_decoder()
         prompt, params = [i * 7 % 40 for i in range(80)], SamplingParams(max_tokens=12)
-        drafter = make(target, head=head_for())
+        drafter = make(target, head=fitting_head("dflash"))
         engine, seqs = Engine(target, drafter, RULES["rejection"], 4, 2, prefix_cache=True), []
         for _ in range(2):
             seqs.append(Sequence(list(prompt), params))
@@ -216,25 +187,6 @@ class TestMaking:
         assert seqs[1].output == seqs[0].output
         first, again = (seq.stats for seq in seqs)
         assert (again.accepted, again.proposed) == (first.accepted, first.proposed)
-
-    @pytest.mark.parametrize(
-        ("changes", "values"),
-        [
-            ({"target_hidden": 32}, ("32", "24")),
-            ({"decoder": {"vocab_size": 50}}, ("50", "40")),
-            ({"taps": (1, 2, 9)}, ("[8]", "0..3")),
-            ({"decoder": {"hidden_size": 16}}, ("width 16", "24")),
-            ({"mask_token": 40}, ("mask_token_id 40", "40 embeddings")),
-            ({"target_layers": 6}, ("6 layers", "4 layers")),
-        ],
-        ids=["hidden size", "vocabulary", "taps", "width", "mask token", "layers"],
-    )
-    def test_a_head_for_another_target_is_refused_with_both_values(
-        self, changes: dict[str, Any], values: tuple[str, str]
-    ) -> None:
-        with pytest.raises(PairError) as refused:
-            make(tiny_decoder(), head=head_for(**changes))
-        assert all(value in str(refused.value) for value in values)
 
     def test_vocabularies_that_are_padded_differently_fit_unless_a_markov_head_lacks_ids(self) -> None:
         target, taps = tiny_decoder(vocab_size=400), (1, 2, 4)
@@ -252,7 +204,7 @@ class TestMaking:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         target = tiny_decoder()
-        drafter = make_drafter("dflash", target, head=head_for())
+        drafter = make_drafter("dflash", target, head=fitting_head("dflash"))
         with caplog.at_level(logging.WARNING):
             assert LLM(target, drafter).most_draft_tokens == 5
             LLM(target, drafter, draft_tokens=5)

@@ -28,7 +28,7 @@ from slipstream.heads.eagle_save import native, save_eagle, speculators
 from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, greedy_drafts, prefilled, tiny_decoder, toy
+from tests.drafters.head_targets import PROMPTS, V, features, fitting_head, greedy_drafts, prefilled, tiny_decoder, toy
 from tests.heads.as_vllm import AsVLLM
 from tests.heads.dense_eagle import dense
 from tests.heads.tiny_heads import PARALLEL, config, eagle_drafter, head, knowing_head
@@ -263,37 +263,12 @@ class TestDistributions:
 # --- making it -----------------------------------------------------------------------------------------------------
 
 
-def head_for(version: int = 3, **changes: Any) -> EagleHead:
-    options: dict[str, Any] = {"decoder": {"hidden_size": 24, "head_dim": 16}, **changes}
-    if version == 3:
-        options = {"draft_vocab": 30, "taps": (1, 2, 4), **options}
-    return head(config(version, 40, target=24, **options), spread=0.3)
-
-
 class TestMaking:
-    @pytest.mark.parametrize("executor", ["torch", "native"])
-    @pytest.mark.parametrize("version", [1, 3])
-    def test_a_head_in_a_folder_runs_on_its_targets_device(self, tmp_path: Path, executor: str, version: int) -> None:
-        save_eagle(head_for(version), tmp_path, torch.float64)
-        target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
-        drafter = make_drafter("eagle" if version == 1 else "eagle3", target, head=tmp_path)
-        assert isinstance(drafter, EagleDrafter)
-        assert drafter.runtime.name == executor
-        assert drafter.traits.taps == ((-1,) if version == 1 else (1, 2, 4))
-        prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
-        params = SamplingParams(max_tokens=24)
-        plain = LLM(target, draft_tokens=4).generate(prompts, params)
-        for options in ({}, {"shape": "tree", "width": 3, "nodes": 8}):
-            llm = LLM(target, make_drafter(drafter.name, target, head=tmp_path, **options), draft_tokens=4)
-            done = llm.generate(prompts, params)
-            assert [c.token_ids for c in done] == [c.token_ids for c in plain]
-            assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in done)
-
     def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        save_eagle(head_for(3), tmp_path / "three", torch.float64)
-        save_eagle(head_for(1), tmp_path / "one", torch.float64)
+        save_eagle(fitting_head("eagle3"), tmp_path / "three", torch.float64)
+        save_eagle(fitting_head("eagle"), tmp_path / "one", torch.float64)
         for asked, folder, kind in (("eagle", "three", "eagle3"), ("eagle3", "one", "eagle")):
             caplog.clear()
             with caplog.at_level(logging.WARNING):
@@ -304,24 +279,6 @@ class TestMaking:
             make(tiny_decoder(), head=tmp_path / "one")
             make_eagle3(tiny_decoder(), head=tmp_path / "three")
         assert not caplog.records
-
-    @pytest.mark.parametrize(
-        ("changes", "values"),
-        [
-            ({"target_hidden": 32}, ("32", "24")),
-            ({"decoder": {"vocab_size": 50, "hidden_size": 24}}, ("50", "40")),
-            ({"taps": (1, 2, 9)}, ("[9]", "0..4")),
-            ({"decoder": {"hidden_size": 16}}, ("16", "24")),
-        ],
-        ids=["hidden size", "vocabulary", "taps", "width without an embedding"],
-    )
-    def test_a_head_for_another_target_is_refused_with_both_values(
-        self, changes: dict[str, Any], values: tuple[str, str]
-    ) -> None:
-        eagle_head = EagleHead(head_for(3, **changes).config)
-        with pytest.raises(PairError) as refused:
-            make_eagle3(tiny_decoder(), head=eagle_head)
-        assert all(value in str(refused.value) for value in values)
 
     def test_ids_that_the_target_lacks_are_never_drafted(self) -> None:
         """Vocabularies padded to different widths: the head's last id has no logit in the target."""

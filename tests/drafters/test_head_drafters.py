@@ -2,22 +2,26 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from slipstream import SamplingParams
+from slipstream import LLM, SamplingParams
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError
 from slipstream.heads import eagle_rows
+from slipstream.heads.dflash_format import save_dflash
+from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import Rows
+from slipstream.heads.eagle_save import save_eagle
 from tests.core.worlds import Shape
 from tests.drafters.conformance import Recorder
-from tests.drafters.head_targets import PROMPTS, V, features, prefilled, toy
+from tests.drafters.head_targets import PROMPTS, V, features, fitting_head, prefilled, tiny_decoder, toy
 from tests.heads.tiny_heads import dflash_drafter, eagle_drafter
 from tests.oracle import Oracle
 
@@ -102,3 +106,56 @@ def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(
 def test_a_target_without_hidden_states_is_refused_by_name(name: str) -> None:
     with pytest.raises(PairError, match="ToyTarget"):
         make_drafter(name, toy())
+
+
+FITTING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "eagle": ("eagle", {}, {}),
+    "eagle3": ("eagle3", {}, {}),
+    "eagle3, tree": ("eagle3", {}, {"shape": "tree", "width": 3, "nodes": 8}),
+    "dflash": ("dflash", {}, {}),
+    "dflash, causal": ("dflash", {"causal": True}, {}),
+    "dspark": ("dflash", {"from_anchor": True, "markov_rank": 3}, {}),
+}
+"""Drafter, changes to its head, and options."""
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("kind", FITTING)
+def test_a_head_in_a_folder_drafts_for_a_target_of_each_backend(tmp_path: Path, executor: str, kind: str) -> None:
+    name, changes, options = FITTING[kind]
+    (save_dflash if name == "dflash" else save_eagle)(fitting_head(name, **changes), tmp_path, torch.float64)
+    target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
+    prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
+    for sampled in ({}, {"temperature": 1.0, "seed": 1}):
+        params = SamplingParams(max_tokens=24, **sampled)
+        llm = LLM(target, draft=tmp_path, draft_tokens=4, draft_options=options)
+        assert (llm.drafter.name, llm.drafter.runtime.name) == (name, "torch" if name == "dflash" else executor)
+        assert llm.drafter.traits.taps == ((-1,) if name == "eagle" else (1, 2, 4))
+        together = llm.generate(prompts, params)
+        alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+        assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+        assert all(c.stats.drafter_faults == 0 and c.stats.proposed > 0 for c in together)
+        in_memory = make_drafter(name, target, head=fitting_head(name, **changes), **options)
+        for done, same in zip(together, LLM(target, in_memory, draft_tokens=4).generate(prompts, params), strict=True):
+            assert done.stats.accepted_at == same.stats.accepted_at
+        if not sampled:
+            assert [c.token_ids for c in together] == [c.token_ids for c in LLM(target).generate(prompts, params)]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "values"),
+    [
+        *((name, {"target_hidden": 32}, ("32", "24")) for name in ("eagle3", "dflash")),
+        *((name, {"decoder": {"vocab_size": 50}}, ("50", "40")) for name in ("eagle3", "dflash")),
+        *((name, {"decoder": {"hidden_size": 16}}, ("width 16", "24")) for name in ("eagle3", "dflash")),
+        ("eagle3", {"taps": (1, 2, 9)}, ("[9]", "0..4")),
+        ("dflash", {"taps": (1, 2, 9)}, ("[8]", "0..3")),
+        ("dflash", {"mask_token": 40}, ("mask_token_id 40", "40 embeddings")),
+        ("dflash", {"target_layers": 6}, ("6 layers", "4 layers")),
+    ],
+)
+def test_a_head_for_another_target_is_refused_with_both_values(name, changes, values):
+    given = fitting_head(name, **changes)
+    with pytest.raises(PairError) as refused:
+        make_drafter(name, tiny_decoder(), head=EagleHead(given.config) if name == "eagle3" else given)
+    assert all(value in str(refused.value) for value in values)
