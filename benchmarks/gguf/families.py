@@ -1,7 +1,7 @@
-"""SmolLM2 by families of prompts: the drafter in use by default against plain decoding, and against ik_llama.cpp and
-llama.cpp, each plain and with lookup in the text so far.
+"""SmolLM2 by families of prompts: the drafter in use by default against plain decoding, and against ik_llama.cpp,
+llama.cpp, OpenVINO GenAI and transformers, each plain and with lookup in the text so far.
 
-    python -m benchmarks.gguf.families --data ../shared/data     # needs `make ik-llamacpp`; `make gguf` for llama.cpp
+    python -m benchmarks.gguf.families --data ../shared/data     # needs `make ik-llamacpp gguf peer-genai`
     python -m benchmarks.gguf.families --data ../shared/data --only slipstream --bits 4 \
         --drafter eagle3 --draft benchmarks/heads/smollm2-eagle3     # with a draft head
 
@@ -22,9 +22,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import torch
+
 from benchmarks.figures import spread
-from benchmarks.gguf.files import started
-from benchmarks.gguf.lineup import IK, LLAMACPP, OURS, Side
+from benchmarks.gguf.files import started, started_from_checkpoint
+from benchmarks.gguf.lineup import GENAI, IK, LLAMACPP, OURS, TRANSFORMERS, Side
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
@@ -52,12 +54,17 @@ SIDES = [
         for kind, bits, quantize in (("F16", 16, None), ("F16", 8, "w8a8"), ("Q4_1", 4, None))
     ),
     *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
-]
+    Side(GENAI, "fp16", 16), Side(GENAI, "int8", 8),
+    Side(TRANSFORMERS, "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32", 16),
+]  # fmt: skip
+"""Contenders. Where the processor has no products in bfloat16, float32 is what is fastest in transformers."""
+LOOKUP = 4
+"""Draft tokens of contenders that read the checkpoint, as `rival_worker.DRAFT`."""
 PLAIN, DRAFTED = "plain", "drafted"
 """Ways of each contender. Drafted: ours by `--drafter`, rivals by lookup."""
 BARS = {16: 1.25, 8: 1.1, 4: 1.1}
 """Bits -> mean of all families over plain decoding that must be reached."""
-WORST, COPIED, OVER = 0.97, 2.0, {IK: 1.15, LLAMACPP: 1.5}
+WORST, COPIED, OVER = 0.97, 2.0, {IK: 1.15, LLAMACPP: 1.5, GENAI: 1.5, TRANSFORMERS: 3.0}
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with spec_bench/question.jsonl and humaneval/")
     parser.add_argument("--each", type=int, default=10, help="prompts of each family")
     parser.add_argument("--bits", type=int, nargs="+", choices=BARS, default=list(BARS))
-    parser.add_argument("--only", nargs="+", choices=(OURS, IK, LLAMACPP), default=[OURS, IK, LLAMACPP])
+    parser.add_argument("--only", nargs="+", choices=(OURS, *OVER), default=[OURS, *OVER])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
     parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of ours; several, as in suffix,eagle3, are stacked")
@@ -120,18 +127,19 @@ class Contender:
     def __init__(self, side: Side, files: Path, **drafts: Any):
         self.side, self.seconds, self.texts = side, dict[str, list[list[float]]](), dict[str, list[list[int]]]()
         self.ends = DecoderConfig.load(zoo.smollm2_file()).eos_ids
-        self.worker = started(side, "smollm2", files, **drafts)
+        self.reads_files = side.who in (OURS, IK, LLAMACPP)
+        if self.reads_files:
+            self.worker = started(side, "smollm2", files, **drafts)
+        else:
+            self.worker = started_from_checkpoint(side, "smollm2", files)
 
     def ask(self, one: Asked, place: int, way: str, kept: bool = True) -> None:
-        took = self.worker.call(
-            "request",
-            name="model",
-            ids=one.ids,
-            tokens=TOKENS,
-            ends=self.ends,
-            drafted=way == DRAFTED,
-            prediction=one.prediction,
-        )
+        drafted, wanted = way == DRAFTED, {"ids": one.ids, "tokens": TOKENS, "ends": self.ends}
+        if self.reads_files:
+            took = self.worker.call("request", name="model", drafted=drafted, prediction=one.prediction, **wanted)
+        else:
+            name, length = ("lookup", LOOKUP) if drafted else ("plain", 0)
+            took = self.worker.call("generate", name=name, draft_tokens=length, **wanted)
         cells, texts = self.seconds.setdefault(way, []), self.texts.setdefault(way, [])
         while len(cells) <= place:
             cells.append([])

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.derived_models import deeper, wider
-from benchmarks.gguf.lineup import IK, OURS, Side
+from benchmarks.gguf.lineup import GENAI, IK, OURS, Side
 from benchmarks.protocol import ROOT, THREADS, Worker
 from slipstream import zoo
 from slipstream.models.config import DecoderConfig
@@ -21,6 +21,8 @@ from slipstream.models.weights import load_weights
 
 IK_HOME = ROOT / ".venv-peer-ik"
 """What `make ik-llamacpp` makes: bin/python, src (its Python package), build (its libraries)."""
+GENAI_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+"""What `make peer-genai` makes."""
 SIZES = {"510M": (4, 12), "1.1B": (6, 12)}
 """Times the width of the embedded target, and layers more."""
 
@@ -41,6 +43,19 @@ def started(side: Side, model: str, files: Path, **drafts: Any) -> Worker:
     file = str(file_of(model, side.kind, files))
     draft_models = drafts if side.who == OURS else {}
     worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, **draft_models)
+    return worker
+
+
+def started_from_checkpoint(side: Side, model: str, files: Path) -> Worker:
+    """The process of a contender that reads the checkpoint, loaded as "plain" and as "lookup"."""
+    genai = side.who == GENAI
+    module, python = ("genai_peer", GENAI_PYTHON) if genai else ("transformers_peer", sys.executable)
+    worker = Worker(side.label, f"benchmarks.peers.{module}", python)
+    for name in ("plain", "lookup"):
+        options = (
+            {"precision": side.kind, "float32": False, "lookup": name == "lookup"} if genai else {"dtype": side.kind}
+        )
+        worker.call("load", name=name, target=str(checkpoint(model, files)), **options)
     return worker
 
 

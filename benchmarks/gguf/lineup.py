@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OURS, IK, LLAMACPP = "slipstream", "ik_llama.cpp", "llama.cpp"
+GENAI, TRANSFORMERS = "OpenVINO GenAI", "transformers"  # they run the checkpoint, not a file
 MODELS = {"smollm2": "SmolLM2-135M-Instruct", "510M": "made target, 510M", "1.1B": "made target, 1.1B"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One contender: who runs which file (`files.KINDS`), and in how many bits. quantize: of ours, from the file in 16
-    bits."""
+    """One contender: who runs which file (`files.file_of`) or stored form of the checkpoint, and in how many bits.
+    quantize: of ours, from the file in 16 bits."""
 
     who: str
     kind: str

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,15 @@ def load(
     return {}
 
 
-def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many per step.
+def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0, ends: Sequence[int] = ()) -> dict[str, Any]:
+    """Greedy continuation of `ids` by `tokens` tokens, or up to one of `ends`; `draft_tokens` > 0 drafts as many per
+    step.
 
     seconds: wall time of the call, prefill included. Ids go in and come out, so no text is made.
     """
     config = genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+    config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, not ends, False
+    config.stop_token_ids = set(ends)
     if draft_tokens and lookups[name]:
         config.num_assistant_tokens, config.max_ngram_size = draft_tokens, LOOKUP_NGRAM
     elif draft_tokens:

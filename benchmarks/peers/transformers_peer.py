@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,14 @@ settings: dict[str, tuple[str, float]] = {}
 
 
 def load(
-    name: str, target: str, draft: str | None = None, schedule: str = "constant", confidence: float = 0.0
+    name: str,
+    target: str,
+    draft: str | None = None,
+    schedule: str = "constant",
+    confidence: float = 0.0,
+    dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Load target and assistant in float32, each only once for all names.
+    """Load target and assistant, each only once for all names.
 
     schedule, confidence  `num_assistant_tokens_schedule` and `assistant_confidence_threshold` of this name.
     """
@@ -25,7 +31,7 @@ def load(
     for role, path in (("target", target), ("draft", draft)):
         if path is None or role in models:
             continue
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
         # Every contender ignores the end of the text, without forbidding its token, as min_new_tokens would.
         model.generation_config.eos_token_id = model.config.eos_token_id = None
         model.generation_config.pad_token_id = 0
@@ -33,14 +39,15 @@ def load(
     return {}
 
 
-def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0) -> dict[str, Any]:
-    """Greedy continuation of `ids` by `tokens` tokens; `draft_tokens` > 0 drafts as many per step, by the assistant
-    or, if the name is "lookup", from the text so far. With another schedule than "constant" so many at first.
+def generate(name: str, ids: list[int], tokens: int, draft_tokens: int = 0, ends: Sequence[int] = ()) -> dict[str, Any]:
+    """Greedy continuation of `ids` by `tokens` tokens, or up to one of `ends`; `draft_tokens` > 0 drafts as many per
+    step, by the assistant or, if the name is "lookup", from the text so far. With another schedule than "constant" so
+    many at first.
 
     seconds: wall time of the call, prefill included.
     """
     prompt = torch.tensor([ids])
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"eos_token_id": list(ends)} if ends else {}
     if draft_tokens and name == "lookup":
         options["prompt_lookup_num_tokens"] = draft_tokens
     elif draft_tokens:
