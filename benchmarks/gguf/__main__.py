@@ -4,7 +4,7 @@
     python -m benchmarks.gguf --model 510M --prompts ../data/question.jsonl
 
 Each contender is a process of its own. For each prompt every one runs once, in rotating order. A contender counts in a
-comparison if its perplexity is at most 5 % above the lowest one; where no rival's is, at most 20 % above ours.
+comparison if its perplexity is at most 5 % above the lowest one; where no rival's is, at most 20 % above that of Slipstream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.figures import spread
 from benchmarks.gguf.files import started
-from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, OURS, Side, bars, sides
+from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side, bars, sides
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
@@ -40,7 +40,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, default="smollm2")
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's question.jsonl; without it the embedded prompts")
     parser.add_argument("--each", type=int, default=1, help="prompts of each category")
-    parser.add_argument("--only", nargs="+", choices=(OURS, IK, LLAMACPP), default=[OURS, IK, LLAMACPP])
+    parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, IK, LLAMACPP), default=[SLIPSTREAM, IK, LLAMACPP])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=8.0, help="no round begins after so many")
     parser.add_argument("--scored", type=int, default=9675, help="tokens of the text whose perplexity is measured")
@@ -50,7 +50,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
 
 
 def texts_of(options: argparse.Namespace) -> tuple[dict[str, list[int]], list[int]]:
-    """(requests by name, ids of a long text). Made targets read code, SmolLM2 chats."""
+    """(requests by name, ids of a long text). Synthetic targets read code, SmolLM2 chats."""
     chat = options.model == "smollm2"
     tokenizer = load_tokenizer(zoo.smollm2_file() if chat else zoo.target_dir())
     if options.prompts is None:
@@ -104,7 +104,7 @@ class Run:
             losses = [worker.call("loss", name="model", ids=window) for window in windows]
             mean = sum(one["loss"] for one in losses) / sum(one["count"] for one in losses)
             self.facts[key] = {"perplexity": math.exp(mean), **worker.call("memory", name="model")}
-            if self.who[key].who == OURS:
+            if self.who[key].who == SLIPSTREAM:
                 self.facts[key] |= worker.call("bandwidth")
                 passes = {n: list[float]() for n in ROWS}
                 for _ in range(5):

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.figures import spread
 from benchmarks.gguf.files import started, started_from_checkpoint
-from benchmarks.gguf.lineup import GENAI, IK, LLAMACPP, OURS, TRANSFORMERS, Side
+from benchmarks.gguf.lineup import GENAI, IK, LLAMACPP, SLIPSTREAM, TRANSFORMERS, Side
 from benchmarks.markdown import beside, bound, document, noise, rows, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
@@ -50,7 +50,7 @@ FAMILIES = dict.fromkeys(CHAT, "chat") | {
 CODE, COPY = "code", "copy, with a prediction"
 SIDES = [
     *(
-        Side(OURS, kind, bits, quantize)
+        Side(SLIPSTREAM, kind, bits, quantize)
         for kind, bits, quantize in (("F16", 16, None), ("F16", 8, "w8a8"), ("Q4_1", 4, None))
     ),
     *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
@@ -61,7 +61,7 @@ SIDES = [
 LOOKUP = 4
 """Draft tokens of contenders that read the checkpoint, as `rival_worker.DRAFT`."""
 PLAIN, DRAFTED = "plain", "drafted"
-"""Ways of each contender. Drafted: ours by `--drafter`, rivals by lookup."""
+"""Ways of each contender. Drafted: Slipstream by `--drafter`, rivals by lookup."""
 BARS = {16: 1.25, 8: 1.1, 4: 1.1}
 """Bits -> mean of all families over plain decoding that must be reached."""
 WORST, COPIED, OVER = 0.97, 2.0, {IK: 1.15, LLAMACPP: 1.5, GENAI: 1.5, TRANSFORMERS: 3.0}
@@ -82,10 +82,10 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with spec_bench/question.jsonl and humaneval/")
     parser.add_argument("--each", type=int, default=10, help="prompts of each family")
     parser.add_argument("--bits", type=int, nargs="+", choices=BARS, default=list(BARS))
-    parser.add_argument("--only", nargs="+", choices=(OURS, *OVER), default=[OURS, *OVER])
+    parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, *OVER), default=[SLIPSTREAM, *OVER])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
-    parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of ours; several, as in suffix,eagle3, are stacked")
+    parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of Slipstream; several, as in suffix,eagle3, are stacked")
     parser.add_argument("--draft", type=Path, help="draft model or head of that drafter")
     parser.add_argument("--draft-tokens", type=checked_length, default=AUTO, help="most of a step, or auto")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
@@ -127,7 +127,7 @@ class Contender:
     def __init__(self, side: Side, files: Path, **drafts: Any):
         self.side, self.seconds, self.texts = side, dict[str, list[list[float]]](), dict[str, list[list[int]]]()
         self.ends = DecoderConfig.load(zoo.smollm2_file()).eos_ids
-        self.reads_files = side.who in (OURS, IK, LLAMACPP)
+        self.reads_files = side.who in (SLIPSTREAM, IK, LLAMACPP)
         if self.reads_files:
             self.worker = started(side, "smollm2", files, **drafts)
         else:
@@ -209,7 +209,7 @@ def summary(contenders: Seq[Contender], requests: Seq[Asked], chosen: str = "def
         """Seconds a token, geometric mean of the families."""
         return statistics.geometric_mean(mean(cells(contender, way, family)).value for family in names)
 
-    slipstream = {c.side.bits: c for c in contenders if c.side.who == OURS}
+    slipstream = {c.side.bits: c for c in contenders if c.side.who == SLIPSTREAM}
     gains = {
         bits: {f: vars(ratio(cells(c, PLAIN, f), cells(c, DRAFTED, f))) for f in names}
         for bits, c in slipstream.items()

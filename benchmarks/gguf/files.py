@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.derived_models import deeper, wider
-from benchmarks.gguf.lineup import GENAI, IK, OURS, Side
+from benchmarks.gguf.lineup import GENAI, IK, SLIPSTREAM, Side
 from benchmarks.protocol import ROOT, THREADS, Worker
 from slipstream import zoo
 from slipstream.models.config import DecoderConfig
@@ -38,10 +38,10 @@ def started(side: Side, model: str, files: Path, **drafts: Any) -> Worker:
     """The process of a contender, with the model loaded as "model". drafts: arguments of `slipstream_worker.load`."""
     more = ik_environment() if side.who == IK else {}
     python = IK_HOME / "bin/python" if side.who == IK else sys.executable
-    module = f"benchmarks.gguf.{'slipstream' if side.who == OURS else 'rival'}_worker"
+    module = f"benchmarks.gguf.{'slipstream' if side.who == SLIPSTREAM else 'rival'}_worker"
     worker = Worker(side.label, module, python, more)
     file = str(file_of(model, side.kind, files))
-    draft_models = drafts if side.who == OURS else {}
+    draft_models = drafts if side.who == SLIPSTREAM else {}
     worker.call("load", name="model", file=file, threads=THREADS, quantize=side.quantize, **draft_models)
     return worker
 

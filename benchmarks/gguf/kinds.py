@@ -5,7 +5,7 @@
 
 llama.cpp writes the files from the weights in 16 bits, all matrices in one kind. Where rows do not divide into the 256
 columns of a K-quant, it takes another kind; the table says what each file holds. SmolLM2's rows of 576 do not; those of
-the made target of 79M parameters do. Perplexities of windows of 512 tokens may differ by 0.5 %: the ratio has a 95 %
+the synthetic target of 79M parameters do. Perplexities of windows of 512 tokens may differ by 0.5 %: the ratio has a 95 %
 interval, because both programs round activations, each in its own way. Distances are those of every token's
 distribution from the weights in 16 bits in float64.
 """
@@ -115,8 +115,8 @@ def measure(source: Path, windows: Seq[list[int]], folder: Path, only: Seq[str])
     why = written(base, mixture, NUMBER, pure=False)
     if why is not None:
         return kinds, [(f"{MIXTURE}: not measured: {why}", "", "")], False
-    ways = {"ours, quantize='int4'": as_target(base, executor="native", quantize="int4", threads=THREADS)}
-    ways |= dict(zip((f"ours, {MIXTURE}", f"llama.cpp, {MIXTURE}"), on_engines(mixture), strict=True))
+    ways = {"Slipstream, quantize='int4'": as_target(base, executor="native", quantize="int4", threads=THREADS)}
+    ways |= dict(zip((f"Slipstream, {MIXTURE}", f"llama.cpp, {MIXTURE}"), on_engines(mixture), strict=True))
     distances = {name: distance(target, windows, wanted) for name, target in ways.items()}
     first, *rivals = distances.values()
     orderly &= all(first[0] <= kl for kl, _ in rivals)
@@ -140,7 +140,7 @@ def main(words: Seq[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         kinds, distances, orderly = measure(source, windows, Path(folder), options.only)
     print(f"{options.model}, {len(ids)} tokens of {options.text.name}\n")
-    print(rows(["kind", "the file holds", "ours", "llama.cpp", "ours / llama.cpp"], kinds, (0, 1)), end="\n\n")
+    print(rows(["kind", "the file holds", "Slipstream", "llama.cpp", "Slipstream / llama.cpp"], kinds, (0, 1)), end="\n\n")
     print(rows(["weights in 4 bits", "KL to float64", "equal argmaxes"], distances))
     return 0 if orderly else 1
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OURS, IK, LLAMACPP = "slipstream", "ik_llama.cpp", "llama.cpp"
+SLIPSTREAM, IK, LLAMACPP = "slipstream", "ik_llama.cpp", "llama.cpp"
 GENAI, TRANSFORMERS = "OpenVINO GenAI", "transformers"  # they run the checkpoint, not a file
-MODELS = {"smollm2": "SmolLM2-135M-Instruct", "510M": "made target, 510M", "1.1B": "made target, 1.1B"}
+MODELS = {"smollm2": "SmolLM2-135M-Instruct", "510M": "synthetic target, 510M", "1.1B": "synthetic target, 1.1B"}
 
 
 @dataclass(frozen=True)
 class Side:
     """One contender: who runs which file (`files.file_of`) or stored form of the checkpoint, and in how many bits.
-    quantize: of ours, from the file in 16 bits."""
+    quantize: of Slipstream, from the file in 16 bits."""
 
     who: str
     kind: str
@@ -39,14 +39,14 @@ def sides(model: str) -> dict[str, Side]:
     """All contenders, by label."""
     small = "Q4_1" if model == "smollm2" else "Q4_K_M"  # SmolLM2's own file
     sides = [
-        *(Side(OURS, kind, bits) for kind, bits in (("F16", 16), ("Q8_0", 8), (small, 4))),
-        Side(OURS, "F16", 8, "w8a8"),
+        *(Side(SLIPSTREAM, kind, bits) for kind, bits in (("F16", 16), ("Q8_0", 8), (small, 4))),
+        Side(SLIPSTREAM, "F16", 8, "w8a8"),
         *(Side(who, kind, bits) for who in (IK, LLAMACPP) for kind, bits in (("F16", 16), ("Q8_0", 8), ("Q4_K_M", 4))),
     ]
     if model == "smollm2":
         sides += [Side(who, small, 4) for who in (IK, LLAMACPP)]
     else:
-        sides.append(Side(OURS, "F16", 4, "int4"))
+        sides.append(Side(SLIPSTREAM, "F16", 4, "int4"))
     return {side.label: side for side in sides}
 
 
@@ -54,7 +54,7 @@ def bars(model: str) -> list[Bar]:
     """What must be reached."""
     ik, llamacpp = ((f"{who} Q8_0", f"{who} Q4_K_M") for who in (IK, LLAMACPP))
     if model == "smollm2":
-        top = f"{OURS} Q4_1"
+        top = f"{SLIPSTREAM} Q4_1"
         pairs = ((ik, 1.2, 1.4), ((*llamacpp, f"{LLAMACPP} Q4_1"), 2.0, 3.0))
         return [
             bar
@@ -63,10 +63,10 @@ def bars(model: str) -> list[Bar]:
         ]
     bars = []
     for top, rival, plain, reading in (
-        (f"{OURS} F16", f"{IK} F16", 1.0, 1.1),
-        (f"{OURS} w8a8", f"{IK} Q8_0", 1.0, 1.5),
-        (f"{OURS} Q4_K_M", f"{IK} Q4_K_M", 1.15, 1.5),
+        (f"{SLIPSTREAM} F16", f"{IK} F16", 1.0, 1.1),
+        (f"{SLIPSTREAM} w8a8", f"{IK} Q8_0", 1.0, 1.5),
+        (f"{SLIPSTREAM} Q4_K_M", f"{IK} Q4_K_M", 1.15, 1.5),
     ):
         bars.append(Bar("decoding", top, (rival,), plain))
         bars += [Bar(f"prompt of {length}", top, (rival,), reading) for length in (512, 2048)]
-    return [*bars, Bar("decoding", f"{OURS} Q4_K_M", (f"{OURS} w8a8",), 1.4)]
+    return [*bars, Bar("decoding", f"{SLIPSTREAM} Q4_K_M", (f"{SLIPSTREAM} w8a8",), 1.4)]

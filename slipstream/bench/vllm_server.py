@@ -47,7 +47,7 @@ ENDING = 5.0
 
 class ServerProcess:
     """name: in messages. command: of the process, where {port} stands for its port. environment: variables besides
-    ours. watch: told each line that it prints."""
+    those of this one. watch: told each line that it prints."""
 
     def __init__(
         self, name: str, command: Seq[str], environment: Mapping[str, str], host: str = "127.0.0.1", port: int = 0,
@@ -130,7 +130,7 @@ class ServerProcess:
 
 
 def _end_with_parent() -> None:
-    """Have Linux end the new process when ours ends, even by SIGKILL."""
+    """Have Linux end the new process when this one ends, even by SIGKILL."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)

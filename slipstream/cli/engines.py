@@ -1,4 +1,4 @@
-"""`--engine vllm`: commands of ours with vLLM's server as the engine. What commands on servers have in common."""
+"""`--engine vllm`: commands with vLLM's server as the engine. What commands on servers have in common."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 >>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
 
 transformers prepares the call as always (its configuration, logits processors, stopping criteria), and leaves the loop
-to us. Its logits processors are read as sampling parameters of ours. What it returns has the types of `generate`. What
+to us. Its logits processors are read as `SamplingParams`. What it returns has the types of `generate`. What
 cannot be honoured is refused by name.
 """
 

@@ -1,4 +1,4 @@
-"""Lookup drafts for an engine that is not ours, which shows its batch as rows of tokens in each step.
+"""Lookup drafts for another engine, which shows its batch as rows of tokens in each step.
 
 The engine verifies; this only drafts. A row is recognised by the id of its request, wherever it stands in the batch.
 Its `Sequence` grows by the tokens that the engine reports, so a drafter reads each token once. Drafts hold no
@@ -27,7 +27,7 @@ from slipstream.core.target import TargetOut
 from slipstream.engine.step_history import Mean, Times
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
-"""An engine that is not ours shows none; lookups read none."""
+"""Another engine shows none; lookups read none."""
 FIRST = 2
 """Longest drafts until a row has a cost, where lengths depend on times."""
 DEAREST = 0.9

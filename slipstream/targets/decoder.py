@@ -237,8 +237,8 @@ class DescribedDecoder(Described):
 
     @staticmethod
     def of(source: str | Path, settings: LoadSettings) -> DescribedDecoder:
-        """Raises UnsupportedModelError for an architecture that is not ours, and for one that the requested backend
-        does not run; ParameterError where weights would be quantised twice."""
+        """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
+        backend does not; ParameterError where weights would be quantised twice."""
         place = resolve_folder(source)
         if not place.is_dir() and in_blocks(read_header(place)):
             settings.refuse(

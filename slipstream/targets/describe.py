@@ -201,7 +201,7 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
             return around(module, settings)
         try:
             return Decoder.of_module(module, settings)
-        except LoadError as fault:  # another architecture, or modules that a tool has put into one of ours
+        except LoadError as fault:  # another architecture, or modules that a tool has put into one of these
             if settings.executor != AUTO:
                 raise
             why = fault.what

@@ -87,7 +87,7 @@ export function showPositions(run) {
 }
 
 function row(name, rate) {
-  const made = document.createElement("tr");
+  const line = document.createElement("tr");
   const head = document.createElement("th");
   head.scope = "row";
   head.textContent = name;
@@ -104,6 +104,6 @@ function row(name, rate) {
   bar.setAttribute("class", "fast");
   svg.append(bar);
   graph.append(svg);
-  made.append(head, value, graph);
-  return made;
+  line.append(head, value, graph);
+  return line;
 }

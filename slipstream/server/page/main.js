@@ -22,11 +22,11 @@ const mode = () => document.querySelector("input[name=mode]:checked").value;
 
 async function connect() {
   try {
-    const found = await model();
-    at("model").textContent = [found.id, found.drafter === "none" ? "no drafter" : `drafter ${found.drafter}`,
-      `rule ${found.rule}`, [found.backend, found.weights].filter(Boolean).join(" "),
-      `context of ${found.max_model_len} tokens`].filter(Boolean).join(" · ");
-    settings.offer(found);
+    const described = await model();
+    at("model").textContent = [described.id, described.drafter === "none" ? "no drafter" : `drafter ${described.drafter}`,
+      `rule ${described.rule}`, [described.backend, described.weights].filter(Boolean).join(" "),
+      `context of ${described.max_model_len} tokens`].filter(Boolean).join(" · ");
+    settings.offer(described);
     at("unlock").hidden = true;
     at("forget").hidden = !key.get();
     at("send").disabled = false;
@@ -240,9 +240,9 @@ function show(chat, prompt) {
 /** Room for a text and a line of figures. */
 function room() {
   return [["pre", "answer"], ["p", "facts"]].map(([tag, name]) => {
-    const made = document.createElement(tag);
-    made.className = name;
-    return made;
+    const element = document.createElement(tag);
+    element.className = name;
+    return element;
   });
 }
 

@@ -49,17 +49,17 @@ export function apply({ form = "", formText = "", prediction = "", temperature =
 
 /** The fields of a request, without its text. Throws an Error with what is wrong. */
 export function fields() {
-  const found = {
+  const request = {
     stream: true,
     statistics: true,
     temperature: at("temperature").valueAsNumber,
     speculation: at("drafter").value ? { draft_tokens: at("length").valueAsNumber } : { enabled: false },
   };
-  if (Number.isNaN(found.temperature)) throw new Error("The temperature is not a number.");
-  if (at("tokens").value) found.max_tokens = at("tokens").valueAsNumber;
-  if (at("form").value) found.structured_outputs = structured(at("form").value, at("form-text").value);
-  if (at("prediction").value) found.prediction = { type: "content", content: at("prediction").value };
-  return found;
+  if (Number.isNaN(request.temperature)) throw new Error("The temperature is not a number.");
+  if (at("tokens").value) request.max_tokens = at("tokens").valueAsNumber;
+  if (at("form").value) request.structured_outputs = structured(at("form").value, at("form-text").value);
+  if (at("prediction").value) request.prediction = { type: "content", content: at("prediction").value };
+  return request;
 }
 
 function structured(kind, text) {

@@ -110,7 +110,7 @@ def _run_alone(
     module: Any, parts: ModuleParts, start: Seq[int], pad: int | None
 ) -> tuple[ModuleShape, Trial, DynamicCache]:
     """The model's shape, what it gives for two texts, and an empty cache. start, pad: ids of the texts of an
-    encoder-decoder. A fault of its own code, before anything of ours is tried, becomes an UnsupportedModelError."""
+    encoder-decoder. A fault of its own code, before the trial begins, becomes an UnsupportedModelError."""
     ids = [token for token in range(int(parts.config.vocab_size)) if token != pad]
     a, b = ([ids[(37 * i + first) % len(ids)] for i in range(7)] for first in (11, 16))
     texts = [[*start, *a], [*start, *b]]

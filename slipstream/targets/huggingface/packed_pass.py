@@ -1,7 +1,7 @@
 """A packed pass through a transformers model: rows of several sequences in one forward, registered as an attention.
 
 Attention is the only part of a transformer in which tokens meet. transformers lets anyone register an attention and
-the function that makes its masks. Ours runs each sequence on its own blocks, with its own mask, so the rest of the
+the function that makes its masks. This one runs each sequence on its own blocks, with its own mask, so the rest of the
 model sees one long row of M tokens whose positions are given.
 
 Three kinds of models take part (`KINDS`):
