@@ -4,7 +4,7 @@
     python -m benchmarks.gguf --model 510M --prompts ../data/question.jsonl
 
 Each contender is a process of its own. For each prompt every one runs once, in rotating order. A contender counts in a
-comparison if its perplexity is at most 5 % above the lowest one; where no rival's is, at most 20 % above that of Slipstream.
+comparison if its perplexity is at most 5 % above the lowest one; where no rival's is, at most 20 % above Slipstream.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, *OVER), default=[SLIPSTREAM, *OVER])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
-    parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of Slipstream; several, as in suffix,eagle3, are stacked")
+    parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of Slipstream: several are stacked")
     parser.add_argument("--draft", type=Path, help="draft model or head of that drafter")
     parser.add_argument("--draft-tokens", type=checked_length, default=AUTO, help="most of a step, or auto")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")

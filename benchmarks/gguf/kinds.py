@@ -5,8 +5,8 @@
 
 llama.cpp writes the files from the weights in 16 bits, all matrices in one kind. Where rows do not divide into the 256
 columns of a K-quant, it takes another kind; the table says what each file holds. SmolLM2's rows of 576 do not; those of
-the synthetic target of 79M parameters do. Perplexities of windows of 512 tokens may differ by 0.5 %: the ratio has a 95 %
-interval, because both programs round activations, each in its own way. Distances are those of every token's
+the synthetic target of 79M parameters do. Perplexities of windows of 512 tokens may differ by 0.5 %: the ratio has a
+95 % interval, because both programs round activations, each in its own way. Distances are those of every token's
 distribution from the weights in 16 bits in float64.
 """
 
@@ -140,7 +140,7 @@ def main(words: Seq[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         kinds, distances, orderly = measure(source, windows, Path(folder), options.only)
     print(f"{options.model}, {len(ids)} tokens of {options.text.name}\n")
-    print(rows(["kind", "the file holds", "Slipstream", "llama.cpp", "Slipstream / llama.cpp"], kinds, (0, 1)), end="\n\n")
+    print(rows(["kind", "the file holds", "Slipstream", "llama.cpp", "ratio"], kinds, (0, 1)), end="\n\n")
     print(rows(["weights in 4 bits", "KL to float64", "equal argmaxes"], distances))
     return 0 if orderly else 1
 

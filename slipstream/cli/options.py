@@ -72,7 +72,7 @@ class ModelOptions(LoadSettings):
         "Draft model or draft head: folder, hub id, GGUF file, 'embedded' or 'smollm2'.",
         "--draft",
         "-md",
-        shown="embedded",
+        shown="embedded, for the embedded target",
     )
     drafter: str | None = option(
         None,
@@ -86,7 +86,7 @@ class ModelOptions(LoadSettings):
         f"Maximum number of draft tokens per step (K); 0: plain decoding; {AUTO}: chosen in each step.",
         "--draft-tokens",
         "-k",
-        shown=f"{AUTO}; where it must be fixed {DRAFTERS[WITH_DRAFT].length}, "
+        shown=f"{AUTO}; where a command needs a number, {DRAFTERS[WITH_DRAFT].length}, "
         f"{WITHOUT_DRAFT} {DRAFTERS[WITHOUT_DRAFT].length}",
         metavar="N",
         panel=_SPECULATION,
@@ -175,6 +175,7 @@ class UsualModels(ModelOptions):
         "--target",
         "-m",
         shown="smollm2 if it is installed, else embedded",
+        panel="Models",
     )
 
 
