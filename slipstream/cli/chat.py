@@ -32,8 +32,7 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    /reset starts a new conversation, /help lists all commands.
-    """
+    /reset starts a new conversation, /help lists all commands."""
     llm = load(models, asked=[sampling.params()])
     params = sampling.params(llm.defaults.sampling)
     session = Session(llm, params, raw=raw, system=system)

@@ -24,8 +24,7 @@ def drafters(
 ) -> None:
     """List the drafters, or the options of one.
 
-    Other commands take these options as `-o NAME=VALUE`.
-    """
+    Other commands take these options as `-o NAME=VALUE`."""
     if name is None:
         rows = {
             each: {"is": summary(each), "needs": spec.needs.value, "length": spec.length, "longest": most_chosen(each)}
