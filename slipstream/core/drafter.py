@@ -51,6 +51,8 @@ class DrafterTraits:
         traits = [member.traits for member in members]
         return DrafterTraits(
             taps=tuple(dict.fromkeys(tap for each in traits for tap in each.taps)),
+            chains_only=all(each.chains_only for each in traits),
+            prices_rows=all(each.prices_rows for each in traits),
             reads_predictions=any(each.reads_predictions for each in traits),
             remembers=any(each.remembers for each in traits),
             reads_prompts=any(each.reads_prompts for each in traits),

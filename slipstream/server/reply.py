@@ -325,7 +325,7 @@ _CLOSED_BY = {"{": "}", "[": "]"}
 def _loaded(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise _NoCall from fault
 
 

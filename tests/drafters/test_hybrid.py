@@ -176,6 +176,16 @@ def test_taps_are_those_of_all_members_each_once() -> None:
     assert hybrid(Fixed([], taps=(2, 7)), Fixed([], taps=(7, -1)), Fixed([])).traits.taps == (2, 7, -1)
 
 
+def test_a_stack_of_chains_drafts_chains_and_one_of_lookups_ends_them_itself() -> None:
+    lookups = [make_drafter(name, target()) for name in ("suffix", "ngram")]
+    chain = make_drafter("model", target(), model=other())
+    stacks = {"lookups": lookups, "with a model": [*lookups, chain], "with a tree": [*lookups, Fixed([])]}
+    traits = {name: hybrid(*members).traits for name, members in stacks.items()}
+    assert {name: (each.chains_only, each.prices_rows) for name, each in traits.items()} == {
+        "lookups": (True, True), "with a model": (True, False), "with a tree": (False, False),
+    }  # fmt: skip
+
+
 # --- end to end ---------------------------------------------------------------------------------------------------
 
 

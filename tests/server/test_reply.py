@@ -78,6 +78,7 @@ def test_calls_are_read_in_each_format(form: str, text: str, content: str, calls
         ("hermes", '<tool_call>{"name": "add", "arguments": 5}</tool_call>'),
         ("hermes", '<tool_call>{"name": "a'),
         ("hermes", "<tool_call>{ }</tool_call>"),
+        ("hermes", '<tool_call>{"arguments": ' + '{"a": ' * 9000 + "1" + "}" * 9001),
         ("hermes", "<tool_call"),
         ("hermes", " \n "),
         ("mistral", "[TOOL_CALLS] [ 1, 2]"),
