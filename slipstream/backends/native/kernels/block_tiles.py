@@ -74,9 +74,8 @@ def _add_narrow(b: Builder, total: Any, weights: Any, number: Any) -> Any:
 def _settle(b: Builder, sums: list[Any]) -> None:
     """Have all sums in registers before a later step is begun: they are operands of an assembly instruction that does
     nothing. Else LLVM computes row after row, with the weights of all steps kept in memory."""
-    whole = [b.load(total) for total in sums]
-    lanes = whole[0].type.count * processor.lanes() // PANEL
-    parts = [b.take(v, range(at, at + lanes)) for v in whole for at in range(0, v.type.count, lanes)]
+    lanes = sums[0].type.pointee.count * processor.lanes() // PANEL
+    parts = [b.take(v, range(at, at + lanes)) for v in map(b.load, sums) for at in range(0, v.type.count, lanes)]
     count, kinds = len(parts), [part.type for part in parts]
     operands = ",".join(["=x"] * count + [str(i) for i in range(count)] + ["~{memory}"])
     result = b.asm(ir.FunctionType(ir.LiteralStructType(kinds), kinds), "", operands, parts, True)
