@@ -82,9 +82,7 @@ def check_course(done: Completion, expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("executor", "drafter", "kind"), TEXTS_ASKED)
-def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(
-    drafting: Callable[..., LLM], executor: str, drafter: str, kind: str
-) -> None:
+def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(drafting, executor, drafter, kind):
     """Three requests in one batch; if nothing edits the logits also each request alone."""
     expected = TEXTS[kind]
     llm, wanted = drafting(executor, drafter), KINDS[kind]
@@ -100,9 +98,7 @@ def test_greedy_texts_and_their_statistics_are_those_that_were_pinned(
 
 
 @pytest.mark.parametrize(("executor", "drafter", "rule"), SAMPLES_ASKED)
-def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(
-    drafting: Callable[..., LLM], executor: str, drafter: str, rule: str
-) -> None:
+def test_seeded_samples_and_their_statistics_are_those_that_were_pinned(drafting, executor, drafter, rule):
     """Three requests in one batch; under the default rule, natively, also each request alone."""
     expected = SAMPLES[drafter][rule]
     wanted = {name: replace(params, seed=expected[name]["seed"]) for name, params in SAMPLED.items()}

@@ -8,8 +8,7 @@ from slipstream.bench.benchmark import BenchConfig, Contender, bench, steps
 from slipstream.bench.plots import svg
 from slipstream.bench.results import read
 from slipstream.cli.report import section
-from slipstream.core.draft import Draft
-from slipstream.core.drafter import DrafterTraits
+from slipstream.core.drafter import DrafterTraits, NoDrafter
 from slipstream.errors import ParameterError
 
 
@@ -73,26 +72,17 @@ def test_an_interruption_keeps_whole_rounds(tiny_llm, contenders, prompt_set, tm
     assert any("not enough passes" in warning for warning in kept.warnings)
 
 
-class Faulty:
-    """Proposes nothing, or fails."""
-
-    name, taps, traits = "faulty", (), DrafterTraits()
+class Faulty(NoDrafter):
+    name, traits = "faulty", DrafterTraits()
 
     def propose(self, seqs, budget):
         raise RuntimeError("no")
 
-    def observe(self, seqs, draft, out, verdict):
-        pass
 
-    def release(self, seq_id):
-        pass
+class Silent(NoDrafter):
+    """Asked for drafts, it proposes none."""
 
-
-class Silent(Faulty):
-    name = "silent"
-
-    def propose(self, seqs, budget):
-        return Draft.empty(len(seqs))
+    name, traits = "silent", DrafterTraits()
 
 
 def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set):

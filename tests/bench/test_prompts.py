@@ -7,13 +7,6 @@ import pytest
 from slipstream.bench.prompts import entries, in_turns, load
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, PromptError
-from slipstream.llm import LLM
-from tests.checkpoints import Tiny
-
-
-@pytest.fixture(scope="module")
-def llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
 
 
 def lines(path, *rows):
@@ -21,7 +14,7 @@ def lines(path, *rows):
     return str(path)
 
 
-def test_spec_bench_files(tmp_path, llm):
+def test_spec_bench_files(tmp_path, tiny_llm):
     rows = [
         {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Shorter."]},
         {"question_id": 111, "category": "math", "turns": ["1 + 1?"]},
@@ -34,10 +27,10 @@ def test_spec_bench_files(tmp_path, llm):
         ("1 + 1?", "math", "111", True),
         ("Write a letter.", "writing", "82", True),
     ]
-    prompt_set = load(llm, path)
+    prompt_set = load(tiny_llm, path)
     assert prompt_set.as_dict()["categories"] == {"writing": 2, "math": 1}
-    assert prompt_set.prompts[0].ids == llm.chat_prompt("Write a poem.")
-    assert load(llm, path, categories=["math"]).categories == ["math"]
+    assert prompt_set.prompts[0].ids == tiny_llm.chat_prompt("Write a poem.")
+    assert load(tiny_llm, path, categories=["math"]).categories == ["math"]
 
 
 def test_human_eval_json_lines_and_text(tmp_path):
@@ -49,11 +42,11 @@ def test_human_eval_json_lines_and_text(tmp_path):
     assert [e.text for e in entries(path)] == ["first one", "second one"]
 
 
-def test_the_embedded_prompts(llm):
-    prompt_set = load(llm, "code,edit", 4)
+def test_the_embedded_prompts(tiny_llm):
+    prompt_set = load(tiny_llm, "code,edit", 4)
     assert prompt_set.categories == ["code", "code", "edit", "edit"]
     assert prompt_set.source == "code,edit"
-    assert all(0 < len(p.ids) < llm.target.context for p in prompt_set.prompts)
+    assert all(0 < len(p.ids) < tiny_llm.target.context for p in prompt_set.prompts)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +67,16 @@ def test_malformed_files(tmp_path, rows, said):
         entries(lines(tmp_path / "bad.jsonl", *rows))
 
 
-def test_names_that_are_wrong(tmp_path, llm):
+def test_names_that_are_wrong(tmp_path, tiny_llm):
     with pytest.raises(PromptError, match="no prompt file 'codes'"):
         entries("codes")
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(PromptError, match="cannot be read"):
         entries(str(tmp_path / "x.txt"))
     with pytest.raises(ParameterError, match="did you mean 'edit'"):
-        load(llm, categories=["edti"])
+        load(tiny_llm, categories=["edti"])
     with pytest.raises(ParameterError, match="did you mean 'chat'"):
-        load(llm, template="chatt")
+        load(tiny_llm, template="chatt")
 
 
 def test_too_many_prompts_are_reduced_evenly_over_categories(tmp_path):
@@ -94,19 +87,19 @@ def test_too_many_prompts_are_reduced_evenly_over_categories(tmp_path):
     assert len(in_turns(rows, 99)) == 9
 
 
-def test_repeated_prompts_are_left_out_and_reported(tmp_path, llm):
+def test_repeated_prompts_are_left_out_and_reported(tmp_path, tiny_llm):
     path = lines(tmp_path / "x.txt", "one and the same", "another", "one and the same")
-    prompt_set = load(llm, path)
+    prompt_set = load(tiny_llm, path)
     assert len(prompt_set.prompts) == 2
     assert any("1 of 3 prompts left out as repetitions" in warning for warning in prompt_set.warnings)
 
 
-def test_prompts_longer_than_the_context_are_left_out(tmp_path, llm):
-    prompt_set = load(llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
+def test_prompts_longer_than_the_context_are_left_out(tmp_path, tiny_llm):
+    prompt_set = load(tiny_llm, lines(tmp_path / "x.txt", "word " * 400, "short one"))
     assert len(prompt_set.prompts) == 1
     assert any("too long for the context" in warning for warning in prompt_set.warnings)
     with pytest.raises(PromptError, match="no prompt of"):
-        load(llm, lines(tmp_path / "y.txt", "word " * 400))
+        load(tiny_llm, lines(tmp_path / "y.txt", "word " * 400))
 
 
 def test_a_later_turn_follows_the_targets_own_answers(tiny_llm, tmp_path):

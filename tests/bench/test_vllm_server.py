@@ -44,11 +44,6 @@ def test_a_choice_becomes_the_arguments_of_the_server(python: Callable[..., Path
     }
 
 
-def test_an_argument_of_the_user_replaces_ours(python: Callable[..., Path]) -> None:
-    server = VllmServer(Choice("none", target="t"), {"speculative_config": {"method": "mtp"}, "dtype": "float16"})
-    assert server.values == {"speculative_config": {"method": "mtp"}, "dtype": "float16"}
-
-
 def test_its_environment_finds_this_package_and_its_entry_point_and_none_of_ours(python: Callable[..., Path]) -> None:
     with VllmServer(Choice("none"), threads=2).process(python(), key="secret") as process:
         environment = facts(process.ready(30))["environment"]
@@ -63,13 +58,6 @@ def test_its_environment_finds_this_package_and_its_entry_point_and_none_of_ours
                                text=True, check=True)  # fmt: skip
         assert "slipstream.integrations.vllm:register" in done.stdout
         assert sorted(os.listdir(folder)) == ["slipstream", f"slipstream-{done.stdout.split()[0]}.dist-info"]
-
-
-def test_a_server_that_dies_while_starting_shows_its_error(python: Callable[..., Path]) -> None:
-    with VllmServer(Choice("none")).process(python("dies")) as process:
-        with pytest.raises(ServedError, match="code 3") as raised:
-            process.ready(30)
-        assert "model.layers.0.weight has a wrong shape" in str(raised.value)
 
 
 def test_a_server_that_never_answers_is_ended(python: Callable[..., Path]) -> None:

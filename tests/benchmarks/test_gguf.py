@@ -1,6 +1,5 @@
 """`benchmarks.gguf`: who is compared with whom, on which texts, in which kinds."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -49,9 +48,7 @@ def test_every_kind_of_weights_that_our_kernels_run_is_compared() -> None:
     assert all(FILE_TYPES[number].startswith(kind) for kind, number in kinds.KINDS.items())
 
 
-def test_a_small_target_is_compared_in_every_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_target_is_compared_in_every_kind(tmp_path, monkeypatch, capsys):
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
     monkeypatch.setattr(kinds, "larger", lambda files: zoo.target_dir())

@@ -18,8 +18,6 @@ FILES = {
     "prompts.jsonl": "".join(
         f'{{"prompt": "for name in names{i}:", "category": "{c}"}}\n' for i, c in enumerate("aab")
     ),
-    "empty.jsonl": "\n",
-    "cut.jsonl": '{"prompt": "a"}\n{"prompt"\n',
     "old_result.json": json.dumps({"format": "slipstream-lab", "format_version": 0}),
     "unknown_key.json": '{"draftr": "ngram"}',
     "unknown_drafter.json": '{"drafter": "ngrm"}',
@@ -102,8 +100,6 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --pairs --json", "--pairs and --json are given"),
     # bench
     ("bench nowhere.jsonl {pair}", "there is no prompt file 'nowhere.jsonl'"),
-    ("bench empty.jsonl {pair}", "holds no prompt"),
-    ("bench cut.jsonl {pair}", "cut.jsonl, line 2, is not JSON"),
     ("bench prompts.jsonl {pair} --drafter ngram --drafter ngram", "named twice"),
     (
         "bench prompts.jsonl {pair} --drafter ngram --drafter model -o max_ngram=3",

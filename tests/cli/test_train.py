@@ -12,7 +12,7 @@ from slipstream.targets.decoder import Decoder
 from slipstream.training import acceptance, resume_state, run as run_module, run_report
 from slipstream.training.loop import Loop
 from slipstream.training.medusa_objective import MedusaObjective
-from tests.training.tiny_runs import train_target, write_data
+from tests.training.tiny_runs import logged, train_target, write_data
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -113,13 +113,6 @@ def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int,
         return outcome
 
     monkeypatch.setattr(owner, name, function)
-
-
-def logged(out: Path) -> list[Any]:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(

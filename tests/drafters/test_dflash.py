@@ -200,9 +200,7 @@ class TestMaking:
         with pytest.raises(PairError, match=r"398 ids.*400 ids"):
             make(target, head=dflash_head(dflash_config(398, 24, 24, taps=taps, markov_rank=2)))
 
-    def test_more_draft_tokens_than_a_block_holds_are_named_in_a_warning(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_more_draft_tokens_than_a_block_holds_are_named_in_a_warning(self, caplog):
         target = tiny_decoder()
         drafter = make_drafter("dflash", target, head=fitting_head("dflash"))
         with caplog.at_level(logging.WARNING):

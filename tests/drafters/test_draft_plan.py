@@ -71,9 +71,7 @@ class TestOnTheCommandLine:
     def test_each_named_drafter_gets_the_checkpoint_that_it_reads(self, names, draft, expected) -> None:
         assert asked(names, draft) == expected
 
-    def test_without_a_name_a_model_drafts_a_head_drafts_after_a_lookup_and_else_a_lookup(
-        self, tiny: Tiny, head: Path
-    ) -> None:
+    def test_without_a_name_a_model_drafts_a_head_drafts_after_a_lookup_and_else_a_lookup(self, tiny, head):
         assert asked((), None) == ("suffix", {})
         target = str(tiny.target)
         for draft, drafter in ((tiny.draft, "model"), (head, "hybrid")):
@@ -95,12 +93,6 @@ class TestOnTheCommandLine:
         with pytest.raises(ParameterError, match="did you mean 'ngram'"):
             names_of("suffix,n-gram")
 
-    @pytest.mark.parametrize("name", ["eagle3", "medusa"])
-    def test_embedded_is_the_head_that_ships_for_a_drafter_that_reads_a_head(self, name: str) -> None:
-        """`--drafter eagle3 -md embedded` looked for a repository named "embedded" on the hub."""
-        llm = load(ModelOptions(drafter=name, draft="embedded", executor="torch"), quiet=True)
-        assert drafter(llm).name == name
-
     def test_embedded_heads_belong_to_the_embedded_target_alone(self, tiny: Tiny) -> None:
         with pytest.raises(ParameterError, match="no eagle3 head ships for"):
             load(
@@ -111,9 +103,7 @@ class TestOnTheCommandLine:
         ("names", "members"),
         [("eagle3", ["eagle3"]), ("model", ["eagle3"]), ("suffix,eagle3", ["suffix", "eagle3"])],
     )
-    def test_a_head_drafts_under_its_name_as_the_draft_model_and_as_a_member(
-        self, tiny: Tiny, head: Path, names: str, members: list[str]
-    ) -> None:
+    def test_a_head_drafts_under_its_name_as_the_draft_model_and_as_a_member(self, tiny, head, names, members):
         models = ModelOptions(target=str(tiny.target), drafter=names, draft=str(head), executor="torch")
         assert drafter_names(load(models, quiet=True)) == members
 
@@ -158,9 +148,7 @@ class TestInPython:
             )
 
     @pytest.mark.parametrize("given", ["itself", "option", "member"])
-    def test_a_model_in_memory_with_another_number_of_ids_is_refused_where_it_is_given(
-        self, llm: LLM, given: str
-    ) -> None:
+    def test_a_model_in_memory_with_another_number_of_ids_is_refused_where_it_is_given(self, llm, given):
         other = ToyTarget(2 * V)
         drafts = {"itself": (other, {}), "option": ("model", {"model": other}), "member": (["suffix", other], {})}
         draft, options = drafts[given]

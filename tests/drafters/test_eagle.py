@@ -3,7 +3,6 @@ q, its limits, and how it is made."""
 
 import itertools
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,9 +95,7 @@ class TestDraftTokens:
     @pytest.mark.parametrize("backend", ["torch", "native"])
     @pytest.mark.parametrize("to", ["eagle3", "speculators"])
     @pytest.mark.parametrize("kind", AS_VLLM)
-    def test_greedy_chains_are_those_that_vllm_would_draft(
-        self, tmp_path: Path, kind: str, to: str, backend: str
-    ) -> None:
+    def test_greedy_chains_are_those_that_vllm_would_draft(self, tmp_path, kind, to, backend):
         """EAGLE-3, -3.1 and P-EAGLE: `AsVLLM` reads the same files, and computes each draft anew."""
         embedding = torch.randn(V, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
         form = config(3, V, width=5, target=V, draft_vocab=V - 1, **AS_VLLM[kind])
@@ -144,9 +141,7 @@ class TestDraftTokens:
                 torch.testing.assert_close(torch.tensor(q[j], dtype=torch.float64), wanted)
                 assert wanted[token] > 0
 
-    def test_a_parallel_head_drafts_in_one_pass_and_not_beyond_its_training(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_parallel_head_drafts_in_one_pass_and_not_beyond_its_training(self, monkeypatch):
         for params in ({}, {"temperature": 0.8, "seed": 1}, DEPENDENT):
             drafter = eagle_drafter(V, 3, PARALLEL)
             (seq,) = prefilled(drafter, [[1, 2, 3]], **params)
@@ -264,9 +259,7 @@ class TestDistributions:
 
 
 class TestMaking:
-    def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_head_of_the_other_version_runs_as_its_own_version_with_one_warning(self, tmp_path, caplog):
         save_eagle(fitting_head("eagle3"), tmp_path / "three", torch.float64)
         save_eagle(fitting_head("eagle"), tmp_path / "one", torch.float64)
         for asked, folder, kind in (("eagle", "three", "eagle3"), ("eagle3", "one", "eagle")):
@@ -291,19 +284,6 @@ class TestMaking:
         head_config = config(3, 402, width=48, target=48, draft_vocab=402, taps=(1, 2, 4), mask_token=401)
         with pytest.raises(PairError, match=r"EAGLE-3 head .* mask token 401, the target has the ids 0\.\.399"):
             make_eagle3(tiny_decoder(vocab_size=400, hidden_size=48), head=head(head_config))
-
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"width": 0}, "width"),
-            ({"nodes": 10_000}, "nodes"),
-            ({"shape": "bush"}, "shape"),
-            ({"widht": 2}, "mean 'width'"),
-        ],
-    )
-    def test_options_are_checked(self, options: dict[str, Any], said: str) -> None:
-        with pytest.raises(ParameterError, match=said):
-            EagleDraftConfig(**options)
 
     def test_the_head_of_a_quantised_target_is_quantised_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runtimes, real = list[Any](), eagle.backend_for_head

@@ -88,9 +88,7 @@ def test_nothing_is_kept_for_a_request_without_speculation(make: Make) -> None:
     assert drafter.rows == {}
 
 
-def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_drafting_ends_at_the_heads_context_length_and_logs_it_once(make, caplog):
     target, recorder = toy(), Recorder(make(decoder={"context": 12}), V)
     seq = Sequence(PROMPTS[2], SamplingParams(max_tokens=20))
     with caplog.at_level(logging.WARNING):

@@ -15,12 +15,9 @@ from slipstream.core.target import TargetOut
 from slipstream.drafters.hybrid import HybridConfig, HybridDrafter, Part, join_drafts, make
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.registry import make_drafter
-from slipstream.errors import ParameterError
 from slipstream.llm import LLM
 from tests.drafters.makers import V, other, target
-from tests.drafters.scripted_drafters import RandomDrafter
 from tests.oracle import Oracle
-from tests.targets.toy import ToyTarget
 
 
 def chains(rows: Seq[Seq[int]], q: float | None = None, vocab: int = V) -> Draft:
@@ -204,22 +201,6 @@ def test_each_members_kv_is_correct_when_others_drafted() -> None:
 def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None:
     for model, names in ((None, ["suffix"]), (other(), ["suffix", "model"])):
         assert [member.name for member in make(target(), model=model).members] == names
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_match": 0}, "min_match"),
-        ({"neural": 0}, "neural"),
-        ({"append_token": 1}, "did you mean 'append_tokens'"),
-        ({"members": []}, "no members"),
-        ({"members": [3]}, "3 is not a drafter"),
-        ({"members": [RandomDrafter(V)], "model": ToyTarget()}, "both given"),
-    ],
-)
-def test_bad_options_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        make_drafter("hybrid", target(), **options)
 
 
 def nodes(draft: Draft, b: int = 0) -> list[tuple[int, int]]:

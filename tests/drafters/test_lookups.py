@@ -16,7 +16,6 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.ngram import FOLLOWERS, NgramConfig, NgramStore
-from slipstream.errors import ParameterError
 from tests.drafters.lookup_conformance import CopyingConformance, LookupCase, LookupConformance
 from tests.drafters.makers import LOOKUPS
 from tests.targets.toy import ToyTarget
@@ -70,47 +69,6 @@ def test_other_requests_teach_only_sequences_whose_rows_have_a_measured_cost() -
     measured.row_cost = 0.5
     assert drafter.propose([new], [4]).ids == []
     assert drafter.propose([measured], [4]).ids == [2]
-
-
-IMPOSSIBLE: dict[str, list[dict[str, Any]]] = {
-    "ngram": [
-        {"max_ngram": 0},
-        {"max_ngram": 2.5},
-        {"min_ngram": 0},
-        {"max_ngram": 2, "min_ngram": 3},
-        {"row_cost": 0.8},
-        {"row_cost": -0.1},
-        {"max_entries": 1},
-    ],
-    "suffix": [
-        {"max_depth": 1},
-        {"min_match": 0},
-        {"min_match": 24},
-        {"row_cost": 0.8},
-        {"max_tokens": 1},
-        {"past_tokens": 0},
-    ],
-    "lookahead": [
-        {"window": 0},
-        {"ngram": 1},
-        {"guesses": 0},
-        {"pool": 0},
-        {"row_cost": -1.0},
-        {"from_text": 1},
-        {"window": 100, "ngram": 5},
-    ],
-}
-
-
-def test_every_lookup_has_impossible_options_in_the_table() -> None:
-    assert set(IMPOSSIBLE) == set(LOOKUPS)
-
-
-@pytest.mark.parametrize(("name", "options"), [(n, o) for n, each in IMPOSSIBLE.items() for o in each], ids=str)
-def test_impossible_options_are_refused_by_name(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError) as caught:
-        CASES[name].make(**options)
-    assert any(option in str(caught.value) for option in options)
 
 
 MILLION = 1 << 20

@@ -217,27 +217,5 @@ def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny
         make_drafter("medusa", target)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"nodes": -1}, "nodes"),
-        ({"nodes": 1000}, "at most 256"),
-        ({"nodez": 4}, "did you mean 'nodes'"),
-        ({"tree": "2,x"}, "children at each depth"),
-        ({"tree": "2,0"}, "branches"),
-        ({"tree": "1,1,1,1,1"}, "5 deep"),
-        ({"tree": "8"}, "ranks up to 7"),
-        ({"tree": "6,6,6"}, "258 nodes"),
-        ({"tree": []}, "0 nodes"),
-        ({"tree": [[0, 1]]}, "no parent"),
-        ({"tree": "2", "nodes": 4}, "one or the other"),
-        ({"row_cost": -0.1}, "row_cost"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ParameterError, match=says):
-        medusa_drafter(V, **options)
-
-
 def test_a_tree_may_be_one_number() -> None:
     assert MedusaDraftConfig(tree=3).fixed_tree() == MedusaDraftConfig(tree="3").fixed_tree()

@@ -153,9 +153,7 @@ def masked(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
-def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in_those_places(
-    tmp_path: Path, executor: str
-) -> None:
+def test_a_model_with_a_mask_token_drafts_in_one_pass_what_transformers_gives_in_those_places(tmp_path, executor):
     """PARD (2504.18583): after the text come K - 1 mask tokens; the last K places give the draft tokens. A batch, and
     the steps after accepted and rejected drafts."""
     exact = masked(tmp_path)

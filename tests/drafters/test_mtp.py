@@ -154,9 +154,7 @@ class TestDraftTokens:
 
     @pytest.mark.parametrize(("family", "mtp"), BRINGS)
     @pytest.mark.parametrize("k", [1, 3, 5])
-    def test_are_what_a_recomputation_without_a_cache_gives_however_many_layers_there_are(
-        self, family: str, mtp: int, k: int
-    ) -> None:
+    def test_are_what_a_recomputation_without_a_cache_gives_however_many_layers_there_are(self, family, mtp, k):
         of = target(family, mtp)
         done, recorder = drafted(of, PROMPTS, k)
         assert [one.token_ids for one in done] == plain(family, mtp)

@@ -1,9 +1,11 @@
 """The registry: what it declares for each drafter is true, and the lists derived from it are the known ones."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -12,10 +14,15 @@ from slipstream.cli.drafters import defaults, summary
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
 from slipstream.drafters.draft_plan import options_of
+from slipstream.drafters.eagle import EagleDraftConfig
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import HeadKind
 from slipstream.training.methods import METHODS
+from tests.drafters.fakes import ExitToy
+from tests.drafters.makers import LOOKUPS
+from tests.drafters.scripted_drafters import RandomDrafter
+from tests.heads.tiny_heads import medusa_drafter
 from tests.targets.toy import ToyTarget
 
 SPECS = list(DRAFTERS.values())
@@ -98,6 +105,84 @@ def test_every_rule_says_whether_it_is_lossless() -> None:
     assert [rule.name for rule in RULES.values() if not rule.lossless] == ["typical"]
 
 
-def test_an_unknown_name_gets_the_nearest_one() -> None:
-    with pytest.raises(ParameterError, match="did you mean 'suffix'"):
-        make_drafter("sufix", ToyTarget(5))
+IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "layerskip": [
+        ({"exit": 3}, "exit is 3, the target has 3 layers"),
+        ({"exit": 0}, "exit"),
+        ({"exit": "early"}, "exit"),
+        ({"exits": 2}, "did you mean 'exit'"),
+    ],
+    "ngram": [
+        ({"max_ngram": 0}, "max_ngram"),
+        ({"max_ngram": 2.5}, "max_ngram"),
+        ({"min_ngram": 0}, "min_ngram"),
+        ({"max_ngram": 2, "min_ngram": 3}, "max_ngram|min_ngram"),
+        ({"row_cost": 0.8}, "row_cost"),
+        ({"row_cost": -0.1}, "row_cost"),
+        ({"max_entries": 1}, "max_entries"),
+    ],
+    "suffix": [
+        ({"max_depth": 1}, "max_depth"),
+        ({"min_match": 0}, "min_match"),
+        ({"min_match": 24}, "min_match"),
+        ({"row_cost": 0.8}, "row_cost"),
+        ({"max_tokens": 1}, "max_tokens"),
+        ({"past_tokens": 0}, "past_tokens"),
+    ],
+    "lookahead": [
+        ({"window": 0}, "window"),
+        ({"ngram": 1}, "ngram"),
+        ({"guesses": 0}, "guesses"),
+        ({"pool": 0}, "pool"),
+        ({"row_cost": -1.0}, "row_cost"),
+        ({"from_text": 1}, "from_text"),
+        ({"window": 100, "ngram": 5}, "window|ngram"),
+    ],
+    "medusa": [
+        ({"nodes": -1}, "nodes"),
+        ({"nodes": 1000}, "at most 256"),
+        ({"nodez": 4}, "did you mean 'nodes'"),
+        ({"tree": "2,x"}, "children at each depth"),
+        ({"tree": "2,0"}, "branches"),
+        ({"tree": "1,1,1,1,1"}, "5 deep"),
+        ({"tree": "8"}, "ranks up to 7"),
+        ({"tree": "6,6,6"}, "258 nodes"),
+        ({"tree": []}, "0 nodes"),
+        ({"tree": [[0, 1]]}, "no parent"),
+        ({"tree": "2", "nodes": 4}, "one or the other"),
+        ({"row_cost": -0.1}, "row_cost"),
+    ],
+    "eagle3": [
+        ({"width": 0}, "width"),
+        ({"nodes": 10_000}, "nodes"),
+        ({"shape": "bush"}, "shape"),
+        ({"widht": 2}, "mean 'width'"),
+    ],
+    "hybrid": [
+        ({"min_match": 0}, "min_match"),
+        ({"neural": 0}, "neural"),
+        ({"append_token": 1}, "did you mean 'append_tokens'"),
+        ({"members": []}, "no members"),
+        ({"members": [3]}, "3 is not a drafter"),
+        ({"members": [RandomDrafter(5)], "model": ToyTarget()}, "both given"),
+    ],
+}
+MAKE: dict[str, Callable[..., object]] = {
+    "medusa": partial(medusa_drafter, 7),
+    "eagle3": EagleDraftConfig,
+    "layerskip": partial(make_drafter, "layerskip", ExitToy()),
+}
+"""Makers of those that need more than a target of 32 ids."""
+
+
+def test_every_lookup_has_impossible_options_in_the_table() -> None:
+    assert set(LOOKUPS) <= set(IMPOSSIBLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"), [(name, *row) for name, rows in IMPOSSIBLE.items() for row in rows]
+)
+def test_impossible_options_are_refused_by_name(name: str, options: dict[str, Any], says: str) -> None:
+    make = MAKE.get(name, partial(make_drafter, name, ToyTarget(32)))
+    with pytest.raises(ParameterError, match=says):
+        make(**options)

@@ -118,9 +118,7 @@ class Last(StoppingCriteria):
 
 @pytest.mark.parametrize("eos", [None, 2, -1])
 @pytest.mark.parametrize("places", [[6], [8, 13, 9], [5, 5, 5], [16, 7, 7]])
-def test_texts_end_where_a_criterion_holds_and_without_an_end_token_where_it_has_held_for_all(
-    places: list[int], eos: int | None
-) -> None:
+def test_texts_end_where_a_criterion_holds_and_without_an_end_token_where_it_has_held_for_all(places, eos):
     """transformers pads texts only where there is an end token; it may be one that never comes."""
     criteria = StoppingCriteriaList([Last([int(plain()[b, at]) for b, at in enumerate(places)])])
     for draft in (None, disturbed()):

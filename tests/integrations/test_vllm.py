@@ -167,9 +167,7 @@ def test_a_draft_never_reaches_beyond_what_the_request_may_hold(vllm: SimpleName
     assert step(runner, {"c": begun(full, CONTEXT - 1)}) == {"c": []}
 
 
-def test_a_fault_in_a_drafter_costs_its_drafts_and_is_logged_once(
-    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_a_drafter_costs_its_drafts_and_is_logged_once(vllm, monkeypatch):
     runner = vllm.runner(config())
     rows = {"a": begun([1, 2, 3, 1], 3)}
 
@@ -196,9 +194,7 @@ def test_a_step_without_drafts_does_not_reach_filters_that_fail_there(vllm: Simp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
-def test_parameters_of_requests_are_spread_over_their_rows_without_triton(
-    vllm: SimpleNamespace, dtype: torch.dtype
-) -> None:
+def test_parameters_of_requests_are_spread_over_their_rows_without_triton(vllm, dtype):
     vllm.runner(config())
     spread = sys.modules["vllm.v1.sample.rejection_sampler"].expand_batch_to_tokens
     result = spread(torch.tensor([5, 0, 7, 8], dtype=dtype), torch.tensor([2, 3, 3, 6], dtype=torch.int32), 6, 0, 1)
@@ -225,9 +221,7 @@ def test_lengths_are_learned_unless_several_ranks_must_draft_alike(vllm: SimpleN
         ({"lengths": "some"}, "lengths"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_honoured_are_refused(
-    vllm: SimpleNamespace, settings: dict[str, Any], words: str
-) -> None:
+def test_settings_that_cannot_be_honoured_are_refused(vllm, settings, words):
     with pytest.raises(ParameterError, match=words):
         plugin.Proposer(config(**settings))
 

@@ -61,9 +61,7 @@ def window(tested: DFlashObjective) -> Window:
 
 
 @pytest.mark.parametrize("markov_rank", [0, 3])
-def test_the_loss_is_that_of_drafts_from_the_anchors_and_decays_with_their_length(
-    markov_rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_is_that_of_drafts_from_the_anchors_and_decays_with_their_length(markov_rank, monkeypatch):
     tested = objective(decay=0.5, markov_rank=markov_rank)
     given = window(tested)
     anchors = torch.tensor([[4, 6, 12], [1, 11, 9]])

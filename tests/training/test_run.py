@@ -4,6 +4,7 @@ loads."""
 import io
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from slipstream.training.methods import (
 from slipstream.training.run import Run, prepare
 from slipstream.training.trainable import new_llama, save_model
 from tests.checkpoints import make_family
-from tests.training.tiny_runs import quiet, run_config, write_data
+from tests.training.tiny_runs import logged, quiet, run_config, write_data
 
 OPTIONS: dict[str, Any] = {
     "medusa": MedusaOptions(heads=2),
@@ -50,6 +51,12 @@ def small(kind: str, target: Path, data: Path, out: Path, **more: Any) -> RunCon
     return run_config(kind, OPTIONS[kind], target, data, out, **few | more)
 
 
+@pytest.fixture
+def prepared(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> Callable[..., Run]:
+    """A run of such a configuration, in a folder of this name."""
+    return lambda kind, out="", **more: prepare(small(kind, tiny_target, tiny_data, tmp_path / out, **more), quiet)
+
+
 def weights(run: Run) -> dict[str, torch.Tensor]:
     return load_file(run.loop.config.checkpoint)
 
@@ -59,10 +66,10 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(kind, tiny_target, tiny_data, tmp_path):
+def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(kind, prepared):
     def trained(out: str, **loop: Any) -> dict[str, torch.Tensor]:
         more = {"optimiser": "muon" if kind in ("eagle3", "dflash") else "adamw", "micro_rows": 4} | loop
-        run = prepare(small(kind, tiny_target, tiny_data, tmp_path / out, **more), say=quiet)
+        run = prepared(kind, out, **more)
         run.loop.run()
         return weights(run)
 
@@ -73,10 +80,8 @@ def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(ki
     assert not same(whole, trained("other", seed=1))
 
 
-def test_the_log_stays_whole_json_on_a_full_disk_and_of_a_run_that_diverged(
-    tiny_target, tiny_data, tmp_path, monkeypatch, capsys
-):
-    loop = prepare(small("medusa", tiny_target, tiny_data, tmp_path), say=quiet).loop
+def test_the_log_stays_whole_json_on_a_full_disk_and_of_a_run_that_diverged(prepared, tmp_path, monkeypatch, capsys):
+    loop = prepared("medusa").loop
     loop.log({"train": float("nan"), "heldout": {"loss": float("inf"), "tau@0": 1.5}})
     original = Path.open
 
@@ -89,23 +94,15 @@ def test_the_log_stays_whole_json_on_a_full_disk_and_of_a_run_that_diverged(
     monkeypatch.setattr(Path, "open", original)
     loop.log({"step": 3})
 
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    first, last = (json.loads(line, parse_constant=refuse) for line in lines)
+    first, last = logged(tmp_path)
     assert (first["train"], first["heldout"]) == (None, {"loss": None, "tau@0": 1.5})
     assert last["step"] == 3
     assert "could not be written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
-def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(
-    fault: Exception, tiny_target: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    config = small("medusa", tiny_target, tiny_data, tmp_path, save_minutes=1e-9)
-    run = prepare(config, say=quiet)
+def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(fault, prepared, tmp_path, monkeypatch, capsys):
+    run = prepared("medusa", save_minutes=1e-9)
     original, saves = resume_state.save_file, []
 
     def save_file(tensors: Any, path: Path, **more: Any) -> None:
@@ -122,7 +119,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_continues(
     assert "step 4: the checkpoint" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.tmp"))
     monkeypatch.undo()
-    again = prepare(replace(config, resume=True), say=quiet)
+    again = prepared("medusa", save_minutes=1e-9, resume=True)
     assert again.loop.progress.step == 3, "at most the steps since the last checkpoint are lost"
 
 
@@ -183,17 +180,16 @@ def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Pat
         ({"device": "cuda:1"}, "finds no CUDA device"),
     ],
 )
-def test_impossible_settings_are_refused(change, message, tiny_target, tiny_data, tmp_path, monkeypatch):
+def test_impossible_settings_are_refused(change, message, prepared, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ParameterError, match=message):
-        prepare(small("medusa", tiny_target, tiny_data, tmp_path, **change), say=quiet)
+        prepared("medusa", **change)
 
 
-def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target, tiny_data, tmp_path, monkeypatch):
-    streamed = prepare(small("eagle3", tiny_target, tiny_data, tmp_path / "streamed"), say=quiet)
+def test_cached_states_give_the_same_training_and_are_computed_once(prepared, monkeypatch):
+    streamed = prepared("eagle3", "streamed")
     streamed.train(say=quiet)
-    config = small("eagle3", tiny_target, tiny_data, tmp_path / "cached", cache_hidden=True)
-    cached = prepare(config, say=quiet)
+    cached = prepared("eagle3", "cached", cache_hidden=True)
     cached.train(say=quiet)
     a, b = weights(streamed), weights(cached)
     close = [float((a[n] - b[n]).abs().max()) for n in a if n.startswith("weights.") and a[n].is_floating_point()]
@@ -205,7 +201,7 @@ def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target,
     def refuse(*args: Any) -> Any:
         raise AssertionError("states were made again")
 
-    again = prepare(replace(config, resume=True, budget_tokens=10 * 256), say=quiet)
+    again = prepared("eagle3", "cached", cache_hidden=True, resume=True, budget_tokens=10 * 256)
     states = cache.path.read_bytes()
     with cache.path.open("ab") as file:
         file.truncate(len(states) // 2 + 1)
@@ -215,18 +211,17 @@ def test_cached_states_give_the_same_training_and_are_computed_once(tiny_target,
     again.loop.step()
 
 
-def test_a_disk_without_room_is_refused_before_states_are_made(tiny_target, tiny_data, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_refused_before_states_are_made(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
-    run = prepare(small("medusa", tiny_target, tiny_data, tmp_path, cache_hidden=True), say=quiet)
+    run = prepared("medusa", cache_hidden=True)
     with pytest.raises(TrainingError, match=r"the hidden states take .* free"):
         run.train(say=quiet)
     assert not (tmp_path / "states").exists()
 
 
-def test_the_estimate_changes_nothing(tiny_target: Path, tiny_data: Path, tmp_path: Path) -> None:
-    plain = prepare(small("draft", tiny_target, tiny_data, tmp_path / "plain"), say=quiet)
+def test_the_estimate_changes_nothing(prepared: Callable[..., Run]) -> None:
+    plain, asked = prepared("draft", "plain"), prepared("draft", "asked")
     plain.loop.run()
-    asked = prepare(small("draft", tiny_target, tiny_data, tmp_path / "asked"), say=quiet)
     lines = run_report.estimate(asked.loop)
     assert f"{sum(p.numel() for p in asked.loop.objective.module.parameters()):,} parameters" in lines[1]
     assert [line.split()[0] for line in lines] == ["data", "training", "time", "disk"]
@@ -249,9 +244,9 @@ def test_a_gpu_that_only_emulates_bfloat16_products_has_none(has, monkeypatch):
 
 
 @pytest.mark.parametrize(("rate", "seconds", "tokens"), [(10.0, 12.8, 64), (1e3, 0.64, 256)])
-def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, tiny_target, tiny_data, tmp_path, monkeypatch):
+def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, prepared, monkeypatch):
     """On a slow machine a short pass is enough; on a fast one a whole batch is measured, when memory is allocated."""
-    run = prepare(small("draft", tiny_target, tiny_data, tmp_path), say=quiet)
+    run = prepared("draft")
     clock, sizes, original = 0.0, [], run.loop.objective.forward
 
     def forward(window: features.Window) -> Any:
@@ -269,9 +264,9 @@ def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, tiny_target
     assert clock <= run_report.LIMIT
 
 
-def test_regenerated_text_becomes_a_source_of_its_own_weight(tiny_target, tiny_data, tmp_path):
+def test_regenerated_text_becomes_a_source_of_its_own_weight(prepared):
     more = {"answers_only": True, "regenerate": 400, "regenerate_tokens": 12, "regenerate_share": 0.25}
-    run = prepare(small("medusa", tiny_target, tiny_data, tmp_path, **more), say=quiet)
+    run = prepared("medusa", **more)
     assert run.loop.orders.shares.tolist() == [0.75, 0.25]
     window = run.loop.window([("1", 0)])
     assert 0 < int(window.counts.sum()) < window.counts.numel(), "prompts do not count, answers do"

@@ -1,5 +1,6 @@
 """A tiny target, trained in seconds: every objective is tested on it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,12 @@ def run_config(kind: str, options: Any, target: Path, data: Path, out: Path, **m
 
 def quiet(text: str) -> None:
     """Says nothing."""
+
+
+def logged(out: Path) -> list[Any]:
+    """The entries of a run's log, each of which must be JSON, which has no NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in (out / "log.jsonl").read_text().splitlines()]

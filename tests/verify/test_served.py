@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.cli.report import section
-from slipstream.errors import ParameterError, ServedError
+from slipstream.errors import ServedError
 from slipstream.verify.served import ServedConfig, judged, noise_between, permutation_test, requests_of, verify_served
 
 LETTERS = "abcdefgh"
@@ -158,13 +158,6 @@ def test_equal_samples_fail_as_seldom_as_stated():
 def test_samples_of_one_outcome_show_no_difference():
     assert permutation_test(["a"] * 9, ["a"] * 9, np.random.default_rng(0), 99) == 1.0
     assert permutation_test([""] * 3, [""] * 3, np.random.default_rng(0), 99) == 1.0
-
-
-def test_what_no_server_answers_is_said():
-    with pytest.raises(ServedError, match="cannot be reached"):
-        Endpoint("http://127.0.0.1:9/v1", timeout=2).resolved()
-    with pytest.raises(ParameterError, match="must begin with http"):
-        Endpoint("localhost:8000")
 
 
 def test_a_refusal_is_shown_with_its_text(serve):
