@@ -22,11 +22,13 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Draft
+from slipstream.core.random import Stream
 from slipstream.core.rules import Rule, verify
 from tests.core.worlds import Shape, Text, WeightedDraft, World, every_draft
 
@@ -110,6 +112,22 @@ class ExactDice(Dice):
     def pick(self, probs: Tensor, owner: Seq[int], depth: Seq[int]) -> Tensor:
         rows = zip(owner, probs.tolist(), strict=True)
         return torch.tensor([self.walks[b].take(choices(tuple(row))) for b, row in rows])
+
+
+def rows_of(*distributions: list[float]) -> Tensor:
+    """[R, V] in float64."""
+    return torch.tensor(distributions, dtype=torch.float64)
+
+
+class FixedDice(Dice):
+    """Dice of production, whose every uniform is `u`."""
+
+    def __init__(self, u: float, batch: int = 1):
+        super().__init__([Stream(0)] * batch, [0] * batch, [0] * batch)
+        self.u = u
+
+    def _uniforms(self, column: int) -> np.ndarray:
+        return np.full(len(self._streams), self.u)
 
 
 @cache

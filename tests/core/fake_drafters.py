@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 import torch
 from torch import Tensor
 
+from slipstream.core import warp as warping  # its `warp` may be a cached one, see `hurry`
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import Drafter, DrafterTraits, NoDrafter
 from slipstream.core.params import SamplingParams
@@ -13,7 +14,6 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
-from slipstream.core.warp import warp
 from slipstream.drafters.chains import sample_draft_tokens
 from tests.targets.toy import ToyTarget
 
@@ -54,8 +54,7 @@ def run_steps(
 
 def finish(seqs: Seq[Sequence], target: Target, drafter: Drafter | None = None, **how: object) -> list[list[int]]:
     """Run to the end; the outputs."""
-    for _ in run_steps(seqs, target, drafter, **how):  # type: ignore[arg-type]
-        pass
+    list(run_steps(seqs, target, drafter, **how))  # type: ignore[arg-type]
     return [seq.output for seq in seqs]
 
 
@@ -109,7 +108,9 @@ class Sampling(Scripted):
                 text = [*seq.tokens, *chain]
                 rng = torch.Generator().manual_seed(random.Random(str(text[-2:])).randrange(2**31))
                 logits = self.target.logits(text) + self.noise * torch.randn(self.target.vocab_size, generator=rng)
-                probs = warp(logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids)
+                probs = warping.warp(
+                    logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids
+                )
                 distributions.append(probs[0])
                 chain.append(int(sample_draft_tokens(probs, [seq], i)[0]))
             chains.append(chain)

@@ -14,6 +14,7 @@ from slipstream.core.random import Stream
 from slipstream.core.rules import RULES, verify
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.chains import sample_draft_tokens
+from tests.core.exact import FixedDice
 from tests.significance import assert_distribution, g_test
 
 PROBS = [0.5, 0.0, 0.25, 0.2, 0.05, 0.0]
@@ -38,12 +39,8 @@ def test_accept_returns_true_with_the_given_probability(probability: float) -> N
 
 
 def test_accept_is_certain_above_one_and_impossible_at_zero_and_nan() -> None:
-    class Zero(Dice):
-        def _uniforms(self, column: int) -> np.ndarray:
-            return np.zeros(6)
-
     probability = [0.0, math.nan, -1.0, 1e-300, 1.0, math.inf]
-    assert Zero([], [], []).accept(probability) == [False, False, False, True, True, True]
+    assert FixedDice(0.0, 6).accept(probability) == [False, False, False, True, True, True]
 
 
 def test_choose_samples_the_distribution() -> None:

@@ -20,6 +20,7 @@ from slipstream.engine.draft_lengths import DraftLengths, Step
 from slipstream.errors import TargetError
 from tests.checkpoints import CONTEXT, make_model, make_tokenizer
 from tests.core.changed_parameters import CHANGED, visible
+from tests.spying import spied
 
 pytest.importorskip("numba")
 
@@ -42,15 +43,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 @pytest.fixture
 def calls(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps of each call of `decode_steps`."""
-    seen: list[int] = []
-    decode_steps = engine.target.decode_steps
-
-    def spied(seqs, steps, *rest):
-        seen.append(steps)
-        return decode_steps(seqs, steps, *rest)
-
-    monkeypatch.setattr(engine.target, "decode_steps", spied)
-    return seen
+    return spied(monkeypatch, engine.target, "decode_steps", lambda seqs, steps, *rest: steps)
 
 
 @pytest.fixture

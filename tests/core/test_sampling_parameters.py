@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence as Seq
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_every_parameter_has_a_value_to_test_it_with() -> None:
 # --- texts of mixed batches -----------------------------------------------------------------------------------------
 
 
+@cache
 def engine(drafter: str) -> LLM:
     target = ToyTarget(V, order=2, seed=11, sharpness=1.5, eos_ids=(EOS,))
     small = {"vocab": V, "order": 2, "seed": 11, "sharpness": 1.2}  # the same tokens are likely, other probabilities

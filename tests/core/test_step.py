@@ -32,9 +32,12 @@ PROMPT = [1, 2, 3]
 LOSSLESS = [rule.name for rule in RULES.values() if rule.lossless]
 
 
-def plain(target: ToyTarget = TARGET, **params: object) -> Sequence:
+def decoded(
+    target: ToyTarget = TARGET, drafter: Drafter | None = None, draft_tokens: int = 4, rule: str = "rejection", **params
+) -> Sequence:
+    """A request after its last step."""
     seq = sequence(target, PROMPT, **params)
-    finish([seq], target)
+    finish([seq], target, drafter, draft_tokens=draft_tokens, rule=rule)
     return seq
 
 
@@ -60,25 +63,20 @@ SCRIPTS = {
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("draft_tokens", [1, 2, 4, 7])
 def test_the_text_does_not_depend_on_the_drafter(script: str, draft_tokens: int) -> None:
-    wanted = plain(max_tokens=23, logprobs=2)
-    seq = sequence(TARGET, PROMPT, max_tokens=23, logprobs=2)
-    finish([seq], TARGET, Scripted(TARGET, SCRIPTS[script]), draft_tokens=draft_tokens)
-    same(seq, wanted)
+    drafter = Scripted(TARGET, SCRIPTS[script])
+    same(decoded(TARGET, drafter, draft_tokens, max_tokens=23, logprobs=2), decoded(max_tokens=23, logprobs=2))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in LOSSLESS if rule != "block"])  # which takes chains only
 def test_trees_with_duplicates_leave_the_text_unchanged(rule: str) -> None:
-    wanted = plain(max_tokens=40, logprobs=2)
-    seq = sequence(TARGET, PROMPT, max_tokens=40, logprobs=2)
-    finish([seq], TARGET, Bushy(TARGET), rule=rule)
-    same(seq, wanted)
+    seq = decoded(TARGET, Bushy(TARGET), rule=rule, max_tokens=40, logprobs=2)
+    same(seq, decoded(max_tokens=40, logprobs=2))
     assert 0 < seq.stats.accepted < seq.stats.proposed
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 5, 8])
 def test_r7_a_correct_draft_is_accepted_completely_for_every_length(draft_tokens: int) -> None:
-    seq = sequence(TARGET, PROMPT, max_tokens=1 + 3 * (draft_tokens + 1))
-    finish([seq], TARGET, Scripted(TARGET), draft_tokens=draft_tokens)
+    seq = decoded(TARGET, Scripted(TARGET), draft_tokens, max_tokens=1 + 3 * (draft_tokens + 1))
     assert seq.stats.acceptance_rate == 1
     assert seq.stats.steps == 4  # the prefill, then three full steps
     assert seq.stats.histogram == {0: 1, draft_tokens: 3}
@@ -91,8 +89,8 @@ def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: in
     sharp that its sample is its argmax."""
     target = ToyTarget(vocab=7, order=2, seed=3, sharpness=300.0)
     for draft_tokens in (wrong_at + 1, wrong_at + 3):
-        seq = sequence(target, PROMPT, temperature=temperature, max_tokens=20)
-        finish([seq], target, Scripted(target, lambda _: wrong_at), draft_tokens=draft_tokens)
+        drafter = Scripted(target, lambda _: wrong_at)
+        seq = decoded(target, drafter, draft_tokens, temperature=temperature, max_tokens=20)
         assert seq.output == continuation(target, PROMPT, 20)
         assert seq.stats.position_rates[wrong_at] == 0
         assert all(rate == 1 for rate in seq.stats.position_rates[:wrong_at])
@@ -106,10 +104,9 @@ def test_r1_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
     text = continuation(TARGET, PROMPT, 14)
     for eos in {*text}:
         target = ToyTarget(vocab=7, order=2, seed=3, eos_ids={eos})
-        wanted = plain(target, max_tokens=14)
+        wanted = decoded(target, max_tokens=14)
         assert wanted.output == text[: text.index(eos) + 1]
-        seq = sequence(target, PROMPT, max_tokens=14)
-        finish([seq], target, Scripted(target, SCRIPTS[script]))
+        seq = decoded(target, Scripted(target, SCRIPTS[script]), max_tokens=14)
         same(seq, wanted)
         assert (seq.finish, seq.stop_cause) == ("stop", eos)
 
@@ -119,9 +116,8 @@ def test_r2_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: st
     text = decode(continuation(TARGET, PROMPT, 14))
     for at, cap in product(range(1, 10), (3, 5, 9)):
         params: dict = {"stop": (text[at : at + 2], "zz"), "max_tokens": cap, "logprobs": 1}
-        seq = sequence(TARGET, PROMPT, **params)
-        finish([seq], TARGET, Scripted(TARGET, SCRIPTS[script]))
-        same(seq, plain(**params))
+        seq = decoded(TARGET, Scripted(TARGET, SCRIPTS[script]), **params)
+        same(seq, decoded(**params))
         assert len(seq.logprobs) == len(seq.output)
 
 
@@ -142,7 +138,7 @@ def test_r2_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: st
 )
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_r13_parameters_that_need_history_count_tokens_and_not_steps(script: str, params: dict) -> None:
-    wanted = plain(max_tokens=24, **params)
+    wanted = decoded(max_tokens=24, **params)
     seq = sequence(TARGET, PROMPT, max_tokens=24, **params)
 
     class Informed(Scripted):

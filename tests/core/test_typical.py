@@ -15,17 +15,13 @@ from slipstream.core.rules import DELTA, EPSILON, RULES, threshold, verify
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import decide
 from slipstream.llm import LLM
-from tests.core.exact import outcomes_of
+from tests.core.exact import outcomes_of, rows_of
 from tests.core.worlds import Shape, probs, steady
 from tests.drafters.scripted_drafters import ScriptedDrafter
 from tests.targets.toy import ToyTarget
 
 TYPICAL = RULES["typical"]
 P = probs(5, 3, 2)
-
-
-def rows(*distributions: list[float]) -> torch.Tensor:
-    return torch.tensor(distributions, dtype=torch.float64)
 
 
 def dice(batch: int = 1, seed: int = 0) -> Dice:
@@ -36,7 +32,7 @@ def dice(batch: int = 1, seed: int = 0) -> Dice:
 
 
 def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entropy() -> None:
-    p = rows([0.5, 0.3, 0.2], [0.25, 0.25, 0.25], [1.0, 0.0, 0.0])
+    p = rows_of([0.5, 0.3, 0.2], [0.25, 0.25, 0.25], [1.0, 0.0, 0.0])
     p[1] = 1 / 3
     entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
     assert threshold(p).tolist() == pytest.approx([0.09, 0.09, 0.09])
@@ -50,7 +46,7 @@ def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entro
 def test_a_flat_distribution_accepts_any_draft_and_the_error_reaches_its_bound(epsilon: float, delta: float) -> None:
     """p = (.5, .3, .2): the least likely token is above the threshold, for either order of the two constants. A
     drafter that always proposes it moves the distribution by a total variation of .8."""
-    assert float(threshold(rows([0.5, 0.3, 0.2]), epsilon, delta)[0]) < 0.2
+    assert float(threshold(rows_of([0.5, 0.3, 0.2]), epsilon, delta)[0]) < 0.2
     world = replace(steady(P, P), fixed=lambda text, node: 2)
     outcomes = outcomes_of(TYPICAL, world, Shape.chain("p"))
     assert {o.tokens[0] for o in outcomes} == {2}
@@ -67,7 +63,7 @@ def test_the_longest_path_is_accepted_and_among_equals_the_most_probable() -> No
     #        1 ── 3
     tree = Draft(torch.tensor([0, 1, 0, 1, 1, 2]), (-1, -1, 0, 1, 2, 2), (0, 6))
     p = [0.6, 0.38, 0.02]
-    distributions = rows(p, p, p, [0.1, 0.3, 0.6], p, p, p)
+    distributions = rows_of(p, p, p, [0.1, 0.3, 0.6], p, p, p)
     assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2, 5]]  # .6 beats .3 below node 2
     distributions[3] = torch.tensor([0.98, 0.01, 0.01])  # nothing below node 2 passes: two paths of length two remain
     assert verify(tree, distributions, TYPICAL, dice()).path == [[0, 2]]
@@ -83,7 +79,7 @@ def test_the_token_after_the_path_has_the_distribution_at_its_end() -> None:
 def test_a_node_that_is_not_acceptable_is_never_accepted() -> None:
     tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), acceptable=[False, True, True])
     p = [0.6, 0.4]
-    assert verify(tree, rows(p, p, p, p), TYPICAL, dice()).path == [[1]]
+    assert verify(tree, rows_of(p, p, p, p), TYPICAL, dice()).path == [[1]]
 
 
 # --- lossy, and greedy at temperature 0 -------------------------------------------------------------------------------

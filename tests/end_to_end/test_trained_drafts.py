@@ -37,11 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=METHODS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     """Runs a command; returns its standard output and standard error."""
@@ -57,6 +52,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     return command
 
 
+@pytest.mark.parametrize("kind", METHODS)
 def test_what_is_trained_for_ones_own_model_drafts_as_the_last_line_says(kind, folder, run, tmp_path):
     from tests.server.hosting import hosted
 

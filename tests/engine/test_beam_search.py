@@ -184,8 +184,7 @@ def test_nothing_is_held_after_a_fault() -> None:
     toy = PagedToy(vocab=8, sharpness=1.0, faulty=5)
     steps, _ = searched(toy, [[1, 2], [3, 4]], BeamParams(beams=4, max_tokens=20))
     with pytest.raises(TargetError, match="token 5 is pending"):
-        for _ in steps:
-            pass
+        list(steps)
     assert toy.pool.allocated == 0
 
 
@@ -193,8 +192,7 @@ def test_a_cache_of_fixed_size_is_enough_for_one_prompt_after_the_other() -> Non
     params = BeamParams(beams=3, n=3, max_tokens=9)
     wide = PagedToy(vocab=8, sharpness=1.0)
     free, plain = searched(wide, TEXTS, params)
-    for _ in free:
-        pass
+    list(free)
     need = max(search.blocks(wide.memory) for search in plain)
     tight = PagedToy(vocab=8, sharpness=1.0, blocks=need)
     steps, searches = searched(tight, TEXTS, params)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from slipstream.core import step as steps
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.rules import RULES
@@ -23,6 +24,7 @@ from tests.drafters.scripted_drafters import ScriptedDrafter
 from tests.engine.paged_toy import PagedToy
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
+from tests.spying import spied
 from tests.targets.toy import ToyTarget
 
 V = 5
@@ -399,21 +401,12 @@ def test_a_sampled_request_is_refused_under_the_rule_greedy_before_it_runs() -> 
 
 @pytest.mark.parametrize("make", [lambda: NoDrafter(), lambda: maker("model")(toy())], ids=["plain", "drafts"])
 def test_greedy_requests_keep_the_argmax_path_beside_sampled_ones(make, monkeypatch):
-    from slipstream.core import step as steps
-
-    warped: list[int] = []
-    original = steps.distributions
-
-    def counted(logits: object, seqs: Seq[Sequence], draft: object) -> object:
-        warped.extend(seq.id for seq in seqs)
-        return original(logits, seqs, draft)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(steps, "distributions", counted)
+    warped = spied(monkeypatch, steps, "distributions", lambda logits, seqs, draft: [seq.id for seq in seqs])
     toy_engine = engine(toy(), make())
     greedy = Sequence([1, 2], SamplingParams(max_tokens=9))
     sampled = Sequence([1, 3], SamplingParams(max_tokens=9, temperature=1.0, seed=1))
     drain(toy_engine, greedy, sampled)
-    assert set(warped) == {sampled.id}
+    assert {seq_id for ids in warped for seq_id in ids} == {sampled.id}
 
 
 @pytest.mark.parametrize("name", ["model", "ngram", "eagle3", "dflash", "medusa", "lookahead", "hybrid"])

@@ -193,11 +193,8 @@ def test_triggers_within_the_reasoning_do_not_count() -> None:
     a, b, c, d = range(4)
     form = Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("ab", "bc")))
     tested, after = constraint(form), {a, PIECES.index("ab")}
-    assert allowed(tested, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == [
-        FREE,
-        FREE - {PIECES.index("dd")},
-        after,
-    ]
+    masks = [FREE, FREE - {PIECES.index("dd")}, after]
+    assert allowed(tested, [], (a, b, d), (a, b, d, b, c), (a, b, d, b, c, d)) == masks
     assert allowed(tested, [], (a, d), (b, d)) == [after, after], "no reasoning"
     begun = constraint(Structured(choice=["dab"], trigger=Trigger(["d"], reasoning=("", "bc"))))
     assert allowed(begun, [], (d,), (d, b, c, d)) == [FREE, after]

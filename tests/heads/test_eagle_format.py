@@ -48,26 +48,6 @@ class TestRoundTrip:
 
 
 class TestLayouts:
-    @pytest.mark.parametrize("kind", ["3", "3.1", "3, joined norm, own embedding"])
-    def test_speculators(self, tmp_path: Path, kind: str) -> None:
-        written = head(VARIANTS[kind])
-        save_eagle(written, tmp_path, torch.float64)
-        native = json.loads((tmp_path / "config.json").read_text())
-        names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "fc_norm", "norm_output")
-        nested = {k: v for k, v in native.items() if k not in (*names, "eagle_config", "architectures")}
-        values = {k: native.get(k, False) for k in names} | {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 3}]},
-            "eagle_aux_hidden_state_layer_ids": list(written.config.taps),
-            "transformer_layer_config": nested,
-        }
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        rewrite(tmp_path, lambda s: s.update({f"layers.0.{n[9:]}": s.pop(n) for n in list(s) if n[:9] == "midlayer."}))
-        loaded = load_eagle(tmp_path)
-        assert loaded.config == written.config
-        same_logits(loaded, written)
-
     @pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
     def test_the_mask_token_is_found_under_every_name_that_vllm_reads(self, tmp_path: Path, key: str) -> None:
         written = head(VARIANTS["parallel"])

@@ -1,7 +1,7 @@
 """EAGLE heads at run time: torch and the native backend against a dense recomputation without any cache."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchEagle
-from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, StepSampling
+from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
@@ -26,6 +26,7 @@ from slipstream.training.eagle3_objective import chain_states
 from tests.backends.native.models import chain, forest
 from tests.heads.dense_eagle import TARGET, VARIANTS, Text, V, dense, rotary, true_batch, variant
 from tests.heads.tiny_heads import head, head_host
+from tests.targets.reference import assert_close
 
 
 @pytest.fixture(params=VARIANTS)
@@ -49,6 +50,16 @@ def chain_by_hand(made: EagleHead, text: Text, rows: int, steps: int, picks: Cal
     return out
 
 
+def assert_greedy_chains(
+    found: DecodedSteps, made: EagleHead, texts: list[Text], rows: Seq[int], tolerance: float
+) -> None:
+    """Chains of four draft tokens after so many rows of each text."""
+    for b, (text, count) in enumerate(zip(texts, rows, strict=True)):
+        wanted = chain_by_hand(made, text, count, 4, lambda x, j: int(x.argmax()))
+        assert found.tokens[:, b].tolist() == [token for token, _ in wanted]
+        assert_close(found.logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+
+
 RUNTIMES = {"torch": (TorchEagle, 1e-10), "native": (NativeEagle, 2e-5)}
 
 
@@ -56,12 +67,6 @@ RUNTIMES = {"torch": (TorchEagle, 1e-10), "native": (NativeEagle, 2e-5)}
 def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, float]:
     make, tolerance = RUNTIMES[request.param]
     return make(made), tolerance
-
-
-def close(rows: Tensor, wanted: Tensor, tolerance: float) -> None:
-    assert rows.shape == wanted.shape
-    error = float((rows.double() - wanted).abs().max() / wanted.abs().max())
-    assert error <= tolerance, f"differs by {error:.1e} of the largest value"
 
 
 def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(made, run):
@@ -72,11 +77,7 @@ def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(made, run):
         batch, features = true_batch(texts, [0, 0, 0], [max(1, d) for d in done])
         runtime.decode_steps(batch, features, 3)
     batch, features = true_batch(texts, [0, 9, 6], [6, 11, 8])
-    tokens, logits, _ = runtime.decode_steps(batch, features, 4)[:3]
-    for b, rows in enumerate((6, 11, 8)):
-        wanted = chain_by_hand(made, texts[b], rows, 4, lambda x, j: int(x.argmax()))
-        assert tokens[:, b].tolist() == [token for token, _ in wanted]
-        close(logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+    assert_greedy_chains(runtime.decode_steps(batch, features, 4), made, texts, (6, 11, 8), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["noise", "uniforms"])
@@ -103,7 +104,7 @@ def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead,
     for b, rows in enumerate((4, 7)):
         chain = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: pick(x, j, b))
         assert tokens[:, b].tolist() == [token for token, _ in chain]
-        close(logits[:, b], torch.stack([x for _, x in chain]), tolerance)
+        assert_close(logits[:, b], torch.stack([x for _, x in chain]), tolerance)
 
 
 def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
@@ -131,8 +132,8 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
             made, texts[b].tokens[1 : past + 1] + [tokens[b][i] for i in path], torch.cat((fused, own[b][path])),
             torch.ones(n, n).tril().bool(), list(range(n)),
         )  # fmt: skip
-        close(found_hidden[at : at + 1], after[-1:], tolerance)
-        close(found[at : at + 1], made.logits(x[-1:]), tolerance)
+        assert_close(found_hidden[at : at + 1], after[-1:], tolerance)
+        assert_close(found[at : at + 1], made.logits(x[-1:]), tolerance)
 
 
 def test_the_cache_is_that_of_true_features_for_any_drafts_in_between(made, run):
@@ -150,7 +151,7 @@ def test_the_cache_is_that_of_true_features_for_any_drafts_in_between(made, run)
     runtime.release(0)
     batch, features = true_batch([text], [0], [at])
     runtime.extend(batch, features)
-    close(found, runtime.kv(0, at).double(), tolerance)
+    assert_close(found, runtime.kv(0, at).double(), tolerance)
 
 
 def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
@@ -165,11 +166,8 @@ def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
         batch, features = true_batch([texts[i] for i in ids], firsts, [first + 7 for first in firsts])
         runtime.decode_steps(replace(batch, seq_ids=ids), features, 5)
     batch, features = true_batch([texts[0], texts[2]], [70, 35], [72, 36])
-    tokens, logits, _ = runtime.decode_steps(replace(batch, seq_ids=[0, 2]), features, 4)[:3]
-    for b, (text, rows) in enumerate(((texts[0], 72), (texts[2], 36))):
-        wanted = chain_by_hand(made, text, rows, 4, lambda x, j: int(x.argmax()))
-        assert tokens[:, b].tolist() == [token for token, _ in wanted]
-        close(logits[:, b], torch.stack([x for _, x in wanted]), 5 * tolerance)  # more rows, more rounding
+    found = runtime.decode_steps(replace(batch, seq_ids=[0, 2]), features, 4)
+    assert_greedy_chains(found, made, [texts[0], texts[2]], (72, 36), 5 * tolerance)  # more rows, more rounding
 
 
 @pytest.mark.parametrize("kind", ["3", "3.1"])
@@ -186,9 +184,8 @@ def test_training_and_inference_compute_the_same(kind: str, monkeypatch: pytest.
         batch, features = true_batch([text], [0], [i + 1])
         hidden, logits = runtime.extend(batch, features)
         for j in range(steps):
-            torch.testing.assert_close(
-                logits[0], trained_head.logits(trained[j][0, i]), rtol=1e-5, atol=1e-5
-            )  # training sums in float32
+            wanted = trained_head.logits(trained[j][0, i])  # summed in float32
+            torch.testing.assert_close(logits[0], wanted, rtol=1e-5, atol=1e-5)
             if i + j + 2 < 12:
                 row = chain(0, i + 1 + j, text.tokens[i + j + 2 : i + j + 3])
                 hidden, logits = runtime.extend(row, hidden, from_head=True)
@@ -225,7 +222,7 @@ def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, 
             values, scale = quantise_rows(parameter)
             parameter.copy_(values * scale)
     exact = TorchEagle(wide).decode_steps(batch, features.float(), 4)
-    close(steps.logits[0], exact.logits[0].double(), tolerance)
+    assert_close(steps.logits[0], exact.logits[0].double(), tolerance)
     if tolerance < 1e-2:
         assert torch.equal(steps.tokens, exact.tokens)
 
@@ -238,7 +235,9 @@ def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     runtime = NativeEagle(wide)
-    close(runtime.decode_steps(batch, features, 3)[1], TorchEagle(wide).decode_steps(batch, features, 3)[1], 2e-5)
+    assert_close(
+        runtime.decode_steps(batch, features, 3)[1], TorchEagle(wide).decode_steps(batch, features, 3)[1], 2e-5
+    )
     assert (runtime._layout.nbytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
 
 

@@ -5,6 +5,7 @@ where they are installed."""
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,15 @@ def written(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads((folder / "config.json").read_text()), load_file(next(folder.glob("*.safetensors")))
 
 
+def converted(
+    folder: Path, made: EagleConfig, to: str, target: Path | None = None, dtype: torch.dtype = torch.float16
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the files of a converted head hold."""
+    save_eagle(head(made), folder / "source", dtype)
+    convert_head(folder / "source", to, folder / "out", target)
+    return written(folder / "out")
+
+
 @pytest.mark.parametrize(("to", "name"), CASES)
 def test_an_eagle3_head_is_the_same_head_in_every_format(
     tiny: Tiny, source: Path, out: Path, to: str, name: str
@@ -99,10 +109,8 @@ def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(tiny: Tiny, sour
     assert all(torch.equal(t, found[n]) for n, t in load_eagle(out / "again").state_dict().items())
 
 
-def test_eagle3_has_what_vllm_and_sglang_look_for(source: Path, out: Path) -> None:
-    save_eagle(head(KINDS["rope"]), source)
-    convert_head(source, "eagle3", out)
-    config, tensors = written(out)
+def test_eagle3_has_what_vllm_and_sglang_look_for(tmp_path: Path) -> None:
+    config, tensors = converted(tmp_path, KINDS["rope"], "eagle3")
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["draft_vocab_size"], config["target_hidden_size"], config["num_aux_hidden_states"]) == (24, 8, 3)
     assert config[TAPS] == [2, 4, 5]  # vLLM: states after so many layers; it reads this key first
@@ -116,35 +124,27 @@ def test_eagle3_has_what_vllm_and_sglang_look_for(source: Path, out: Path) -> No
     assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
 
 
-def test_sglang_reads_ids_as_they_are_if_the_first_is_not_1(source: Path, out: Path) -> None:
-    save_eagle(head(variant(3, taps=(3, 5, 7))), source)
-    convert_head(source, "eagle3", out)
-    assert written(out)[0]["eagle_config"][TAPS] == [3, 5, 7]
+def test_sglang_reads_ids_as_they_are_if_the_first_is_not_1(tmp_path: Path) -> None:
+    assert converted(tmp_path, variant(3, taps=(3, 5, 7)), "eagle3")[0]["eagle_config"][TAPS] == [3, 5, 7]
 
 
-def test_specforge_has_the_maps_always_and_no_key_that_would_drop_a_norm(source: Path, out: Path) -> None:
-    save_eagle(head(KINDS["whole vocabulary"]), source)
-    convert_head(source, "specforge", out)
-    config, tensors = written(out)
+def test_specforge_has_the_maps_always_and_no_key_that_would_drop_a_norm(tmp_path: Path) -> None:
+    config, tensors = converted(tmp_path, KINDS["whole vocabulary"], "specforge")
     assert not {"norm_output", "fc_norm"} & config.keys()  # norm_output false: its logits would lack the norm
     assert config["eagle_config"][TAPS] == [1, 3, 4]
     assert tensors["d2t"].tolist() == [0] * 40
     assert tensors["t2d"].all()
-    convert_head(source, "eagle3", out / "eagle3")
-    assert not {"d2t", "t2d"} & written(out / "eagle3")[1].keys()  # vLLM has no parameter for them
+    others = converted(tmp_path / "eagle3", KINDS["whole vocabulary"], "eagle3")[1]
+    assert not {"d2t", "t2d"} & others.keys()  # vLLM has no parameter for them
 
 
-def test_speculators_has_what_vllm_and_the_package_look_for(tiny: Tiny, source: Path, out: Path) -> None:
-    save_eagle(head(KINDS["3.1"]), source, torch.bfloat16)
-    convert_head(source, "speculators", out, tiny.target)
-    config, tensors = written(out)
+def test_speculators_has_what_vllm_and_the_package_look_for(tiny: Tiny, tmp_path: Path) -> None:
+    config, tensors = converted(tmp_path, KINDS["3.1"], "speculators", tiny.target, torch.bfloat16)
     about = config["speculators_config"]
     method = about["proposal_methods"][0]
     assert (config["speculators_model_type"], about["algorithm"]) == ("eagle3", "eagle3")
-    assert (about["default_proposal_method"], method) == (
-        "greedy",
-        {"proposal_type": "greedy", "speculative_tokens": 4},
-    )
+    assert about["default_proposal_method"] == "greedy"
+    assert method == {"proposal_type": "greedy", "speculative_tokens": 4}
     assert about["verifier"] == {"name_or_path": str(tiny.target), "architectures": ["LlamaForCausalLM"]}
     assert (config[TAPS], config["draft_vocab_size"], config["target_hidden_size"]) == ([2, 4, 5], 24, 8)
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -168,8 +168,7 @@ def test_a_parallel_head_has_what_vllm_and_speculators_look_for(tiny: Tiny, sour
 
 
 def test_layers_that_a_head_does_not_name_are_those_of_its_target(tiny: Tiny, source: Path, out: Path) -> None:
-    made = head(KINDS["plain"])
-    save_eagle(made, source)
+    save_eagle(head(KINDS["plain"]), source)
     rewrite(source, eagle_config=None, **{TAPS: None})
     target = out / "target"
     target.mkdir(parents=True)
@@ -311,35 +310,28 @@ def test_medusa_heads_that_borrow_need_their_own_target(tiny: Tiny, source: Path
         convert_head(source, "medusa", out, tiny.target)
 
 
-def converted(folder: Path, to: str) -> dict[str, torch.Tensor]:
-    """Write the embedded EAGLE-3 head to `folder`; returns its tensors."""
-    convert_head(zoo.head_dir("eagle3", zoo.target_dir()), to, folder, zoo.target_dir())
-    return load_file(folder / "model.safetensors")
-
-
-def loaded(model: Any, written: dict[str, torch.Tensor]) -> set[str]:
-    """Names that the model has and the checkpoint has not; all others are equal."""
+@pytest.mark.parametrize(
+    ("to", "targets"),
+    [
+        ("speculators", {"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight"}),
+        ("specforge", {"embed_tokens.weight"}),  # for training
+    ],
+)
+def test_the_packages_load_their_formats(tmp_path: Path, to: str, targets: set[str]) -> None:
+    """`targets`: what they take from the target."""
+    if to == "speculators":
+        package = pytest.importorskip("speculators", reason="speculators is not installed")
+        load = package.SpeculatorModel.from_pretrained
+    else:
+        pytest.importorskip("specforge", reason="SpecForge is not installed")
+        load = import_module("specforge.modeling.draft.llama3_eagle").LlamaForCausalLMEagle3.from_pretrained
+    convert_head(zoo.head_dir("eagle3", zoo.target_dir()), to, tmp_path / "head", zoo.target_dir())
+    model, (_, tensors) = load(str(tmp_path / "head")), written(tmp_path / "head")
     state = model.state_dict()
-    assert written.keys() <= state.keys()
-    assert all(torch.equal(state[name].to(tensor.dtype), tensor) for name, tensor in written.items())
-    return set(state.keys() - written.keys())
-
-
-def test_speculators_loads_its_format(tmp_path: Path) -> None:
-    """The rest is the target's."""
-    package = pytest.importorskip("speculators", reason="speculators is not installed")
-    written = converted(tmp_path / "head", "speculators")
-    model = package.SpeculatorModel.from_pretrained(str(tmp_path / "head"))
-    assert loaded(model, written) == {"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight"}
-    assert model.config.eagle_aux_hidden_state_layer_ids == [2, 4, 5]
-
-
-def test_specforge_loads_its_format(tmp_path: Path) -> None:
-    """Training takes the embedding from the target."""
-    pytest.importorskip("specforge", reason="SpecForge is not installed")
-    from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
-
-    written = converted(tmp_path / "head", "specforge")
-    model = LlamaForCausalLMEagle3.from_pretrained(str(tmp_path / "head"))
-    assert loaded(model, written) == {"embed_tokens.weight"}
-    assert model.norm_output  # a norm before the lm_head
+    assert state.keys() - tensors.keys() == targets
+    assert tensors.keys() <= state.keys()
+    assert all(torch.equal(state[name].to(tensor.dtype), tensor) for name, tensor in tensors.items())
+    if to == "speculators":
+        assert model.config.eagle_aux_hidden_state_layer_ids == [2, 4, 5]
+    else:
+        assert model.norm_output  # a norm before the lm_head

@@ -125,13 +125,8 @@ def head_host(
 
 def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> DFlashConfig:
     """Two layers and blocks of 6; `changes` to `DFlashConfig`, those of the decoder as `decoder={...}`."""
-    decoder = {
-        "layers": 2,
-        "model_type": "qwen3",
-        "qk_norm": True,
-        "windows": (None, None),
-        **changes.pop("decoder", {}),
-    }
+    decoder = {"layers": 2, "model_type": "qwen3", "qk_norm": True, "windows": (None, None)}
+    decoder |= changes.pop("decoder", {})
     made = DFlashConfig(config(3, vocab, width, target, decoder=decoder).decoder, (0, 1, 2), target, 6, vocab - 1)
     return replace(made, **changes)
 

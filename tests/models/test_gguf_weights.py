@@ -13,9 +13,9 @@ from slipstream.errors import CheckpointError
 from slipstream.models.executor import Executor
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
-from slipstream.models.weight_blocks import READERS, stacked
+from slipstream.models.weight_blocks import READERS
 from tests.backends.native.models import chain
-from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
+from tests.models.gguf_files import VOCAB, family_config, gguf_model, random_bytes
 
 KINDS = [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "F32")]
 
@@ -115,9 +115,3 @@ def test_blocks_hold_the_weights_of_the_file_exactly(name: str) -> None:
     assert blocks.integers.min() >= (0 if blocks.bits == 4 else -128)
     assert blocks.integers.max() < (16 if blocks.bits == 4 else 128)
     assert blocks.scales.floats(blocks.group, want.shape[1]).shape == (7, want.shape[1] // blocks.group)
-
-
-def test_stacked_matrices_hold_the_same_weights() -> None:
-    for names in (("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q4_1", "Q8_0"), ("Q8_0", "Q5_0")):
-        parts = [READERS[name](random_bytes(name, 4, 512 // SIZES[name][0], seed)) for seed, name in enumerate(names)]
-        assert np.array_equal(stacked(parts).floats(), np.concatenate([part.floats() for part in parts]))

@@ -143,6 +143,13 @@ def test_a_draft_stays_as_it_is_and_the_text_is_that_of_the_merged_target(tiny: 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def refused(
+    model: Any, lora: Path | str, says: str, error: type[Exception] = CheckpointError, executor: str = "auto"
+) -> None:
+    with pytest.raises(error, match=says):
+        LLM(model, lora=lora, executor=executor)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -162,43 +169,34 @@ def test_what_is_not_plain_lora_is_refused_by_name(tiny, tmp_path, field, value,
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_missing_or_damaged_file_is_named(tiny: Tiny, good: Path, file: str) -> None:
     (good / file).write_bytes(b"{")
-    with pytest.raises(LoadError, match=f"{file} cannot be read"):
-        LLM(tiny.target, lora=good)
+    refused(tiny.target, good, f"{file} cannot be read", LoadError)
     (good / file).unlink()
-    with pytest.raises(LoadError, match=f"(holds no {file}|{file} does not exist)"):
-        LLM(tiny.target, lora=good)
-    with pytest.raises(CheckpointError, match="'nowhere/at/all' is not a folder"):
-        LLM(tiny.target, lora="nowhere/at/all")
+    refused(tiny.target, good, f"(holds no {file}|{file} does not exist)", LoadError)
+    refused(tiny.target, "nowhere/at/all", "'nowhere/at/all' is not a folder")
 
 
 @pytest.mark.parametrize("executor", ["native", "transformers"])
 def test_an_adapter_of_another_model_is_refused_with_the_tensor(tiny: Tiny, tmp_path: Path, executor: str) -> None:
-    module = LLAMA[0]
+    module, how = LLAMA[0], {"executor": executor}
     pair = {f"{module}.lora_A.weight": torch.ones(4, 32), f"{module}.lora_B.weight": torch.ones(64, 4)}
     adapter = write_adapter(tmp_path / "shape", pair)
-    with pytest.raises(CheckpointError, match=rf"{module}.weight has the shape \(64, 48\).*\(64, 32\).*the/base"):
-        LLM(tiny.target, lora=adapter, executor=executor)
+    refused(tiny.target, adapter, rf"{module}.weight has the shape \(64, 48\).*\(64, 32\).*the/base", **how)
     far = {name.replace("layers.0", "layers.9"): tensor for name, tensor in pair.items()}
     adapter = write_adapter(tmp_path / "unused", far)
-    with pytest.raises(CheckpointError, match=r"1 tensors that this model does not have: layers.9.self_attn.q_proj"):
-        LLM(tiny.target, lora=adapter, executor=executor)
+    refused(tiny.target, adapter, r"1 tensors that this model does not have: layers.9.self_attn.q_proj", **how)
     adapter = write_adapter(tmp_path / "full", {"model.norm.weight": torch.ones(7)})
-    with pytest.raises(CheckpointError, match=r"model.norm.weight has the shape \(48,\).*\(7,\)"):
-        LLM(tiny.target, lora=adapter, executor=executor)
+    refused(tiny.target, adapter, r"model.norm.weight has the shape \(48,\).*\(7,\)", **how)
 
 
 def test_matrices_that_contradict_the_configuration_are_refused(tiny: Tiny, good: Path, tmp_path: Path) -> None:
     tensors = load_file(good / "adapter_model.safetensors")
     alone = {name: tensor for name, tensor in tensors.items() if "lora_B" not in name}
     names = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
-    with pytest.raises(CheckpointError, match="says rank 8"):
-        LLM(tiny.target, lora=write_adapter(tmp_path / "rank", names, r=8))
-    with pytest.raises(CheckpointError, match="matrices of the shapes"):
-        LLM(tiny.target, lora=write_adapter(tmp_path / "alone", alone))
-    with pytest.raises(CheckpointError, match="NaN or infinity"):
-        LLM(tiny.target, lora=write_adapter(tmp_path / "nan", {"model.norm.weight": torch.full((48,), torch.nan)}))
-    with pytest.raises(CheckpointError, match="no tensor"):
-        LLM(tiny.target, lora=write_adapter(tmp_path / "empty", {}))
+    refused(tiny.target, write_adapter(tmp_path / "rank", names, r=8), "says rank 8")
+    refused(tiny.target, write_adapter(tmp_path / "alone", alone), "matrices of the shapes")
+    nan = {"model.norm.weight": torch.full((48,), torch.nan)}
+    refused(tiny.target, write_adapter(tmp_path / "nan", nan), "NaN or infinity")
+    refused(tiny.target, write_adapter(tmp_path / "empty", {}), "no tensor")
     for wrong in ({"lora_alpha": None}, {"lora_alpha": "x"}, {"r": 0}, {"alpha_pattern": {"(": 1}}):
         with pytest.raises(LoadError) as fault:
             LLM(tiny.target, lora=write_adapter(tmp_path / str(wrong), names, **wrong))
@@ -210,15 +208,13 @@ def test_a_tensor_that_is_embedding_and_output_head_is_refused(checkpoint, tmp_p
     base = checkpoint("qwen3")
     name = "model.embed_tokens.weight"
     adapter = write_adapter(tmp_path / "adapter", {name: load_file(base / "model.safetensors")[name]})
-    with pytest.raises(CheckpointError, match=f"changes {name}, which is the embedding and the output head"):
-        LLM(base, lora=adapter, executor=executor)
+    refused(base, adapter, f"changes {name}, which is the embedding and the output head", executor=executor)
 
 
 def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny, good: Path, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"lora was given with a loaded model.*its weights stay as they are"):
         LLM(random_llama(), lora=good)
-    with pytest.raises(ParameterError, match=r"lora=.*was given with a loaded target"):
-        LLM(Decoder.load(tiny.target), lora=good)
+    refused(Decoder.load(tiny.target), good, r"lora=.*was given with a loaded target", ParameterError)
     (tmp_path / "x.gguf").write_bytes(GGUF_MAGIC)
     with pytest.raises(ParameterError, match=r"lora=.*was given with a GGUF file.*adapters are merged into"):
         LLM(tmp_path / "x.gguf", lora=good)
@@ -226,5 +222,4 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
     random_model("gpt-neox", torch.float32).save_pretrained(quantised)
     config = json.loads((quantised / "config.json").read_text())
     (quantised / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(UnsupportedModelError, match=r"lora was given with .*quantised', which is quantised"):
-        LLM(quantised, lora=good)
+    refused(quantised, good, r"lora was given with .*quantised', which is quantised", UnsupportedModelError)

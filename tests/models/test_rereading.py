@@ -107,10 +107,9 @@ def test_complete_words_are_read_as_the_draft_models_tokenizer_splits_them(vocab
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
 def test_nothing_that_the_draft_model_can_write_is_lost(vocabularies: Vocabularies, text: str) -> None:
     """What is read is what was written, characters that are unknown to one of them aside."""
-    written = vocabularies.target.bytes_of(vocabularies.target.ids(text)).lstrip(
-        b" "
-    )  # either may put a space before a text
-    read = vocabularies.draft.bytes_of(fresh(vocabularies, vocabularies.target.ids(text))).lstrip(b" ")
+    ids = vocabularies.target.ids(text)
+    written, read = vocabularies.target.bytes_of(ids), vocabularies.draft.bytes_of(fresh(vocabularies, ids))
+    written, read = written.lstrip(b" "), read.lstrip(b" ")  # either may put a space before a text
     if vocabularies.draft.id_of.get(b"\xff") is None:
         assert len(read) <= len(written)
     else:

@@ -2,7 +2,7 @@
 `case`; the oracle has no drafts, caches or batches."""
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,7 @@ class Case:
         return seq
 
     def same(self, rows: Tensor, wanted: Tensor) -> None:
-        assert rows.shape == wanted.shape
-        error = float((rows.double() - wanted.double()).abs().max() / wanted.abs().max())
-        assert error <= self.tolerance, f"differs by {error:.2e} of the largest value, allowed {self.tolerance:.0e}"
+        assert_close(rows, wanted, self.tolerance)
 
     def run(self, seqs: Seq[Sequence], draft: Draft) -> Tensor:
         """Run, and check every row of the logits against the oracle; a copy of the logits."""
@@ -97,6 +95,16 @@ class Case:
             self.target.run([each], Draft.empty(1))
         for a, b in zip(held(self.target, seq), held(self.target, fresh), strict=True):
             assert_close(a, b)
+
+    def check_taps(self, taps: Seq[int], hidden: Callable[[list[int]], Mapping[int, Tensor]]) -> None:
+        """hidden: a text -> the states [T, d] of its tokens at some of the taps."""
+        a, b = self.sequence(10), self.sequence(3)
+        out = self.target.run([a, b], Draft.chains([[5, 7], [9]]), taps)
+        assert list(out.splits) == [0, 12, 16]
+        assert set(out.hidden) == set(taps)
+        for text, rows in (([*a.tokens, 5, 7], slice(0, 12)), ([*b.tokens, 9], slice(12, 16))):
+            for tap, states in hidden(text).items():
+                self.same(out.hidden[tap][rows], states)
 
     def forest(self, shapes: Seq[Seq[int]]) -> Draft:
         """Random tokens on trees given by their parents; on chains of as many for a target that runs chains only."""

@@ -17,10 +17,11 @@ CLOSE = 1e-9
 """Of the largest value, with everything in float64 (see `Wide`)."""
 
 
-def assert_close(rows: Tensor, wanted: Tensor) -> None:
-    """Of the same shape, and as near as `CLOSE` says."""
+def assert_close(rows: Tensor, wanted: Tensor, tolerance: float = CLOSE) -> None:
+    """Of the same shape, and as near as `tolerance` says, relative to the largest value."""
     assert rows.shape == wanted.shape
-    assert float((rows - wanted).abs().max() / wanted.abs().max()) < CLOSE
+    error = float((rows.double() - wanted.double()).abs().max() / wanted.abs().max())
+    assert error <= tolerance, f"differs by {error:.2e} of the largest value, allowed {tolerance:.0e}"
 
 
 class Reference:

@@ -52,19 +52,11 @@ def test_leviathan_tables_2_and_4(gamma: int, alpha: float, c: float, predicted:
     assert high > predicted - 0.05
 
 
-OPTIMAL = {
-    0.02: [(4, 1.794), (6, 2.170), (8, 2.758), (11, 3.817), (19, 6.365)],
-    0.05: [(3, 1.630), (4, 1.921), (6, 2.353), (8, 3.092), (13, 4.674)],
-    0.10: [(2, 1.458), (3, 1.674), (4, 1.981), (6, 2.470), (10, 3.431)],
-}
-
-
-@pytest.mark.parametrize("c", OPTIMAL)
-def test_best_gamma_and_its_speedup(c: float) -> None:
-    for alpha, (gamma, speed) in zip((0.5, 0.6, 0.7, 0.8, 0.9), OPTIMAL[c], strict=True):
-        assert best_gamma(alpha, c) == gamma
-        assert speedup(alpha, gamma, c) == pytest.approx(speed, abs=0.00051)
-        assert speedup(alpha, gamma, c) == max(speedup(alpha, g, c) for g in range(100))
+@pytest.mark.parametrize("c", [0.02, 0.05, 0.10])
+def test_the_best_gamma_has_the_greatest_speedup_of_all(c: float) -> None:
+    for alpha in (0.5, 0.6, 0.7, 0.8, 0.9):
+        speeds = [speedup(alpha, gamma, c) for gamma in range(100)]
+        assert best_gamma(alpha, c) == speeds.index(max(speeds))
 
 
 def test_a_perfect_drafter_yields_gamma_plus_one() -> None:
@@ -122,13 +114,10 @@ def test_break_even_is_where_speculation_becomes_faster(gamma, c, costs, host):
     assert speedup(alpha - 1e-4, gamma, c, costs, host=host) < 1
 
 
-def test_break_even_of_one_draft_token_with_free_verification_is_c():
+def test_break_even_of_one_draft_token_is_c_and_of_steps_that_cost_more_than_they_can_yield_is_none():
     for c in (0.05, 0.5, 1.0):
         assert break_even(1, c) == pytest.approx(c)
     assert break_even(4, 0.0) == pytest.approx(0)
-
-
-def test_nothing_breaks_even_where_a_step_costs_more_than_it_can_yield():
     assert break_even(4, 1.2) is None
     assert break_even(1, 0.5, CostCurve((1, 2), (1.0, 3.0))) is None
     assert break_even(4, 1.0) == pytest.approx(1)  # only an exact draft does

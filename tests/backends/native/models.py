@@ -1,9 +1,9 @@
 """Random decoders for the native backend, from memory, and batches to run them on: alone and together."""
 
 import dataclasses
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence as Seq
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 import pytest
@@ -64,13 +64,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def in_every_format(*shapes: str) -> list[Any]:
+    """(shape, format) of these shapes in every format, and of the others in float32."""
+    marks = {form: needs_bfloat16 for form in FORMATS if "products" in form}
+    each = [pytest.param(shape, form, marks=marks.get(form, ())) for shape in shapes for form in FORMATS]
+    return each + [(shape, "float32") for shape in SHAPES if shape not in shapes]
+
+
 def weights(config: DecoderConfig, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 0.15) -> Weights:
-    """Random weights of that dtype."""
+    """Random weights of that dtype. spread: their standard deviation; 0: as wide rows need it."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, shape in config.shapes().items():
         noise = torch.randn(shape, generator=generator)
-        tensors[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else spread * noise).to(dtype)
+        scaled = noise * (spread or shape[-1] ** -0.5)
+        tensors[name] = (1 + 0.2 * noise if "norm" in name and "weight" in name else scaled).to(dtype)
     return Weights({n: (n, t.__getitem__) for n, t in tensors.items()}, config, torch.float32)
 
 
@@ -90,38 +98,34 @@ def in_float64(config: DecoderConfig, given: Mapping[str, Tensor], quantize: str
     return Weights({n: (n, t.__getitem__) for n, t in tensors.items()}, config, torch.float64)
 
 
-def with_overflow(given: Weights, token: int, value: float) -> Weights:
-    """The same, but for the embedding of one token, which has `value` in it: as if the model overflowed on it."""
+def executor_of(config: DecoderConfig, given: Weights, form: str = "float32", threads: int = 1) -> NativeExecutor:
+    """With options of FORMATS; every pass uses all its threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        if form == "int8 without dot products":
+            patch.setattr(processor, "has_byte_dots", lambda: False)
+        model = NativeExecutor(config, given, LoadSettings(threads=threads, **FORMATS[form][1]))
+    model._workspace._small = False
+    return model
+
+
+def executor(
+    shape: str = "llama", form: str = "float32", threads: int = 1, spoilt: int | None = None, **changes: Any
+) -> NativeExecutor:
+    """A decoder of SHAPES with weights of FORMATS. spoilt: a token whose embedding is infinite, so that its keys and
+    values, and what sees them, are NaN."""
+    decoder = config(**SHAPES[shape] | changes)
+    given = weights(decoder, FORMATS[form][0])
     read = given.part  # reading from a checkpoint refuses what is not finite
 
     def part(name: str, rows: slice) -> Tensor:
         tensor = read(name, rows)
-        if name == "embed_tokens.weight":
+        if name == "embed_tokens.weight" and spoilt is not None:
             tensor = tensor.clone()
-            tensor[token, 0] = value
+            tensor[spoilt, 0] = math.inf
         return tensor
 
     given.part = part  # type: ignore[method-assign]
-    return given
-
-
-@contextmanager
-def byte_dots(there: bool) -> Iterator[None]:
-    """Simulate a processor with or without dot products of bytes."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not there:
-            patch.setattr(processor, "has_byte_dots", lambda: False)
-        yield
-
-
-def executor(shape: str = "llama", form: str = "float32", threads: int = 1, **changes: Any) -> NativeExecutor:
-    """A decoder of SHAPES with weights of FORMATS; every pass uses all its threads."""
-    dtype, options = FORMATS[form]
-    decoder = config(**SHAPES[shape] | changes)
-    with byte_dots(form != "int8 without dot products"):
-        model = NativeExecutor(decoder, weights(decoder, dtype), LoadSettings(threads=threads, **options))
-    model._workspace._small = False
-    return model
+    return executor_of(decoder, given, form, threads)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ def one_by_one(
 ) -> tuple[Tensor, Tensor]:
     """Logits of every row of `tree(...)`, each computed alone after its ancestors, and keys and values of its slot,
     [rows, L, 2, Hk, D]."""
-    known, rows, kept = len(tokens) - len(parents), list[Tensor](), list[Tensor]()
+    known = len(tokens) - len(parents)
     children: dict[int, list[int]] = {}
     for i, parent in enumerate(parents):
         children.setdefault(parent, []).append(i)
@@ -204,10 +208,8 @@ def one_by_one(
     for row in range(known):
         run(row, past + row)
     descend(-1, past + known)
-    for row in range(len(tokens)):
-        rows.append(logits[row])
-        kept.append(cache[row])
-    return torch.stack(rows), torch.stack(kept)
+    logits_of_rows, kept = (torch.stack([of[row] for row in range(len(tokens))]) for of in (logits, cache))
+    return logits_of_rows, kept
 
 
 # --- rows of a batch against the same rows alone, bit by bit ----------------------------------------------------------

@@ -13,6 +13,9 @@ from slipstream.backends.native.threads import pool
 from slipstream.backends.quantise import quantise_rows
 from slipstream.models.weight_blocks import Blocks
 
+ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]
+"""Numbers of rows below, at and above those of a tile."""
+
 ADD = np.int64(1)
 
 

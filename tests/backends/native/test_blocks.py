@@ -22,7 +22,7 @@ from slipstream.models.gguf_weights import GgufWeights, gguf_config
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weight_blocks import READERS, Blocks, Scales, stacked
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
-from tests.backends.native.products import Product, model_of_blocks
+from tests.backends.native.products import ROWS, Product, model_of_blocks
 from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -84,8 +84,6 @@ def test_the_same_holds_for_a_processor_that_has_avx2_only() -> None:
 
 # --- products of one matrix, against a simple model of their arithmetic, bit for bit ----------------------------------
 
-ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]
-
 
 def random_blocks(seed: int, form: Format, outs: int, columns: int) -> Blocks:
     rng = np.random.default_rng(seed)
@@ -105,11 +103,8 @@ def random_blocks(seed: int, form: Format, outs: int, columns: int) -> Blocks:
 def test_a_product_equals_the_model_of_its_blocks_bit_for_bit(form: Format, outs: int, spans: int) -> None:
     columns = form.span * min(spans, 1024 // form.span)
     rng = np.random.default_rng(2)
-    weight, x, bias = (
-        random_blocks(1, form, outs, columns),
-        rng.standard_normal((40, columns)),
-        rng.standard_normal(outs),
-    )
+    weight = random_blocks(1, form, outs, columns)
+    x, bias = rng.standard_normal((40, columns)), rng.standard_normal(outs)
     x[5], x[9] = 0, x[9] * 1e-20
     x, bias = x.astype(np.float32), bias.astype(np.float32)
     product, want = Product(weight, bias=torch.from_numpy(bias)), model_of_blocks(weight, x, bias)
@@ -127,8 +122,11 @@ def test_bits_of_a_weight_in_memory(name: str, bits: float) -> None:
     assert 8 * matrix["out_bytes"] / matrix["columns"] == bits
 
 
-@pytest.mark.parametrize("names", list(itertools.combinations_with_replacement(READERS, 2)), ids="-".join)
-def test_matrices_of_two_kinds_are_one_matrix_of_the_same_weights(names: tuple[str, str]) -> None:
+STACKS = [*itertools.combinations_with_replacement(READERS, 2), ("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q4_1", "Q8_0")]
+
+
+@pytest.mark.parametrize("names", STACKS, ids="-".join)
+def test_matrices_of_two_kinds_are_one_matrix_of_the_same_weights(names: tuple[str, ...]) -> None:
     parts = [READERS[name](random_bytes(name, 32, 512 // SIZES[name][0], i, 0.1)) for i, name in enumerate(names)]
     joined, columns = stacked(parts), np.arange(0, 512, 37)
     assert np.array_equal(joined.floats(), np.concatenate([part.floats() for part in parts]))

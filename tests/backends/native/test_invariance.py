@@ -3,36 +3,28 @@ in a batch of several sequences, and on any number of threads."""
 
 import dataclasses
 import functools
-import math
 import random
 
 import pytest
 import torch
 
 from slipstream.backends.native.kernels.matrices import MIN_SPLIT_SLOTS
-from slipstream.backends.native.native_executor import NativeExecutor
-from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import (
     ALONE,
     EVERY_FORMAT,
-    FORMATS,
-    SHAPES,
     TOGETHER,
     begin,
-    byte_dots,
     chain,
     check,
-    config,
     executor,
     forest,
     ids,
+    in_every_format,
     on_threads,
     one_by_one,
     random_tree,
     same,
     tree,
-    weights,
-    with_overflow,
 )
 
 THREADS = (1, 2, 3, 5)
@@ -62,23 +54,14 @@ def test_a_chain_of_any_length_equals_its_rows_alone(shape: str, form: str) -> N
             same(model.kv(TOGETHER, 60).permute(3, 0, 1, 2, 4), kept)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_random_trees_of_every_kind_of_decoder(shape: str) -> None:
-    draw = random.Random(shape)
-    for seed in range(6):
-        parents, known = random_tree(draw, 24), draw.randint(1, 4)
-        check(make(shape), [(draw.randint(0, 70), ids(known + len(parents), seed), parents)], seed)
-
-
-@pytest.mark.parametrize("form", EVERY_FORMAT)
-@pytest.mark.parametrize("shape", ["llama", "windows", "gpt2", "mixture"])
+@pytest.mark.parametrize(("shape", "form"), in_every_format("llama", "windows", "gpt2", "mixture"))
 def test_ragged_batches_of_trees_and_chains(shape: str, form: str) -> None:
     """New sequences, trees, chains and single rows, of contexts of any length."""
     draw = random.Random(f"{shape} {form}")
     for seed in range(3):
         members = []
         for _ in range(draw.randint(2, 5)):
-            parents = random_tree(draw, 12) if draw.random() < 0.7 else []
+            parents = random_tree(draw, 24) if draw.random() < 0.7 else []
             known = draw.choice([1, 1, 2, draw.randint(1, 40)])
             members.append((draw.randint(0, 80), ids(known + len(parents), draw.randrange(999)), parents))
         check(make(shape, form), members, seed)
@@ -138,16 +121,7 @@ def test_a_draft_in_one_call_equals_one_pass_per_step(form: str) -> None:
 # --- draft tokens on which the model overflows -----------------------------------------------------------------------
 
 SPOILT = 7
-"""Its embedding is infinite, so that its keys and values, and what sees them, are NaN."""
-
-
-@functools.cache
-def overflowing(shape: str, form: str) -> NativeExecutor:
-    dtype, options = FORMATS[form]
-    decoder = config(**SHAPES[shape])
-    given = with_overflow(weights(decoder, dtype), SPOILT, math.inf)
-    with byte_dots(form != "int8 without dot products"):
-        return NativeExecutor(decoder, given, LoadSettings(threads=1, **options))
+overflowing = functools.partial(make, spoilt=SPOILT)
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT)
@@ -178,7 +152,6 @@ def test_a_draft_token_that_overflows_spoils_no_row_that_does_not_see_it(shape: 
 def test_a_long_context_that_threads_share_is_not_spoilt_either(threads: int) -> None:
     model, past = overflowing("llama", "float32"), MIN_SPLIT_SLOTS + 40
     text = [t for t in ids(past + 60) if t != SPOILT]
-    model._workspace._small = False
     begin(on_threads(model, threads), ALONE, text[:past])
     for at in range(1, 4):
         tokens = text[past : past + 4]

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from slipstream.backends.native import native_executor, packed_weights as native_weights
+from slipstream.backends.native import native_executor
 from slipstream.backends.native.kernels import passes, processor, records
 from slipstream.backends.native.native_backend import MOST_COLUMNS, refusal
 from slipstream.backends.native.native_executor import NativeExecutor
@@ -36,12 +35,15 @@ from tests.backends.native.models import (
     executor,
     forest,
     ids,
+    in_every_format,
     in_float64,
     last,
     needs_bfloat16,
     tree,
     weights,
 )
+from tests.spying import spied
+from tests.targets.reference import assert_close
 
 TEXTS = [30, 41, 3]  # tokens of three sequences, two of them pending
 TREE = [-1, 0, -1, 2]  # below a root, two branches of two
@@ -62,11 +64,6 @@ def oracle(shape: str = "llama", form: str = "float32") -> TorchExecutor:
     dtype, options = FORMATS[form]
     decoder = config(**SHAPES[shape])
     return TorchExecutor(decoder, in_float64(decoder, weights(decoder, dtype), options.get("quantize")))
-
-
-def near(got: Tensor, want: Tensor, allowed: float = 1e-5) -> None:
-    assert got.shape == want.shape
-    assert (got - want).abs().max() <= allowed * want.abs().max()
 
 
 def together(texts: list[list[int]], pending: int = 2) -> Batch:
@@ -92,22 +89,13 @@ def numbers(kind: str, vocab: int | None = None) -> StepSampling:
 # --- logits ----------------------------------------------------------------------------------------------------------
 
 
-REMAINING = [shape for shape in SHAPES if shape not in ("llama", "many heads", "window")]
-
-
-@pytest.mark.parametrize(
-    ("shape", "form"),
-    [(shape, form) for shape in ("llama", "many heads", "window") for form in FORMATS]
-    + [(shape, "float32") for shape in REMAINING],
-)
+@pytest.mark.parametrize(("shape", "form"), in_every_format("llama", "many heads", "window"))
 def test_logits_and_cache_are_those_of_the_stored_weights_in_float64(shape: str, form: str) -> None:
     """A prompt, and the rest of it in another pass."""
-    if "products" in form and not processor.has_bfloat16_dots():
-        pytest.skip("no bfloat16 products here")
     text, model, reference = ids(70), native(shape, form), oracle(shape, form)
     for batch in (chain(3, 0, text[:60]), chain(3, 60, text[60:])):
-        near(model.forward(batch).logits, reference.forward(batch).logits, tolerance(form))
-    near(model.kv(3, 70), reference.kv(3, 70), tolerance(form))
+        assert_close(model.forward(batch).logits, reference.forward(batch).logits, tolerance(form))
+    assert_close(model.kv(3, 70), reference.kv(3, 70), tolerance(form))
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 33, 41])
@@ -117,27 +105,19 @@ def test_attention_of_trees_and_chains_is_that_in_float64(size, past, window, th
     """Every row, after contexts that are shorter and longer than windows and blocks, and split among threads."""
     shape = config(1, head_dim=size, windows=(window,))
     given = weights(shape)
-    model, exact = (
-        NativeExecutor(shape, given, LoadSettings(threads=threads)),
-        TorchExecutor(shape, in_float64(shape, given)),
-    )
+    model = NativeExecutor(shape, given, LoadSettings(threads=threads))
+    exact = TorchExecutor(shape, in_float64(shape, given))
     for each in (model, exact):
         for b, length in ((0, past), (1, past + 7)):
             if length:
                 each.forward(chain(b, 0, ids(length, b), []))
     batch = forest([(0, past, ids(7), [-1, 0, -1, 2, 2]), (1, past + 7, ids(4, 1), [])])
-    near(model.forward(batch).logits, exact.forward(batch).logits)
+    assert_close(model.forward(batch).logits, exact.forward(batch).logits, 1e-5)
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(1 << 40, 1), (0, 2)])
 def test_only_large_models_are_packed_by_several_threads_of_torch(limit, wanted, monkeypatch):
-    seen: list[int] = []
-
-    def packed(*given: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return native_weights.decoder_weights(*given)
-
-    monkeypatch.setattr(native_executor, "decoder_weights", packed)
+    seen = spied(monkeypatch, native_executor, "decoder_weights", lambda *given: torch.get_num_threads())
     monkeypatch.setattr(native_executor, "PACKED_ALONE", limit)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -282,7 +262,8 @@ def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
     wide = mixed[name].double()
     mixed._sources[name] = (name, wide.__getitem__)  # type: ignore[index]
     model = NativeExecutor(llama, mixed, LoadSettings(threads=1))
-    near(model.forward(chain(0, 0, ids(9))).logits, oracle(form="float16").forward(chain(90, 0, ids(9))).logits)
+    wanted = oracle(form="float16").forward(chain(90, 0, ids(9))).logits
+    assert_close(model.forward(chain(0, 0, ids(9))).logits, wanted, 1e-5)
     assert model.memory()["weights"] > 1.8 * native(form="float16").memory()["weights"]
 
 

@@ -1,29 +1,25 @@
 """Decoders whose sizes are no multiples of anything, in every format, against the torch executor in float64: prompts,
 trees and chains in one batch, and each row bitwise as alone."""
 
-import math
 import random
 from typing import Any
 
 import pytest
-import torch
 
-from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import Experts
-from slipstream.models.weights import Weights
 from tests.backends.native.models import (
     EVERY_FORMAT,
     FORMATS,
-    byte_dots,
     chain,
     check,
     config,
+    executor_of,
     forest,
     ids,
     in_float64,
     random_tree,
+    weights,
 )
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -61,15 +57,7 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
     dtype, options = FORMATS[form]
     rope = {"rope_theta": draw.choice([1e4, 5e5]), **ROPES.get(draw.choice(["default", *ROPES]), {})}
     of = config(**{"rope_parameters": rope} | ODD[shape] | KINDS[(shape + list(FORMATS).index(form)) % len(KINDS)])
-    generator = torch.Generator().manual_seed(shape)
-    tensors = {
-        name: ((1 if "norm" in name else 0) + torch.randn(size, generator=generator) / math.sqrt(size[-1])).to(dtype)
-        for name, size in of.shapes().items()
-    }
-    stored = Weights({n: (n, t.__getitem__) for n, t in tensors.items()}, of, torch.float32)
-    with byte_dots(form != "int8 without dot products"):
-        model = NativeExecutor(of, stored, LoadSettings(threads=3, **options))
-    model._workspace._small = False
+    model = executor_of(of, weights(of, dtype, seed=shape, spread=0), form, threads=3)
     members = []
     for _ in range(3):
         parents = random_tree(draw, 9) if draw.random() < 0.7 else []
@@ -80,7 +68,7 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
     check(model, members, seed=shape)
     if "quantize" in options and of.tie_embeddings:
         return  # the head alone is rounded
-    exact = TorchExecutor(of, in_float64(of, tensors, options.get("quantize")))
+    exact = TorchExecutor(of, in_float64(of, weights(of, dtype, seed=shape, spread=0), options.get("quantize")))
     batch = forest([(b, *m) for b, m in enumerate(members)])
     for each in (exact, model):
         for b, (past, _, _) in enumerate(members):

@@ -6,12 +6,11 @@ import torch
 
 from slipstream.backends.native.native_backend import MOST_COLUMNS
 from tests.backends.native.models import needs_bfloat16
-from tests.backends.native.products import Product, as_bfloat16, model
+from tests.backends.native.products import ROWS, Product, as_bfloat16, model
 
 EXACT = ["float32", "float16", "bfloat16", "int8_pairs", "int8_quads", "int8_quads_twice"]
 INTEGERS = EXACT[3:]
 ALL = [*EXACT, pytest.param("bfloat16_pairs", marks=needs_bfloat16)]
-ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]
 
 
 def random(seed: int, *shape: int) -> np.ndarray:

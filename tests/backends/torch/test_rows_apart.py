@@ -17,6 +17,7 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.checkpoints import random_llama
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
+from tests.spying import spied
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.overflow import assert_spoils_only_what_sees_it
 
@@ -90,9 +91,7 @@ def test_a_request_that_overflows_spoils_no_other_request_of_its_batch(prompt: l
 def test_a_pass_without_overflow_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = decoder()
     assert isinstance(target, Decoder)
-    passes = []
-    forward = TorchExecutor._forward
-    monkeypatch.setattr(TorchExecutor, "_forward", lambda *given, **more: passes.append(1) or forward(*given, **more))
+    passes = spied(monkeypatch, TorchExecutor, "_forward", lambda *given, **more: 1)
     seq = Sequence([5, 9, 33])
     target.run([seq], Draft.chains([[20, 21]]))
     assert len(passes) == 1

@@ -11,6 +11,7 @@ from slipstream.backends.torch.torch_paged import TorchBlocks
 from slipstream.models.load_settings import LoadSettings
 from tests.backends.native.models import chain, config, forest, ids, last, weights
 from tests.heads.tiny_heads import config as head_config, head
+from tests.spying import spied
 
 
 def executor(**options: int) -> TorchExecutor:
@@ -19,14 +20,7 @@ def executor(**options: int) -> TorchExecutor:
 
 
 def test_sequences_that_grow_together_are_read_in_place_and_forks_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered: list[int] = []
-    gather = TorchBlocks.gather
-
-    def counted(self: TorchBlocks, layer: int, blocks: torch.Tensor) -> torch.Tensor:
-        gathered.append(len(blocks))
-        return gather(self, layer, blocks)
-
-    monkeypatch.setattr(TorchBlocks, "gather", counted)
+    gathered = spied(monkeypatch, TorchBlocks, "gather", lambda cache, layer, blocks: len(blocks))
     model = executor()
     for past in range(0, 200, 20):
         model.forward(forest([(seq_id, past, ids(20, seq_id), []) for seq_id in range(5)]))

@@ -15,6 +15,7 @@ from slipstream.targets.gguf import gguf_target as module
 from slipstream.targets.gguf.cell_memory import MOST_TEXTS, CellMemory
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
+from tests.spying import spied
 from tests.targets.conformance import CHAIN, TREE, Case, Conformance
 from tests.targets.gguf.conftest import FAMILIES
 from tests.targets.reference import Reference
@@ -162,9 +163,7 @@ def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
     case.keep([first], draft, [[0]])
     text = first.tokens[: first.kv_len]
     memory.keep(first.id, text)
-    rows = list[int]()
-    decode = target.memory.context.decode
-    monkeypatch.setattr(target.memory.context, "decode", lambda run: (rows.append(len(run)), decode(run))[1])
+    rows = spied(monkeypatch, target.memory.context, "decode", len)
     for gone in (False, True):
         if gone:
             target.release(first.id)

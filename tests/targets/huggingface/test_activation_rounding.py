@@ -73,23 +73,21 @@ def test_models_that_are_not_quantised_are_not_measured() -> None:
     assert measured_limit(module, run, TEXT) == limit_of(torch.float32)
 
 
-class _Forgets:
-    """Calls the model without the cache that it was given."""
+def forget(module: Any) -> None:
+    """Let it be called without the cache that it is given."""
+    own = module.forward
 
-    def __init__(self, module: Any):
-        own = module.forward
+    def forward(input_ids: Any = None, past_key_values: Any = None, position_ids: Any = None, **more: Any) -> Any:
+        return own(input_ids=input_ids, position_ids=position_ids, **(more | {"use_cache": False}))
 
-        def forward(input_ids: Any = None, past_key_values: Any = None, position_ids: Any = None, **more: Any) -> Any:
-            return own(input_ids=input_ids, position_ids=position_ids, **(more | {"use_cache": False}))
-
-        module.forward = forward
+    module.forward = forward
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("name", ["stablelm", "bloom"])
 def test_a_model_that_ignores_its_cache_is_refused(name: str, rounds: str) -> None:
     module = rounded(name, rounds)
-    _Forgets(module)
+    forget(module)
     with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
         of_module(module)
 

@@ -1,7 +1,7 @@
 """Every architecture against transformers' own model, in float64."""
 
 import functools
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.end_to_end.sampling import assert_drafted_samples, distribution_after
-from tests.targets.conformance import Case
+from tests.targets.conformance import Case, Conformance
 from tests.targets.huggingface.architectures import (
     ARCHITECTURES,
     ONE_EACH,
@@ -27,7 +27,6 @@ from tests.targets.huggingface.architectures import (
     generated,
     random_model,
 )
-from tests.targets.huggingface.wrong_siblings import WrongSiblings
 from tests.targets.reference import CLOSE, Wide, assert_close
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
@@ -53,6 +52,14 @@ def logits(name: str, text: Seq[int]) -> torch.Tensor:
     """[n, V] of the model's own forward, without a cache."""
     with torch.no_grad():
         return model(name)(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    with Wide(True):
+        made = Case(target(request.param), lambda ids: logits(request.param, ids), CLOSE)
+        yield made
+        made.close()
 
 
 def test_every_entry_of_the_table_has_a_model_here() -> None:
@@ -87,46 +94,28 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     assert any(c.stats.proposed > c.stats.accepted for c in done)
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_a_branch_that_is_not_the_first_is_kept(name: str) -> None:
-    whole = [[*p, *text] for p, text in zip(PROMPTS, texts(name), strict=True)]
-    done = LLM(target(name), WrongSiblings(whole, VOCAB), draft_tokens=4, max_batch=5).generate(
-        PROMPTS, SamplingParams(max_tokens=TOKENS)
-    )
-    assert [c.token_ids for c in done] == texts(name)
-    assert all(c.stats.accepted > 3 for c in done)
-    assert all(c.stats.drafter_faults == 0 for c in done)
+@pytest.mark.parametrize("case", PACKED, indirect=True)
+def test_a_branch_that_is_not_the_first_is_kept(case: Case) -> None:
+    Conformance().test_commit_of_a_branch_that_is_not_the_first(case)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill(name: str) -> None:
-    with Wide(True):
-        case = Case(target(name), lambda ids: logits(name, ids), CLOSE)
-        seq = case.sequence(8)
-        case.roll_back(seq)
-        case.check_held(seq)
-        case.close()
+@pytest.mark.parametrize("case", ARCHITECTURES, indirect=True)
+def test_after_rollbacks_of_differing_depth_the_cache_is_that_of_a_fresh_prefill(case: Case) -> None:
+    seq = case.sequence(8)
+    case.roll_back(seq)
+    case.check_held(seq)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_taps_are_the_hidden_states_of_transformers(name: str) -> None:
-    of = target(name)
-    host = of.capabilities.head_host
-    taps = (0, 1, host.layers, -1)
-    a, b = Sequence(PROMPTS[2]), Sequence(PROMPTS[0])
-    with Wide(True):
-        out = of.run([a, b], Draft.chains([[5, 7], [9]]), taps)
-    assert list(out.splits) == [0, 10, 14]
-    for s, text in enumerate(([*a.tokens, 5, 7], [*b.tokens, 9])):
-        with torch.no_grad(), Wide(True):
-            wanted = model(name)(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
-        rows = slice(out.splits[s], out.splits[s + 1])
-        late = 1 if name in ("mamba", "mamba2") else 0  # their list begins after the first layer
-        for tap in (late, 1):
-            assert_close(out.hidden[tap][rows], wanted[tap - late][0])
-        assert_close(out.hidden[-1][rows], wanted[-1][0])
-    for seq in (a, b):
-        of.release(seq.id)
+@pytest.mark.parametrize(("case", "name"), [(name, name) for name in ARCHITECTURES], indirect=["case"])
+def test_taps_are_the_hidden_states_of_transformers(case: Case, name: str) -> None:
+    late = 1 if name in ("mamba", "mamba2") else 0  # their list begins after the first layer
+
+    def hidden(text: list[int]) -> dict[int, torch.Tensor]:
+        with torch.no_grad():
+            states = model(name)(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
+        return {late: states[0][0], 1: states[1 - late][0], -1: states[-1][0]}
+
+    case.check_taps((0, 1, case.target.capabilities.head_host.layers, -1), hidden)
 
 
 def test_a_prompt_has_the_hidden_states_of_all_its_tokens_where_only_its_last_logits_are_needed() -> None:
