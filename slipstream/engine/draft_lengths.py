@@ -70,8 +70,8 @@ LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
 MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
-"""The cost of a row is the mean of so many more: kernels take rows in tiles, so that the next row may be free and the
-one after it expensive. Its bounds, because times may be those of a bad moment."""
+"""The cost of a row is the mean of so many more, or of those that were timed: kernels take rows in tiles, so that the
+next row may be free and the one after it expensive. Its bounds, because times may be those of a bad moment."""
 KEEP = 4
 """Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
 
@@ -205,8 +205,9 @@ class DraftLengths:
         """Tokens that plain decoding of so many requests gains in the time of one more row; None: not known yet."""
         if self._forward.numbers < 2:
             return None
-        one, more = self._forward.estimate(np.array([count, count + MORE_ROWS])).tolist()
-        return min(max(CHEAPEST, (more - one) / MORE_ROWS * count / max(SHORTEST, self._plainly(count))), DEAREST)
+        more = min(MORE_ROWS, max(1, self._forward.most - count))
+        one, many = self._forward.estimate(np.array([count, count + more])).tolist()
+        return min(max(CHEAPEST, (many - one) / more * count / max(SHORTEST, self._plainly(count))), DEAREST)
 
     def _levels(self, drafting: int) -> Times:
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
@@ -255,13 +256,18 @@ class DraftLengths:
                 self._plain.add(count, seconds)
             return
         self._drafted += 1
+        rows = count + sum(step.nodes)
         if not step.prompt_rows:
-            self._forward.add(count + sum(step.nodes), step.rest)
+            self._forward.add(rows, step.rest)
         drafted = [b for b, length in enumerate(step.lengths) if length]
-        each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
-        self._survival.learn([step.ids[b] for b in drafted], *each)
+        if not self.whole:
+            each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
+            self._survival.learn([step.ids[b] for b in drafted], *each)
         tokens, plain = 1 + sum(step.accepted) / count, max(SHORTEST, self._plainly(count))
-        usual = float(self._forward.estimate(np.array([count + sum(step.nodes)]))[0])
+        if self.whole and not step.prompt_rows:  # just timed; estimates take 2 % of a step of SmolLM2 in 4 bits
+            usual = self._forward.nearest(rows)
+        else:
+            usual = float(self._forward.estimate(np.array([rows]))[0])
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
             self._enter(tokens - (step.draft + usual) / plain)

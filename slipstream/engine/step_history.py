@@ -35,6 +35,11 @@ class Times:
         """How many numbers were timed."""
         return len(self._known)
 
+    @property
+    def most(self) -> int:
+        """The greatest number that was timed; there must be one."""
+        return self._known[-1]
+
     def add(self, n: int, seconds: float) -> None:
         if n not in self._samples:
             self._samples[n] = deque(maxlen=9)

@@ -373,3 +373,12 @@ def test_the_cost_of_a_row_is_a_mean_of_many_because_kernels_take_rows_in_tiles(
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
     policy.choose([0], [16])
     assert policy.row_cost == pytest.approx(0.2)
+
+
+def test_rows_that_were_never_timed_do_not_make_a_row_look_cheap() -> None:
+    policy = DraftLengths(16, whole=True)
+    for rows, seconds in ((1, 1.0), (3, 1.6)):
+        for _ in range(4):
+            policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
+    policy.choose([0], [16])
+    assert policy.row_cost == pytest.approx(0.3)
