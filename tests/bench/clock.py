@@ -25,5 +25,15 @@ class Clock:
             patch.setattr(f"{module}.perf_counter", self.read)
 
 
+class Still:
+    """A clock that only advances by explicit calls."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 CLOCK = Clock()
 sleep = CLOCK.sleep

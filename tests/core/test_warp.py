@@ -80,10 +80,12 @@ def warped(
     return warp(logits, params, prompt, outputs, stop, constraint and constraint.allowed([], outputs))
 
 
-def test_parameters_together_agree_with_the_reference() -> None:
+def test_parameters_alone_and_together_agree_with_the_reference() -> None:
     rng = random.Random(1)
-    for _ in range(300):
-        params = SamplingParams(**{name: rng.choice(values) for name, values in CHOICES.items()})
+    alone = [{"temperature": 1.0, name: value} for name, values in CHOICES.items() for value in values]
+    together = [{name: rng.choice(values) for name, values in CHOICES.items()} for _ in range(300)]
+    for given in [*alone * 3, *together]:
+        params = SamplingParams(**given)
         logits, prompt, outputs = rows(rng)
         before, stop = logits.clone(), rng.choice(((6,), (6, 0)))
         probs = warped(logits, params, prompt, outputs, stop)

@@ -94,10 +94,9 @@ class TestOnTheCommandLine:
             names_of("suffix,n-gram")
 
     def test_embedded_heads_belong_to_the_embedded_target_alone(self, tiny: Tiny) -> None:
+        models = ModelOptions(target=str(tiny.target), drafter="eagle3", draft="embedded", executor="torch")
         with pytest.raises(ParameterError, match="no eagle3 head ships for"):
-            load(
-                ModelOptions(target=str(tiny.target), drafter="eagle3", draft="embedded", executor="torch"), quiet=True
-            )
+            load(models, quiet=True)
 
     @pytest.mark.parametrize(
         ("names", "members"),

@@ -108,6 +108,7 @@ def test_a_target_without_hidden_states_is_refused_by_name(name: str) -> None:
 
 FITTING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "eagle": ("eagle", {}, {}),
+    "eagle, tree": ("eagle", {}, {"shape": "tree", "width": 3, "nodes": 8}),
     "eagle3": ("eagle3", {}, {}),
     "eagle3, tree": ("eagle3", {}, {"shape": "tree", "width": 3, "nodes": 8}),
     "dflash": ("dflash", {}, {}),

@@ -85,9 +85,7 @@ def own(**keys: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_is_missing_or_unknown_or_would_draft_wrong_tokens_is_refused(
-    folder: Path, damage: dict[str, Any], error: type[Exception], says: str
-) -> None:
+def test_what_is_missing_or_unknown_or_would_draft_wrong_tokens_is_refused(folder, damage, error, says):
     assert_refused(folder, damage, load_dflash, error, says)
 
 

@@ -76,9 +76,7 @@ def converted(
 
 
 @pytest.mark.parametrize(("to", "name"), CASES)
-def test_an_eagle3_head_is_the_same_head_in_every_format(
-    tiny: Tiny, source: Path, out: Path, to: str, name: str
-) -> None:
+def test_an_eagle3_head_is_the_same_head_in_every_format(tiny, source, out, to, name):
     made = head((KINDS | NOT_SPECFORGE)[name], spread=0.4)
     save_eagle(made, source, torch.float64)
     done = convert_head(source, to, out, tiny.target)

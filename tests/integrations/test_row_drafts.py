@@ -1,7 +1,7 @@
 """`RowDrafts`: drafts for an engine that shows its batch as rows."""
 
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 import pytest
 
@@ -10,8 +10,8 @@ from slipstream.core.sequence import Sequence
 from slipstream.drafters.suffix import SuffixConfig, SuffixDrafter
 from slipstream.integrations.row_drafts import RowDrafts
 from slipstream.integrations.vllm import drafter_of
+from tests.bench.clock import Still
 from tests.integrations.batch_engine import VOCAB, BatchEngine, Running, novel, repetitive
-from tests.targets.charging import Clock
 
 LOOKUPS = ["suffix", "ngram", "suffix,ngram"]
 
@@ -25,7 +25,7 @@ def full(name: str = "suffix", **options: object) -> RowDrafts:
     return RowDrafts(drafter_of(VOCAB, name, options), 8, 4096, timed=False)
 
 
-def learned(clock: Clock, drafter: SuffixDrafter | None = None, timed: bool = True) -> RowDrafts:
+def learned(clock: Callable[[], float], drafter: SuffixDrafter | None = None, timed: bool = True) -> RowDrafts:
     return RowDrafts(drafter or drafter_of(VOCAB), 8, 4096, timed=timed, clock=clock)
 
 
@@ -48,7 +48,7 @@ def test_a_row_is_drafted_for_as_if_it_were_alone(name: str) -> None:
 
 
 def test_ranks_with_clocks_of_their_own_draft_alike_with_full_lengths() -> None:
-    engines = [BatchEngine(learned(clock, timed=False)) for clock in (Clock(), random.Random(3).random)]
+    engines = [BatchEngine(learned(clock, timed=False)) for clock in (Still(), random.Random(3).random)]
     for engine in engines:
         engine.run(requests(5))
     assert engines[0].calls == engines[1].calls
@@ -95,7 +95,7 @@ def test_a_request_that_begins_anew_under_the_same_id_is_read_anew() -> None:
         assert engine.accepted > 20
 
 
-def paced(cost: float, drafts: RowDrafts, clock: Clock, running: Seq[Running]) -> BatchEngine:
+def paced(cost: float, drafts: RowDrafts, clock: Still, running: Seq[Running]) -> BatchEngine:
     """An engine whose step takes 1 + cost * rows, at the end of these requests."""
 
     def forward(rows: int) -> None:
@@ -125,7 +125,7 @@ class Silent(SuffixDrafter):
 def test_learned_lengths_end_where_drafts_do_not_pay(cost: float, share: float, streams: int) -> None:
     spent, emitted = [], []
     for kind in (SuffixDrafter, Silent):
-        clock = Clock()
+        clock = Still()
         drafts = learned(clock, kind(SuffixConfig(row_cost=0.0)))
         emitted.append(paced(cost, drafts, clock, seldom_right(streams)).emitted)
         spent.append(clock.now)
@@ -139,7 +139,7 @@ def test_short_texts_that_repeat_are_drafted_as_far_as_with_full_lengths(streams
     earlier ones have shown."""
     spent = []
     for timed in (True, False):
-        clock = Clock()
+        clock = Still()
         drafts = learned(clock, timed=timed)
         for turn in range(4):
             texts = [repetitive(seed + streams * turn, 140) for seed in range(streams)]
@@ -151,7 +151,7 @@ def test_short_texts_that_repeat_are_drafted_as_far_as_with_full_lengths(streams
 @pytest.mark.parametrize("cost", [0.02, 0.2])
 def test_texts_that_repeat_are_drafted_after_texts_that_do_not(cost: float) -> None:
     """What was learned from one kind of text does not keep the other from being drafted."""
-    clock = Clock()
+    clock = Still()
     drafts = learned(clock)
     paced(cost, drafts, clock, seldom_right(2))
     engine = paced(cost, drafts, clock, [Running("late", repetitive(3, 80), repetitive(3, 120))])
@@ -159,7 +159,7 @@ def test_texts_that_repeat_are_drafted_after_texts_that_do_not(cost: float) -> N
 
 
 def test_the_time_in_which_an_engine_was_idle_is_no_cost() -> None:
-    clock = Clock()
+    clock = Still()
     drafts = learned(clock)
     for turn in range(3):
         clock.now += 1000.0

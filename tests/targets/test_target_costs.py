@@ -13,18 +13,9 @@ from slipstream.core.target import Capabilities, TargetOut
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError
 from slipstream.targets.target_costs import measure_costs, measure_draft_costs
+from tests.bench.clock import Still
 from tests.drafters.scripted_drafters import RandomDrafter
 from tests.targets.toy import ToyTarget
-
-
-class Clock:
-    """A clock that only advances by explicit calls."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Charging(ToyTarget):
@@ -33,7 +24,7 @@ class Charging(ToyTarget):
 
     before = 0
 
-    def __init__(self, clock: Clock, changing: float = 0.0, **options: int):
+    def __init__(self, clock: Still, changing: float = 0.0, **options: int):
         super().__init__(**options)  # type: ignore[arg-type]
         self.clock, self.changing, self.known = clock, changing, set[int]()
 
@@ -47,20 +38,20 @@ class Charging(ToyTarget):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Still:
+    clock = Still()
     monkeypatch.setattr(slipstream.targets.target_costs, "perf_counter", clock)
     monkeypatch.setattr("slipstream.core.step.perf_counter", clock)
     return clock
 
 
-def test_the_curve_leaves_out_the_first_repetition(clock: Clock) -> None:
+def test_the_curve_leaves_out_the_first_repetition(clock: Still) -> None:
     curve = measure_costs(Charging(clock, vocab=8), (1, 4, 16))
     assert curve.rows == (1, 4, 16)
     assert curve.seconds == (11.0, 14.0, 26.0)
 
 
-def test_several_rows_include_the_cost_of_changing_their_number_and_one_row_does_not(clock: Clock) -> None:
+def test_several_rows_include_the_cost_of_changing_their_number_and_one_row_does_not(clock: Still) -> None:
     assert measure_costs(Charging(clock, 5.0, vocab=8), (1, 4, 16)).seconds == (11.0, 19.0, 31.0)
 
 
@@ -77,7 +68,7 @@ class Striding(Charging):
         self.clock.now += 7.0 * steps
 
 
-def test_one_row_can_be_measured_as_a_decode_step(clock: Clock) -> None:
+def test_one_row_can_be_measured_as_a_decode_step(clock: Still) -> None:
     assert measure_costs(Striding(clock, vocab=8), (1, 4)).seconds == (11.0, 14.0)
     assert measure_costs(Striding(clock, vocab=8), (1, 4), plain=True).seconds == (7.0, 14.0)
     assert measure_costs(Charging(clock, vocab=8), (1, 4), plain=True).seconds == (11.0, 14.0)
@@ -117,7 +108,7 @@ def test_bad_input_is_refused(options: dict, message: str) -> None:
 class Slow(RandomDrafter):
     """Proposing n draft tokens takes 2 n, observing 1."""
 
-    def __init__(self, clock: Clock):
+    def __init__(self, clock: Still):
         super().__init__(8)
         self.clock, self.released = clock, list[int]()
 
@@ -132,7 +123,7 @@ class Slow(RandomDrafter):
         self.released.append(seq_id)
 
 
-def test_draft_costs_are_those_of_proposing_and_observing(clock: Clock) -> None:
+def test_draft_costs_are_those_of_proposing_and_observing(clock: Still) -> None:
     drafter, target = Slow(clock), Charging(clock, vocab=8)
     curve = measure_draft_costs(target, drafter, (1, 3, 5))
     assert curve.rows == (1, 3, 5)
@@ -141,7 +132,7 @@ def test_draft_costs_are_those_of_proposing_and_observing(clock: Clock) -> None:
     assert len(drafter.released) == 1
 
 
-def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Clock) -> None:
+def test_a_drafter_that_takes_no_time_still_has_a_curve(clock: Still) -> None:
     curve = measure_draft_costs(ToyTarget(8), NoDrafter(), (1, 3))
     assert 0 < curve(3) < 1e-6
 

@@ -1,4 +1,4 @@
-"""GGUF models against transformers: logits, chains, rollbacks, and what case.cpp has too little of."""
+"""GGUF models against transformers: logits, chains, rollbacks, and what llama.cpp has too little of."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
 CLOSE = 1e-3
-"""Of the largest logit. case.cpp adds in another order; GPT-2's activation it looks up in a table of 16 bits."""
+"""Of the largest logit. llama.cpp adds in another order; GPT-2's activation it looks up in a table of 16 bits."""
 
 Get = Callable[[str], GgufTarget]
 Ref = Callable[[str, torch.dtype], Reference]
@@ -46,7 +46,7 @@ class TestGguf(Conformance):
 
 
 def free(case: Case) -> list[int]:
-    """Sequence ids of case.cpp that hold nothing."""
+    """Sequence ids of llama.cpp that hold nothing."""
     assert isinstance(case.target, GgufTarget)
     return case.target.memory._free
 
@@ -131,7 +131,7 @@ def test_hidden_states_are_refused(case: Case) -> None:
 
 
 def test_a_pass_that_was_interrupted_is_made_good(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What case.cpp holds is then unknown: it is read again."""
+    """What llama.cpp holds is then unknown: it is read again."""
     assert isinstance(case.target, GgufTarget)
     seqs, context = [case.prefilled(8), case.prefilled(5)], case.target.memory.context
     decode = context.decode
@@ -150,9 +150,7 @@ def test_a_pass_that_was_interrupted_is_made_good(case: Case, monkeypatch: pytes
 # --- texts that are kept for later ones -----------------------------------------------------------------------------
 
 
-def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(case, monkeypatch):
     """In whole blocks; the earlier sequence may still run, may have been rolled back, or be gone."""
     assert isinstance(case.target, GgufTarget)
     target, memory = case.target, case.target.capabilities.memory
