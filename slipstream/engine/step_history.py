@@ -37,8 +37,9 @@ class Times:
 
     @property
     def most(self) -> int:
-        """The greatest number that was timed; there must be one."""
-        return self._known[-1]
+        """The greatest number that `estimate` knows; there must be one."""
+        self._line = self._line or self._line_of_medians()
+        return int(self._line[0][-1])
 
     def add(self, n: int, seconds: float) -> None:
         if n not in self._samples:
@@ -75,8 +76,7 @@ class Times:
         time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
         counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
         does one whose samples are old."""
-        if self._line is None:
-            self._line = self._line_of_medians()
+        self._line = self._line or self._line_of_medians()
         xs, ys, slope = self._line
         inside = np.interp(numbers, xs, ys)
         beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)

@@ -30,7 +30,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 def test_our_own_decoder_runs_a_file_with_the_weights_that_it_holds(file: Path) -> None:
     described = describe(file)
-    assert (described.runner, described.refusals, described.kind.name) == ("native", (), "own")
+    assert (described.runner, described.refusals, described.kind.name) == ("native", (), "decoder")
     assert described.weight_bytes == sum(described.facts.stored.values())  # type: ignore[union-attr]
     runtime = as_target(file).capabilities.runtime
     assert (runtime.backend, runtime.quantize, runtime.source) == ("native", "Q8_0", file)
