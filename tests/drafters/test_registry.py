@@ -18,6 +18,7 @@ from slipstream.drafters.eagle import EagleDraftConfig
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs, make_drafter
 from slipstream.errors import ParameterError
 from slipstream.heads.recognition import HeadKind
+from slipstream.settings import RULES as NAMED_RULES
 from slipstream.training.methods import METHODS
 from tests.drafters.fakes import ExitToy
 from tests.drafters.makers import LOOKUPS
@@ -101,8 +102,10 @@ def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:
         assert hasattr(import_module(f"slipstream.training.{method.name}_objective"), method.objective)
 
 
-def test_every_rule_says_whether_it_is_lossless() -> None:
-    assert [rule.name for rule in RULES.values() if not rule.lossless] == ["typical"]
+def test_every_rule_is_a_command_line_choice_and_declares_whether_it_is_lossless() -> None:
+    assert {name: rule.lossless for name, rule in RULES.items()} == NAMED_RULES
+    assert [name for name, lossless in NAMED_RULES.items() if not lossless] == ["typical"]
+    assert all(rule.name == name == rule.decide.__name__ for name, rule in RULES.items())
 
 
 IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
