@@ -30,7 +30,7 @@ architectures: $(READY)
 	$(BIN)/python -m benchmarks.architectures $(ARCHITECTURES)
 
 # SmolLM2 as people use it: make bench-real REAL="--data FOLDER", a folder with spec_bench/question.jsonl and humaneval/.
-bench-real: $(READY) $(IK)/.ready $(VENV)/.smollm2
+bench-real: $(READY) $(IK)/.ready $(GENAI)/.ready $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.gguf.families $(REAL)
 
 bench-huggingface: $(READY)

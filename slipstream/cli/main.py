@@ -41,15 +41,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+TRAINING = "Convert and train"
 for panel, commands in {
     "Use a model": (demo, generate, chat, serve),
     "Choose": (info, drafters, tune, simulate),
     "Measure and verify": (bench, verify, trace, report),
-    "Convert and train": (convert,),
+    TRAINING: (convert,),
 }.items():
     for command in commands:
         app.command(command.__name__, help=unwrapped(command.__doc__), rich_help_panel=panel)(command)
-app.add_typer(train, name="train", rich_help_panel=panel)
+app.add_typer(train, name="train", rich_help_panel=TRAINING)
 
 _UsageError = typer.BadParameter.__base__  # typer does not export it
 _UNKNOWN_FAULT = "This is a bug in Slipstream. Run again with --debug for the traceback, then report it."

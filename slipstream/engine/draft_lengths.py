@@ -259,8 +259,8 @@ class DraftLengths:
         rows = count + sum(step.nodes)
         if not step.prompt_rows:
             self._forward.add(rows, step.rest)
-        drafted = [b for b, length in enumerate(step.lengths) if length]
         if not self.whole:
+            drafted = [b for b, length in enumerate(step.lengths) if length]
             each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
             self._survival.learn([step.ids[b] for b in drafted], *each)
         tokens, plain = 1 + sum(step.accepted) / count, max(SHORTEST, self._plainly(count))

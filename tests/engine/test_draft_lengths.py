@@ -364,21 +364,13 @@ def test_a_lookup_without_copies_loses_at_most_3_percent_and_is_tried_again() ->
     assert looked_up(policy, 30, 20) >= 0.9 * looked_up(None, 30, 20)
 
 
-def test_the_cost_of_a_row_is_a_mean_of_many_because_kernels_take_rows_in_tiles() -> None:
-    """Up to 6 rows cost what one costs, 17 cost four times as much."""
+@pytest.mark.parametrize(("times", "cost"), [({1: 1.0, 3: 1.0, 6: 1.0, 17: 4.2}, 0.2), ({1: 1.0, 3: 1.6}, 0.3)])
+def test_the_cost_of_a_row_is_a_mean_of_those_timed_because_kernels_take_rows_in_tiles(times, cost: float) -> None:
+    """Rows that were never timed do not make it look cheap."""
     policy = DraftLengths(16, whole=True)
     assert policy.row_cost is None
-    for rows, seconds in ((1, 1.0), (3, 1.0), (6, 1.0), (17, 4.2)):
+    for rows, seconds in times.items():
         for _ in range(4):
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
     policy.choose([0], [16])
-    assert policy.row_cost == pytest.approx(0.2)
-
-
-def test_rows_that_were_never_timed_do_not_make_a_row_look_cheap() -> None:
-    policy = DraftLengths(16, whole=True)
-    for rows, seconds in ((1, 1.0), (3, 1.6)):
-        for _ in range(4):
-            policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
-    policy.choose([0], [16])
-    assert policy.row_cost == pytest.approx(0.3)
+    assert policy.row_cost == pytest.approx(cost)
