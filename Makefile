@@ -8,8 +8,9 @@ READY := $(VENV)/.ready
 TORCH := torch==2.13.0
 # `make wheel-check` builds here, and installs the wheel into an environment that has nothing else.
 WHEEL := build/wheel
-# Two test processes on two cores: one thread each, and threads that wait must not spin.
-TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
+# Two test processes on two cores: one thread each, and threads that wait must not spin. Compiled modules are kept also
+# where the environment says no, else each of some hundred processes that tests start compiles the package again.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 .PHONY: demo test check lint types tests quick-tests test-vllm soak install gguf wheel-check clean
 

@@ -22,7 +22,7 @@ from slipstream.core.target import Target
 from slipstream.core.warp import distributions
 from slipstream.errors import TargetError
 from tests.core.fake_drafters import Bushy, Sampling, Scripted, continuation, decode, finish, run_steps, sequence
-from tests.end_to_end.sampling import hurry
+from tests.end_to_end.sampling import Sampled, hurry
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
 from tests.targets.toy import ToyTarget
@@ -292,7 +292,7 @@ def test_dead_ends_in_a_draft_do_not_change_the_distribution(kind: str, drafter:
         return
     target, params = dead_ends(kind)
     shared = SamplingParams(temperature=1.0, max_tokens=4, **params)  # type: ignore[arg-type]
-    seqs = [Sequence(PROMPT, shared, stream=Stream(seed)) for seed in range(3000)]
+    seqs = [Sampled(PROMPT, shared, stream=Stream(seed)) for seed in range(3000)]
     with hurry():
         up_to_a_dead_end(seqs, target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
     wanted = joint_distribution(Oracle(target), PROMPT, SamplingParams(temperature=1.0), frozenset({DEAD}))

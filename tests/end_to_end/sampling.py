@@ -4,6 +4,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,15 @@ def many_prompts_a_step(enough_memory: bool) -> Iterator[None]:
         yield
 
 
+class Sampled(Sequence):
+    """Ends with its third token, as nobody looks at later ones; `max_tokens` says as before how many may be drafted."""
+
+    def advance(self, *step: Any) -> None:
+        super().advance(*step)
+        if self.finish is None and len(self.tokens) >= self.prompt + 3:
+            self.finish = "length"
+
+
 class RememberedForm:
     """A constraint whose answers are kept: what may follow a text is a function of the text."""
 
@@ -132,7 +142,7 @@ def sample(
         form = constraint_of(params, llm.target.vocab_size, one.stop_ids)
         shared = RememberedForm(form) if share_form and form is not None else None
         seqs = [
-            Sequence(
+            Sampled(
                 one.tokens, one.params, one.stop_ids, one.context, one.decode,
                 shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=one.source,
                 stream=Stream(seed + i),
