@@ -75,7 +75,7 @@ MADE = [
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("embedded", executor="torch", dtype="float32", draft_tokens=4)
+    return LLM("embedded", draft_tokens=4)
 
 
 @pytest.mark.parametrize("name", MADE)

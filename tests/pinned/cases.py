@@ -272,7 +272,7 @@ COMMANDS = (
     "simulate --pairs",
     "simulate", "simulate --json",
     "simulate --hardware h100 -m Llama-3.1-70B -md Llama-3.1-8B --batch 1 --json",
-    "trace 'import os' -n 8 --json --drafter ngram", "verify -n 8 --prompts 1 --check greedy --json",
+    "trace 'import os' -n 8 --json --drafter ngram", "verify {prompts.jsonl} -n 8 --check greedy --json",
     "bench {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
     "bench {prompts.jsonl} --draft-tokens 2:3 -n 6 --rounds 1 --drafter ngram --json",
     "tune {prompts.jsonl} -n 6 --rounds 1 --drafter ngram --json",
