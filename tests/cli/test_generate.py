@@ -180,7 +180,7 @@ def test_the_text_has_the_form(cli, pair, tmp_path, monkeypatch, form, possible)
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     (tmp_path / "answer.lark").write_text('start: "x" y\ny: "1" | "2"')
     monkeypatch.chdir(tmp_path)
-    result = cli("generate", "def add(", "-n", "64", "--temperature", "1", "--seed", "1", *form, *pair)
+    result = cli("generate", "def add(", "-n", "64", "--temperature", "1", "--seed", "1", "-k", "4", *form, *pair)
     text = result.out.strip()
     assert (json.loads(text) if "--json-schema" in form else text) in possible
     assert "finish reason stop" in result.said

@@ -228,9 +228,7 @@ class Unaware(Sampling):
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         held = [seq.params for seq in seqs]
-        free = {
-            id(params): replace(params, bad_words=()) for params in {id(params): params for params in held}.values()
-        }
+        free = {id(one): replace(one, bad_words=()) for one in {id(params): params for params in held}.values()}
         for seq in seqs:
             seq.params = free[id(seq.params)]
         draft = super().propose(seqs, budget)

@@ -95,9 +95,8 @@ def check_distributions(draft: Draft, greedy: Seq[bool]) -> None:
     assert draft.q.dtype == torch.float64, "q in another dtype than the target's distribution biases the ratio"
     assert bool((draft.q >= 0).all())
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
-    assert bool((draft.q.gather(1, draft.tokens[:, None]) > 0).all()), (
-        "a draft token with probability 0 in its own distribution"
-    )
+    drawn = draft.q.gather(1, draft.tokens[:, None])
+    assert bool((drawn > 0).all()), "a draft token with probability 0 in its own distribution"
 
 
 def check_siblings(draft: Draft) -> None:
@@ -252,12 +251,8 @@ class Conformance:
     def test_coupled_text_depends_on_target_and_seed_alone(self, case: Case) -> None:
         """For every draft length and batch it is the text of plain decoding."""
         target, prompts = case.target(), case.prompts(4)
-        params = [
-            SamplingParams(
-                temperature=1.0 + 0.1 * seed, frequency_penalty=0.3 * (seed % 2), max_tokens=LENGTH, seed=seed
-            )
-            for seed in range(4)
-        ]
+        how = [{"temperature": 1.0 + 0.1 * seed, "frequency_penalty": 0.3 * (seed % 2)} for seed in range(4)]
+        params = [SamplingParams(max_tokens=LENGTH, seed=seed, **each) for seed, each in enumerate(how)]
         plain = LLM(case.target(), rule="coupled", draft_tokens=4).generate(prompts, params)
         for draft_tokens, most in ((1, 1), (4, 3), (8, 4)):
             llm = LLM(target, case.make(target), draft_tokens=draft_tokens, rule="coupled", max_batch=most)

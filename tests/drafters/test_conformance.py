@@ -9,9 +9,10 @@ from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
 SAMPLED = (
-    "hybrid, continued", "eagle tree, drawn", "model, several steps", "model, parallel", "eagle3, parallel", "dspark",
+    "hybrid, continued", "eagle tree, drawn", "model, several steps", "eagle3, parallel", "dspark",
 )  # fmt: skip
-"""Variants whose distribution is tested here: those that draw in another way than a registered drafter."""
+"""Variants whose distribution is tested here: those that draw in another way than a registered drafter. A parallel
+draft model is tested in tests/end_to_end/test_distribution.py."""
 ELSEWHERE = ("none", "ngram", "model", "eagle", "dflash")
 """Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle` is
 the drafter of `eagle3` with other layers, `dflash` is that of `dspark` without a Markov head."""

@@ -110,14 +110,11 @@ def by_transformers(family: str, mtp: int) -> tuple[list[list[int]], list[Drafts
     return texts, drafts
 
 
-def recomputed(of: Target, layers: Any, text: list[int], k: int) -> list[int]:
-    """Draft tokens after a text, from the hidden states of a forward without a cache, by `MtpModel` alone."""
-    host = of.capabilities.head_host
-    assert host is not None
+def recomputed(layers: Any, text: list[int], hidden: Tensor, k: int) -> list[int]:
+    """Draft tokens after a text by `MtpModel` alone, from the hidden states before its last token, [1, n - 1, d]."""
     n, model, ids = len(text), layers.model, list(text)
     cache = MtpCache(config=model.config)
     with torch.inference_mode():
-        hidden = host.module.model(torch.tensor([text[:-1]]), use_cache=False).last_hidden_state  # [1, n - 1, d]
         for j in range(k):
             rows = range(n - 1) if j < layers.layers else range(n - 2, n - 1)
             positions = [i + 1 + j for i in rows]
@@ -130,11 +127,16 @@ def recomputed(of: Target, layers: Any, text: list[int], k: int) -> list[int]:
 
 
 def check_recomputed(of: Target, recorder: Recorder, prompt: Seq[int], text: Seq[int]) -> None:
-    """Every draft after a beginning of the text, which begins with the prompt, is what `recomputed` gives."""
-    drafts = drafts_after(recorder, prompt)
+    """Every draft after a beginning of the text, which begins with the prompt, is what `recomputed` gives from hidden
+    states of a forward without a cache."""
+    drafts, host = drafts_after(recorder, prompt), of.capabilities.head_host
     assert drafts
+    assert host is not None
+    with torch.inference_mode():
+        hidden = host.module.model(torch.tensor([list(text)]), use_cache=False).last_hidden_state
     for n, draft in drafts.items():
-        assert draft == recomputed(of, recorder.drafter.runtime, list(text[:n]), len(draft)), f"after {n} tokens"
+        again = recomputed(recorder.drafter.runtime, list(text[:n]), hidden[:, : n - 1], len(draft))
+        assert draft == again, f"after {n} tokens"
 
 
 class TestDraftTokens:

@@ -45,14 +45,9 @@ class Remembered:
         self.kept: list[SamplingParams] = []  # kept alive, so that ids are not reused
 
     def __call__(
-        self,
-        logits: Tensor,
-        params: SamplingParams,
-        prompt: Seq[int] = (),
-        outputs: Seq[Seq[int]] | None = None,
-        stop_ids: frozenset[int] = frozenset(),
-        allowed: NDArray[np.bool_] | None = None,
-    ) -> Tensor:
+        self, logits: Tensor, params: SamplingParams, prompt: Seq[int] = (), outputs: Seq[Seq[int]] | None = None,
+        stop_ids: frozenset[int] = frozenset(), allowed: NDArray[np.bool_] | None = None,
+    ) -> Tensor:  # fmt: skip
         if outputs is None:
             key = logits.numpy().tobytes(), id(params), frozenset(stop_ids)
             if key not in self.calls:

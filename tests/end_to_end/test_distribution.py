@@ -53,17 +53,10 @@ PROMPT = [0, 1, 2, 0, 1, 3, 2, 1, 0, 3, 0, 1, 2, 3]  # repeats itself, so that e
 PLAIN = SamplingParams(temperature=1.0, max_tokens=4)
 FILTERS = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.12, logit_bias={1: 1.0, 3: -1.0}, max_tokens=4)
 EVERYTHING = replace(
-    FILTERS,
-    temperature=1.3,
-    top_p=0.95,
-    min_p=0.08,
-    repetition_penalty=1.4,
-    frequency_penalty=0.6,
-    presence_penalty=-0.7,
-    bad_words=((2, 3), (1, 2)),
-    structured=Structured(regex="(a[abc]|b[a-d]|[cd])+"),
+    FILTERS, temperature=1.3, top_p=0.95, min_p=0.08, repetition_penalty=1.4, frequency_penalty=0.6,
+    presence_penalty=-0.7, bad_words=((2, 3), (1, 2)), structured=Structured(regex="(a[abc]|b[a-d]|[cd])+"),
     min_tokens=2,
-)
+)  # fmt: skip
 
 
 def toy_target() -> ToyTarget:
@@ -187,14 +180,11 @@ def test_rejection_keeps_the_targets_distribution(drafter: str, params: Sampling
 @pytest.mark.parametrize(
     ("rule", "drafter", "params"),
     [
-        ("block", "ngram chain", EVERYTHING),
-        ("block", "draft model", FILTERS),
-        ("block", "sampled chain", PLAIN),
-        ("coupled", "ngram chain", FILTERS),
-        ("coupled", "draft model", EVERYTHING),
+        ("block", "ngram chain", EVERYTHING), ("block", "draft model", FILTERS), ("block", "sampled chain", PLAIN),
+        ("coupled", "ngram chain", FILTERS), ("coupled", "draft model", EVERYTHING),
         ("coupled", "sampled tree, with replacement", PLAIN),
     ],
-)
+)  # fmt: skip
 def test_other_rules_keep_the_targets_distribution(rule: str, drafter: str, params: SamplingParams) -> None:
     passes(DRAFTERS[drafter](), params, rule)
 

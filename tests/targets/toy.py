@@ -44,15 +44,9 @@ class ToyTarget:
     """
 
     def __init__(
-        self,
-        vocab: int = 8,
-        order: int = 2,
-        seed: int = 0,
-        sharpness: float = 2.0,
-        eos_ids: Collection[int] = (),
-        context: int = 4096,
-        trees: bool = True,
-    ):
+        self, vocab: int = 8, order: int = 2, seed: int = 0, sharpness: float = 2.0, eos_ids: Collection[int] = (),
+        context: int = 4096, trees: bool = True,
+    ):  # fmt: skip
         self.vocab_size, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
         self.trees = trees
         self.device = torch.device("cpu")
@@ -91,11 +85,8 @@ class ToyTarget:
             select.append(len(rows) - 1)
             if stop > start:
                 select += range(len(rows), len(rows) + stop - start)
-                rows += self._nodes(
-                    tuple(seq.tokens[max(0, held - self.order) : held]),
-                    draft.ids[start:stop],
-                    draft.parents[start:stop],
-                )
+                root = tuple(seq.tokens[max(0, held - self.order) : held])
+                rows += self._nodes(root, draft.ids[start:stop], draft.parents[start:stop])
             self._slots[seq.id] = seq.tokens[:held] + draft.ids[start:stop]
             self._last[seq.id] = _Run(held, draft.parents[start:stop])
             splits.append(splits[-1] + held - seq.kv_len + stop - start)
