@@ -36,7 +36,7 @@ def plain(states: Tensor, weight: Tensor, aims: Aims) -> Tensor:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_blocks_give_the_loss_and_the_gradients_of_the_definition(shared, monkeypatch):
-    monkeypatch.setattr(losses, "BLOCK_BYTES", 4 * V * 3)  # blocks of three rows, the last one shorter
+    monkeypatch.setattr(losses, "BLOCK_BYTES", {"cpu": 4 * V * 3})  # blocks of three rows, the last one shorter
     states, weight, aims = setting(shared)
     loss, each = distribution_losses(states, weight, aims, WEIGHTS)
     (2 * loss).backward()
