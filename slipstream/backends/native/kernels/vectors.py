@@ -16,6 +16,8 @@ FLOAT, INT, WORD, BYTE, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(64), i
 SHORT = ir.IntType(16)
 FLOATS, INTS, SHORTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL), ir.VectorType(SHORT, 2 * PANEL)
 _CONTRACT = ("contract",)
+AHEAD = 2048
+"""Bytes. Measured on AVX2: 2 to 5 rows of 8 or 16 bits take 0.8 to 0.9 of the time; with 1 or 4 KB they gain less."""
 
 
 class BFloat(ir.types.Type):  # type: ignore[misc]
@@ -54,6 +56,13 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
     def load_vector(self, pointer: Any, element: ir.Type, count: int, align: int) -> Any:
         return self.load(self.bitcast(pointer, ir.VectorType(element, count).as_pointer()), align=align)
+
+    def fetch_ahead(self, pointer: Any) -> None:
+        """Have the memory `AHEAD` bytes after a pointer brought into the cache; where none is mapped, nothing happens.
+        With several rows the processor has more to do than it can look ahead by itself."""
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, INT, INT, INT])
+        function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0")
+        self.call(function, [self.gep(pointer, [WORD(AHEAD)]), INT(0), INT(3), INT(1)])  # to read, into all caches
 
     def take(self, v: Any, lanes: range | list[int]) -> Any:
         places = ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes))
