@@ -7,7 +7,7 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: architectures foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -43,8 +43,23 @@ foreign-draft: $(READY)
 		--start slipstream/zoo/models/draft --budget-tokens 6000000 --step-tokens 4096 --decay-share 0.6 --resume
 	$(BIN)/python -m recipes.embedded.export $(FOREIGN) $(FOREIGN)/model
 
-# The EAGLE-3 head for SmolLM2 in benchmarks/heads: 40 minutes for its own text, 25 for hidden states, 42 of training, on two cores. A
-# run that was stopped goes on, in its third part with --resume.
+# The draft heads for SmolLM2, on a GPU of 80 GB (`--slots` and `--micro-rows` for less): 4 minutes on two cores for the requests, 2 on the GPU
+# for its own text, 5 of training for each head.
+SMOLLM2_HEADS := runs/smollm2
+SMOLLM2_FILE = $(shell $(BIN)/python -c "from slipstream.zoo import smollm2_file; print(smollm2_file())")
+TRAIN_SMOLLM2 = --target smollm2 --device cuda --executor torch --data $(SMOLLM2_HEADS)/texts.bin --answers-only --rows 32 \
+	--heldout-share 0.01 --eval-steps 300 --budget-minutes 5
+smollm2-heads: $(READY) $(VENV)/.smollm2
+	mkdir -p $(SMOLLM2_HEADS)
+	$(BIN)/python -m recipes.smollm2.requests $(SMOLLM2_HEADS)/requests.npz
+	$(BIN)/python -m recipes.smollm2.write_texts $(SMOLLM2_HEADS)/requests.npz $(SMOLLM2_HEADS)/texts.bin --target $(SMOLLM2_FILE)
+	$(BIN)/slipstream train eagle3 --steps 4 --out $(SMOLLM2_HEADS)/eagle3 $(TRAIN_SMOLLM2)
+	$(BIN)/slipstream train eagle3 --parallel --layers 2 --steps 6 --out $(SMOLLM2_HEADS)/peagle $(TRAIN_SMOLLM2)
+	$(BIN)/slipstream train dflash --block 8 --layers 3 --anchors 48 --out $(SMOLLM2_HEADS)/dflash $(TRAIN_SMOLLM2)
+	$(BIN)/slipstream convert $(SMOLLM2_HEADS)/eagle3/final --to int8 --target smollm2 --out $(SMOLLM2_HEADS)/int8
+
+# An EAGLE-3 head for SmolLM2 without a GPU: 40 minutes for its own text, 25 for hidden states, 42 of training, on two cores. A run that was
+# stopped goes on, in its third part with --resume.
 SMOLLM2_HEAD := runs/smollm2-eagle3
 smollm2-head: $(READY) $(VENV)/.smollm2
 	$(BIN)/slipstream train eagle3 --target smollm2 --self 690000 --steps 3 --budget-minutes 42 --cache-hidden \

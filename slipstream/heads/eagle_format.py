@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import MASK_TOKENS, TAPS, check_host, opened
+from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, opened, tensor_names
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig, count_of
 
@@ -55,6 +55,7 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
     if head_config.version == 3:
         _vocabulary(head, tensors, folder)
     fill(head, tensors, folder, "EAGLE")
+    head.in_8_bits = any(name.endswith(SCALE) for name in tensor_names(folder))
     return head.eval().requires_grad_(False)
 
 

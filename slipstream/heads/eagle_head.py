@@ -184,6 +184,9 @@ class EagleHead(nn.Module):
 
     d2t: Tensor  # int64 [draft_vocab]
     t2d: Tensor  # bool [V]
+    in_8_bits = False
+    """Whether the matrices are integers of 8 bits times a scale for each row, as `slipstream convert --to int8` stores
+    them."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()

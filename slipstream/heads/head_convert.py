@@ -7,6 +7,7 @@
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,7 +72,7 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
         save_medusa(heads, folder, _dtype(place), target=name, file="medusa_lm_head.safetensors")
         return _converted(folder, place, "medusa", heads.config.heads)
     needed = target is not None or to == "speculators"
-    about = read_json(resolve(name, weights=False) / "config.json") if name and needed else {}
+    about = _about(resolve(name, weights=False)) if name and needed else {}
     head = load_eagle(place, about.get("num_hidden_layers"))
     _check(head.config, to, place)
     if to != "speculators":
@@ -82,6 +83,15 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
         raise ParameterError("a checkpoint of speculators names the target", fix="add --target")
     write(folder, *layout, torch.int8 if to == SMALL_HEAD else _dtype(place))
     return _converted(folder, place, "eagle3", head.config.depths or 4, head.config.mask_token is not None)
+
+
+def _about(target: Path) -> dict[str, Any]:
+    """What a head may need of the config.json of its target, a folder or a GGUF file."""
+    return (
+        read_json(target / "config.json")
+        if target.is_dir()
+        else {"num_hidden_layers": DecoderConfig.load(target).layers}
+    )
 
 
 def _dtype(place: Path) -> torch.dtype:

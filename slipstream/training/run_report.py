@@ -68,11 +68,13 @@ def _measured(loop: Loop) -> tuple[int, float, float]:
         count, start = part.numel(), time.perf_counter()
         taps = loop.teacher.read(part, objective.taps)
         read = time.perf_counter()
-        window = Window(part.to(loop.device), torch.ones_like(part, dtype=torch.bool), taps)
+        part = part.to(loop.device)
+        window = Window(part, torch.ones_like(part, dtype=torch.bool), taps)
         with loop.autocast():
             loss, _ = objective(window)
         loss.backward()
         objective.zero_grad(set_to_none=True)
+        float(loss.detach())  # waits until a GPU is done
         reading, training = read - start, time.perf_counter() - read
     return count, reading, training
 

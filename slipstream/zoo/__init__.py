@@ -56,11 +56,16 @@ def smollm2_file() -> Path:
 
 
 def head_dir(kind: str, target: Path | None) -> Path:
-    """Folder of the embedded draft head of a kind ("medusa", "eagle3") for the target in a folder. Only the embedded
-    target has heads: raises ParameterError for other targets."""
-    folder = HERE / "models" / kind
-    if target is None or target.resolve() != (HERE / "models" / "target").resolve() or not folder.is_dir():
-        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if folder.is_dir() else ""
+    """Folder of the draft head of a kind ("medusa", "eagle3") that ships for a target: the embedded one, or the file of
+    SmolLM2, which has "eagle3" only. Raises ParameterError for other targets and kinds."""
+    heads = {HERE / "models" / "target": kind}
+    if has_smollm2():
+        heads[smollm2_file()] = f"{SMOLLM2}-{kind}"
+    names = [name for place, name in heads.items() if target is not None and place.resolve() == target.resolve()]
+    folder = HERE / "models" / (names or [kind])[0]
+    if not names or not folder.is_dir():
+        known = (HERE / "models" / kind).is_dir()
+        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if known else ""
         raise ParameterError(
             f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
             why="a head only works with the target whose hidden states it was trained on",

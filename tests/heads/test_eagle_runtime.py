@@ -280,6 +280,19 @@ def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> Non
         assert backend_for_head(fine.config.decoder, host, quantize)[0].name == name
 
 
+def test_a_head_that_is_stored_in_8_bits_runs_in_8_bits(made: EagleHead) -> None:
+    made, host = made.float(), lender()
+
+    def size(quantize: str | None) -> int:
+        runtime = runtime_for(made, host, quantize)
+        assert isinstance(runtime, NativeEagle)
+        return runtime._layout.nbytes
+
+    stored = size(None)
+    made.in_8_bits = True
+    assert size(None) == size("int8") < stored
+
+
 def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
     runtime, text = NativeEagle(made), Text(made, 4)
     batch, features = true_batch([text], [0], [3])

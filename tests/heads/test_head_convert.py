@@ -102,6 +102,7 @@ def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(tiny: Tiny, sour
             assert float(steps.max()) < 0.6
         else:
             assert torch.equal(found[name], tensor)
+    assert (load_eagle(out).in_8_bits, load_eagle(source).in_8_bits) == (True, False)
     assert done.stored_bytes < 0.75 * sum(f.stat().st_size for f in source.glob("*.safetensors"))  # small: much header
     convert_head(out, "int8", out / "again", tiny.target)
     assert all(torch.equal(t, found[n]) for n, t in load_eagle(out / "again").state_dict().items())

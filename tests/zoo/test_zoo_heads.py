@@ -2,11 +2,14 @@
 changed norm, shift or tap does not crash, it halves the acceptance."""
 
 from collections.abc import Sequence as Seq
+from pathlib import Path
 
 import pytest
 
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.core.stats import SpecStats
+from slipstream.errors import ParameterError
+from slipstream.heads.eagle_format import load_eagle
 
 EAGLE3 = {1: 1.895, 3: 3.429, 5: 4.645}
 """Mean acceptance length for each draft length, over three prompts of 96 tokens, greedy."""
@@ -49,3 +52,14 @@ def test_the_eagle3_head_by_its_folder_and_below_a_suffix_drafter(llm: LLM) -> N
         assert stats.drafter_faults == 0
         alone = stats.mean_acceptance_length if alone is None else alone
         assert stats.mean_acceptance_length >= 0.9 * alone > 3
+
+
+def test_an_eagle3_head_ships_for_the_file_of_smollm2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    monkeypatch.setattr(zoo, "has_smollm2", lambda: True)
+    monkeypatch.setattr(zoo, "smollm2_file", lambda: file)
+    head = load_eagle(zoo.head_dir("eagle3", file))
+    assert (head.config.target_hidden, head.config.taps, head.in_8_bits) == (576, (2, 15, 27), True)
+    for kind, target in (("medusa", file), ("eagle3", tmp_path / "other.gguf")):
+        with pytest.raises(ParameterError, match=f"slipstream train {kind} --target"):
+            zoo.head_dir(kind, target)

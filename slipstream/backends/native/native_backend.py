@@ -15,7 +15,7 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Weights
-from slipstream.settings import WeightFormat
+from slipstream.settings import WEIGHT_FORMATS, WeightFormat
 
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
@@ -76,7 +76,8 @@ class NativeBackend:
         from slipstream.backends.native.native_heads import NativeEagle
 
         embedding = None if head.config.own_embedding else host.packed_embedding
-        return NativeEagle(head, settings.threads, settings.weight_format, embedding)
+        stored = WEIGHT_FORMATS["w8a8"] if head.in_8_bits else None
+        return NativeEagle(head, settings.threads, settings.weight_format or stored, embedding)
 
     def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime:
         from slipstream.backends.native.native_heads import NativeMedusa
