@@ -3,7 +3,7 @@ llama.cpp, OpenVINO GenAI and transformers, each plain and with lookup in the te
 
     python -m benchmarks.gguf.families --data ../shared/data     # needs `make ik-llamacpp gguf peer-genai`
     python -m benchmarks.gguf.families --data ../shared/data --only slipstream --bits 4 \
-        --drafter eagle3 --draft benchmarks/heads/smollm2-eagle3     # with a draft head
+        --drafter eagle3 --draft FOLDER     # with another draft head
 
 Texts are greedy and end where the model ends them, or after 128 tokens. A prompt counts if no contender's text loops.
 For each prompt every contender runs once a pass, in rotating order. Formats of the same number of bits are compared; a
@@ -35,7 +35,7 @@ from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.cli.options import checked_length
-from slipstream.drafters.draft_plan import WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import WITH_HEAD
 from slipstream.models.config import DecoderConfig
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import AUTO
@@ -85,8 +85,8 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, *OVER), default=[SLIPSTREAM, *OVER])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0, help="no pass begins after so many")
-    parser.add_argument("--drafter", default=WITHOUT_DRAFT, help="of Slipstream: several are stacked")
-    parser.add_argument("--draft", type=Path, help="draft model or head of that drafter")
+    parser.add_argument("--drafter", default=WITH_HEAD, help="of Slipstream: several are stacked")
+    parser.add_argument("--draft", type=Path, help="draft model or head of that drafter, if not the one that ships")
     parser.add_argument("--draft-tokens", type=checked_length, default=AUTO, help="most of a step, or auto")
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
@@ -151,10 +151,11 @@ class Contender:
 def main(words: Seq[str] | None = None) -> int:
     """Measure, and write real-smollm2.json and .md, with other drafters real-smollm2-DRAFTER; 1 if a bar is missed."""
     options = arguments(words)
-    chosen = "default" if options.drafter == WITHOUT_DRAFT else options.drafter.replace(",", "+")
+    chosen = "default" if options.drafter == WITH_HEAD else options.drafter.replace(",", "+")
     drafts = {"drafter": options.drafter, "draft_tokens": options.draft_tokens}
-    if options.draft is not None:
-        drafts["draft"] = str(options.draft.resolve())
+    head = zoo.head_dir("eagle3", zoo.smollm2_file()) if "eagle3" in options.drafter else None
+    if draft := options.draft or head:
+        drafts["draft"] = str(draft.resolve())
     requests = list(asked(options.data, options.each))
     neighbours = OtherProcesses()
     sides = [side for side in SIDES if side.who in options.only and side.bits in options.bits]

@@ -1,1 +1,1 @@
-"""The draft heads for SmolLM2-135M-Instruct in `benchmarks/heads`, trained on a GPU."""
+"""Draft heads for SmolLM2-135M-Instruct, trained on a GPU (`docs/training.md`)."""

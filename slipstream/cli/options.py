@@ -13,7 +13,7 @@ from slipstream.cli.option_groups import option
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams, check_draft_tokens
 from slipstream.drafters import draft_plan
-from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_MTP, WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MTP, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.load_settings import LoadSettings
@@ -77,8 +77,8 @@ class ModelOptions(LoadSettings):
     drafter: str | None = option(
         None,
         f"One of {', '.join(DRAFTERS)} (see slipstream drafters), or several to combine, as in suffix,eagle3.",
-        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft, {WITH_MTP} if the target brings "
-        f"MTP layers, else {WITHOUT_DRAFT}",
+        shown=f"{WITH_DRAFT}, or {WITHOUT_DRAFT} before a head, if there is a draft; {WITH_MTP} if the target brings "
+        f"MTP layers; {WITH_HEAD} for smollm2; else {WITHOUT_DRAFT}",
         panel=_SPECULATION,
     )
     draft_tokens: str | None = option(
@@ -124,9 +124,7 @@ class ModelOptions(LoadSettings):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the drafters in use."""
-        if self.drafter is None:
-            return (draft_plan.usual(self.target, self.draft_model),)
-        return draft_plan.names_of(self.drafter)
+        return draft_plan.names_of(self.drafter or draft_plan.usual(self.target, self.draft_model))
 
     @property
     def draft_model(self) -> str | None:

@@ -21,7 +21,7 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.models.checkpoint import read_json, resolve
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import SAME, one_of
-from slipstream.zoo import EMBEDDED, NAMES, checkpoint_of
+from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.drafter import Drafter
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
-WITH_MTP = "mtp"
-"""In place of the latter where the target's checkpoint brings MTP layers."""
+WITH_MTP, WITH_HEAD = "mtp", "suffix,eagle3"
+"""In place of the latter where the target's checkpoint brings MTP layers, and where a head ships for the target."""
 STACK = "hybrid"
 """The drafter that several others are stacked in."""
 
@@ -48,10 +48,10 @@ def names_of(text: str) -> tuple[str, ...]:
 
 @lru_cache
 def usual(target: str, draft_model: str | None) -> str:
-    """The drafter in use on the command line where none is named. Of a target on the hub, the small files are
-    downloaded."""
-    if draft_model is not None:
-        return WITH_DRAFT
+    """The drafters in use on the command line where none is named, for `names_of`. Of a target on the hub, the small
+    files are downloaded."""
+    if draft_model is not None or target == SMOLLM2:
+        return WITH_HEAD if draft_model is None else WITH_DRAFT
     from slipstream.heads.mtp_names import has_mtp_layers
 
     return WITH_MTP if has_mtp_layers(target) else WITHOUT_DRAFT
