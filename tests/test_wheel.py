@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MEGABYTES = 42
-"""Size limit of the wheel. The embedded models and heads take 40 MB of it."""
+MEGABYTES = 52
+"""Size limit of the wheel. The embedded models and heads take 40 MB of it, the head for SmolLM2 10."""
 
 
 @pytest.fixture(scope="module")

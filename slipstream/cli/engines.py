@@ -18,7 +18,7 @@ from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.draft_plan import DraftPlan
+from slipstream.drafters.draft_plan import STACK, WITHOUT_DRAFT, DraftPlan
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError, ServedError
 from slipstream.models.load_settings import LoadSettings
@@ -85,6 +85,8 @@ def vllm_server(
     from slipstream.bench.vllm_server import VllmServer
 
     _refuse_ignored(models, ModelOptions, READ)
+    if not models.drafter and models.draft_model is None and models.method == STACK:  # our head is not in vLLM's format
+        models = replace(models, drafter=WITHOUT_DRAFT)
     if models.rule not in METHODS:
         raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
     given = engine.arguments

@@ -6,12 +6,7 @@ from starlette.responses import JSONResponse
 
 from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
 
-TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "service_unavailable_error",
-}
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 """HTTP status -> type of the error; of others "invalid_request_error" below 500, else "server_error"."""
 
 ANTHROPIC_TYPES = {

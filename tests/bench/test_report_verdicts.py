@@ -29,11 +29,7 @@ def results() -> dict[str, Result]:
 
 def test_one_page_of_both(results):
     report = page(list(results.values()))
-    for part in (
-        "No bug found in random &lt;b&gt;",
-        "What limits the speed-up",
-        "Which drafter and draft length?",
-    ):
+    for part in ("No bug found in random &lt;b&gt;", "What limits the speed-up", "Which drafter and draft length?"):
         assert part in report
     assert "<b>" not in report.split("<main>")[1]
 

@@ -40,10 +40,7 @@ def test_an_invalid_result_is_refused(tmp_path, text, said):
 
 def test_an_unwritable_place_is_refused_before_anything_runs(tmp_path):
     ran = []
-    with (
-        pytest.raises(ResultError, match="does not exist"),
-        recording(result(), tmp_path / "no" / "a.json", dict),
-    ):
+    with pytest.raises(ResultError, match="does not exist"), recording(result(), tmp_path / "no" / "a.json", dict):
         ran.append(1)
     assert not ran
     with pytest.raises(ResultError, match="is a folder"):

@@ -8,9 +8,7 @@ from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
-SAMPLED = (
-    "hybrid, continued", "eagle tree, drawn", "model, several steps", "eagle3, parallel", "dspark",
-)  # fmt: skip
+SAMPLED = ("hybrid, continued", "eagle tree, drawn", "model, several steps", "eagle3, parallel", "dspark")  # fmt: skip
 """Variants whose distribution is tested here: those that draw in another way than a registered drafter. A parallel
 draft model is tested in tests/end_to_end/test_distribution.py."""
 ELSEWHERE = ("none", "ngram", "model", "eagle", "dflash")

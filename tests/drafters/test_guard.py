@@ -252,9 +252,7 @@ CASES: dict[str, tuple[Callable[[], Drafter], dict[str, Any]]] = {
     "model is NaN": (model(raises=False), {}),
     "model raises in a call of several steps": (model(raises=True, in_one_call=True), {}),
     "model is NaN in a call of several steps": (model(raises=False, in_one_call=True), {}),
-    "model of fewer ids": (
-        lambda: ModelDrafter(ToyTarget(V - 1, order=2, seed=22, sharpness=1.5), V), FORBIDDEN,
-    ),
+    "model of fewer ids": (lambda: ModelDrafter(ToyTarget(V - 1, order=2, seed=22, sharpness=1.5), V), FORBIDDEN),
     "head raises in a chain": (eagle("chain", raises=True), {}),
     "head is NaN in a chain": (eagle("chain", raises=False), {}),
     "head raises in a tree": (eagle("tree", raises=True), {}),

@@ -27,11 +27,7 @@ from tests.heads.tiny_heads import medusa_drafter
 from tests.targets.toy import ToyTarget
 
 SPECS = list(DRAFTERS.values())
-KEYWORDS = {
-    Needs.DRAFT_MODEL: {"model"},
-    Needs.DRAFT_HEAD: {"head"},
-    Needs.MEMBERS: {"members", "model"},
-}
+KEYWORDS = {Needs.DRAFT_MODEL: {"model"}, Needs.DRAFT_HEAD: {"head"}, Needs.MEMBERS: {"members", "model"}}
 """Keywords in which `make` gets what a drafter needs."""
 
 

@@ -40,10 +40,7 @@ def plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [*((name, FORM) for name in MAKERS), *((name, CALLS) for name in TRIGGERED)],
-)
+@pytest.mark.parametrize(("name", "form"), [*((name, FORM) for name in MAKERS), *((name, CALLS) for name in TRIGGERED)])
 def test_greedy_text_is_that_of_plain_constrained_decoding(name: str, form: Structured) -> None:
     params = SamplingParams(structured=form, max_tokens=30)
     prompts = Case(target, MAKERS[name]).prompts(5)

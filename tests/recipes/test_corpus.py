@@ -25,10 +25,7 @@ class FakeDistribution:
         ({"License": "Apache 2.0 License"}, True),
         ({"License": "", "Classifier": "License :: OSI Approved :: BSD License"}, True),
         ({"Classifier": "License :: OSI Approved :: GNU General Public License v3 (GPLv3)"}, False),
-        (
-            {"Classifier": ["License :: OSI Approved :: MIT License", "License :: Other/Proprietary License"]},
-            False,
-        ),
+        ({"Classifier": ["License :: OSI Approved :: MIT License", "License :: Other/Proprietary License"]}, False),
         ({}, False),
     ],
 )

@@ -59,7 +59,11 @@ def test_an_eagle3_head_ships_for_the_file_of_smollm2(monkeypatch: pytest.Monkey
     monkeypatch.setattr(zoo, "has_smollm2", lambda: True)
     monkeypatch.setattr(zoo, "smollm2_file", lambda: file)
     head = load_eagle(zoo.head_dir("eagle3", file))
-    assert (head.config.target_hidden, head.config.taps, head.in_8_bits) == (576, (2, 15, 27), True)
+    c, ids = head.config, set(head.target_ids.tolist())
+    assert (c.hidden_size, c.target_hidden, c.decoder.vocab_size, c.taps) == (576, 576, 49_152, (2, 15, 27))
+    assert head.in_8_bits
+    assert len(ids) == 8_192
+    assert 2 in ids  # <|im_end|>
     for kind, target in (("medusa", file), ("eagle3", tmp_path / "other.gguf")):
         with pytest.raises(ParameterError, match=f"slipstream train {kind} --target"):
             zoo.head_dir(kind, target)

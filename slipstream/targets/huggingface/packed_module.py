@@ -37,12 +37,7 @@ class PackedLayers(TorchPaged[ModuleBlocks]):
     kind: str
     device: torch.device
 
-    def _packed(
-        self,
-        batch: Batch,
-        apart: bool = False,
-        cross: CrossAttention | None = None,
-    ) -> PackedPass:
+    def _packed(self, batch: Batch, apart: bool = False, cross: CrossAttention | None = None) -> PackedPass:
         """The pass over a batch, whose slots are reserved. Masks compare the positions of the batch with slots."""
         places = torch.tensor([place for reserved in self._reserve(batch) for place in reserved])
         scattered: list[int] = []
