@@ -19,7 +19,7 @@ from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
 from slipstream.cli.options import ModelOptions, number, parse_options
 from slipstream.cli.report import section
-from slipstream.drafters.draft_plan import WITHOUT_DRAFT, usual
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import most_chosen
 from slipstream.errors import ParameterError, ServedError
 from slipstream.settings import AUTO
@@ -123,7 +123,7 @@ class LabModels(ModelOptions):
         return [contender(self, spec, adaptive) for spec in self.specs()]
 
     def specs(self) -> list[str]:
-        named = self.drafter or list(dict.fromkeys((usual(self.target, self.draft_model), WITHOUT_DRAFT)))
+        named = self.drafter or list(dict.fromkeys((self.usual, WITHOUT_DRAFT)))
         chosen = [spec.strip() for spec in named if spec.strip() != "none"]  # plain decoding is always measured
         if len(set(chosen)) < len(chosen):
             raise ParameterError(

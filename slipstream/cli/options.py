@@ -17,7 +17,7 @@ from slipstream.drafters.draft_plan import STACK, WITH_DRAFT, WITH_HEAD, WITH_MT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import OTHER_NAMES, ParameterError, did_you_mean
 from slipstream.models.load_settings import LoadSettings
-from slipstream.settings import AUTO, RULES, one_of
+from slipstream.settings import AUTO, LLAMACPP, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
 ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
@@ -124,7 +124,13 @@ class ModelOptions(LoadSettings):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the drafters in use."""
-        return draft_plan.names_of(self.drafter or draft_plan.usual(self.target, self.draft_model))
+        return draft_plan.names_of(self.drafter or self.usual)
+
+    @property
+    def usual(self) -> str:
+        """The drafters in use where none is named; llama.cpp offers no hidden states to a head."""
+        names = draft_plan.usual(self.target, self.draft_model)
+        return WITHOUT_DRAFT if names == WITH_HEAD and self.executor == LLAMACPP else names
 
     @property
     def draft_model(self) -> str | None:

@@ -87,11 +87,9 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
 
 def _about(target: Path) -> dict[str, Any]:
     """What a head may need of the config.json of its target, a folder or a GGUF file."""
-    return (
-        read_json(target / "config.json")
-        if target.is_dir()
-        else {"num_hidden_layers": DecoderConfig.load(target).layers}
-    )
+    if target.is_dir():
+        return read_json(target / "config.json")
+    return {"num_hidden_layers": DecoderConfig.load(target).layers}
 
 
 def _dtype(place: Path) -> torch.dtype:

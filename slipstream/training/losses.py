@@ -65,7 +65,7 @@ class _DistributionLosses(torch.autograd.Function):
         each = torch.zeros(depth, dtype=wide, device=states.device)
         ahead = [aims.ahead + aims.stride * k for k in range(depth)]
         counted = [aims.counts[:, 1 + a : 1 + a + rows].sum().clamp(min=1).item() for a in ahead]
-        block = max(1, min(rows, BLOCK_BYTES[device] // (4 * len(aims.head))))
+        block = max(1, min(rows, BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (4 * len(aims.head))))
         with torch.autocast(device, enabled=False):
             for b in range(batch):
                 for start in range(0, rows, block):

@@ -40,6 +40,12 @@ def test_lookups_are_our_plug_in_with_learned_lengths() -> None:
     assert values["served_model_name"] == "t"
 
 
+def test_the_head_that_ships_for_smollm2_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.zoo.smollm2_file", lambda: Path("SmolLM2.gguf"))
+    values = vllm_server(ModelOptions(target="smollm2"), VLLM).values
+    assert values["additional_config"] == {"slipstream": {"drafter": "suffix"}}
+
+
 def test_options_of_ours_become_arguments_of_vllm() -> None:
     models = ModelOptions(target="t", draft="d", drafter="model", draft_tokens="5", dtype="bfloat16", rule="block",
                           trust_remote_code=True, generation_config="none")  # fmt: skip
