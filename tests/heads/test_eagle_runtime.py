@@ -86,7 +86,8 @@ def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead,
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
     inverse = torch.tensor([2.0, 0.5] if kind == "noise" else [0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
-    noise = -(-torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64).log()).log()
+    drawn = torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise = -(-drawn.log()).log()
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
 
     def pick(x: Tensor, j: int, b: int) -> int:
@@ -98,9 +99,9 @@ def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead,
     sampling = StepSampling(inverse, noise=noise) if kind == "noise" else StepSampling(inverse, uniforms)
     tokens, logits, distributions = runtime.decode_steps(batch, features, 3, sampling)[:3]
     if distributions is not None:  # a call that samples in float64 returns them
-        drawn = 2 if kind == "noise" else 1
-        wanted = torch.softmax(logits[:, :drawn].double() * inverse[:drawn, None], -1)
-        torch.testing.assert_close(distributions[:, :drawn], wanted, rtol=1e-12, atol=1e-15)
+        count = 2 if kind == "noise" else 1
+        wanted = torch.softmax(logits[:, :count].double() * inverse[:count, None], -1)
+        torch.testing.assert_close(distributions[:, :count], wanted, rtol=1e-12, atol=1e-15)
     for b, rows in enumerate((4, 7)):
         chain = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: pick(x, j, b))
         assert tokens[:, b].tolist() == [token for token, _ in chain]
