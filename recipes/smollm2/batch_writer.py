@@ -111,7 +111,7 @@ class BatchWriter:
     # --- parts ------------------------------------------------------------------------------------------------
 
     def _start(self, started: list[tuple[int, Ask]]) -> None:
-        """Give these slots their prompts. All tokens of a prompt but the last are read; the next step reads it."""
+        """Give these slots their prompts. The next step reads the last token of each again, for its logits."""
         ordered = sorted(started, key=lambda each: len(each[1].prompt))
         while ordered:
             longest = 32 * -(-len(ordered[-1][1].prompt) // 32)

@@ -24,7 +24,7 @@ import numpy as np
 
 from recipes.embedded.corpus import build_corpus, licence_of
 from slipstream.models.text import tokenizer_of
-from slipstream.training.regenerate import MARK
+from slipstream.training.regenerate import around_message
 from slipstream.zoo import checkpoint_of
 
 LONGEST = 480
@@ -101,7 +101,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def prose() -> list[str]:
-    """Paragraphs of docstrings and of the descriptions of permissively licensed packages."""
+    """Paragraphs of the descriptions of permissively licensed packages."""
     texts = dict[str, None]()
     for dist in metadata.distributions():
         if licence_of(dist):
@@ -161,13 +161,7 @@ def main() -> None:
     texts, sources = list(dict.fromkeys(texts)), list(code.values())
     print(f"{len(texts)} paragraphs, {len(sources)} functions", file=sys.stderr)
     tokenizer: Any = tokenizer_of(checkpoint_of("smollm2", "target"))
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
-    )
-    before, _, after = rendered.partition(MARK)
-
-    def ids(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    before, after = around_message(tokenizer)
 
     rows, asked = list[list[int]](), set[str]()
     while len(rows) < given.count:
@@ -179,13 +173,13 @@ def main() -> None:
             if kind < 0.88
             else sums(rng)
         )
-        row = [*ids(before), *ids(request), *ids(after)]
+        row = [*before, *tokenizer(request, add_special_tokens=False)["input_ids"], *after]
         if request not in asked and len(row) <= LONGEST:
             asked.add(request)
             rows.append(row)
     starts = np.cumsum([0, *map(len, rows)])
     flat = np.concatenate(rows).astype(np.uint16)
-    np.savez_compressed(given.out, ids=flat, starts=starts, before=ids(before), after=ids(after))
+    np.savez_compressed(given.out, ids=flat, starts=starts, before=before, after=after)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,13 @@ def prompts_of(
     return prompts
 
 
+def around_message(tokenizer: Any) -> list[list[int]]:
+    """Ids of a chat template before a user's message, and after it, up to the start of the answer."""
+    talk = [{"role": "user", "content": MARK}]
+    rendered = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered.partition(MARK)[::2]]
+
+
 def self_prompts(llm: LLM) -> Prompts:
     """Conversations of a chat model with itself, up to the start of the answer (Magpie, 2406.08464, section 2): it
     continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
@@ -88,11 +96,7 @@ def self_prompts(llm: LLM) -> Prompts:
             why="it is not known where a user's message begins",
             fix="give --data, and --regenerate for text of the target",
         )
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
-    )
-    before, _, after = rendered.partition(MARK)
-    start, end = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, after))
+    start, end = around_message(tokenizer)
 
     def write(rng: np.random.Generator, count: int) -> list[list[int]]:
         rows, seen = list[list[int]](), set[str]()

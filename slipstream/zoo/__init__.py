@@ -32,10 +32,8 @@ def draft_dir() -> Path:
 def _model_dir(role: str) -> Path:
     folder = HERE / "models" / role
     if not (folder / "model.safetensors").is_file():
-        raise CheckpointError(
-            f"The embedded {role} is missing: {folder} has no model.safetensors",
-            fix="install slipstream again",
-        )
+        what = f"The embedded {role} is missing: {folder} has no model.safetensors"
+        raise CheckpointError(what, fix="install slipstream again")
     return folder
 
 

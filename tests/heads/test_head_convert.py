@@ -23,6 +23,7 @@ from slipstream.heads.eagle_save import save_eagle
 from slipstream.heads.head_convert import convert_head
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.recognition import TAPS, recognise
+from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.settings import HEAD_FORMATS
 from tests.checkpoints import Tiny
 from tests.heads.dense_eagle import BIASES, TWO, VARIANTS, rewrite, same_logits, variant
@@ -176,6 +177,14 @@ def test_layers_that_a_head_does_not_name_are_those_of_its_target(tiny: Tiny, so
         convert_head(source, "eagle3", out / "a")
     convert_head(source, "eagle3", out / "a", target)
     assert load_eagle(out / "a").config.taps == (2, 6, 9)
+
+
+def test_the_target_of_a_head_may_be_a_gguf_file(tiny: Tiny, source: Path, out: Path) -> None:
+    pytest.importorskip("gguf")
+    save_eagle(head(KINDS["plain"]), source)
+    file = convert_to_gguf(tiny.target, out.with_suffix(".gguf"), "f32").file
+    convert_head(source, "eagle3", out, file)
+    assert written(out)[0]["target_model"] == str(file)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
