@@ -16,7 +16,7 @@ import torch
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.load_settings import LoadSettings
-from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
+from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS, WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
@@ -113,7 +113,8 @@ def usable_device(device: torch.device | str, of: str = "device") -> torch.devic
 
 def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tuple[str, ...]]:
     """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why those
-    before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot."""
+    before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot, and ParameterError
+    for quantised weights that none has."""
     executor = settings.executor
     if executor == TRANSFORMERS:
         raise ParameterError(
@@ -138,7 +139,11 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tupl
         if why is None:
             return backend(name), tuple(refusals)
         refusals.append(f"the {name} backend cannot run this model ({why})")
-    raise UnsupportedModelError("no backend can run this model", why="; ".join(refusals), fix="change the settings")
+    raise ParameterError(  # torch runs every decoder whose weights are not quantised
+        f"quantize={settings.quantize!r} was asked of a {config.model_type} model that does not have it",
+        why="; ".join(refusals),
+        fix=f"leave it out, or choose another of {', '.join(WEIGHT_FORMATS)}",
+    )
 
 
 def warn_slower(refusals: tuple[str, ...], name: str, settings: LoadSettings) -> None:

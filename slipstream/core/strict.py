@@ -20,7 +20,7 @@ class Strict:
                 raise ParameterError(
                     f"{cls.__name__} has no parameter {name!r}",
                     why="a parameter that is silently dropped would change the output unnoticed",
-                    fix=did_you_mean(name, known),
+                    fix=did_you_mean(name, known) if known else "leave it out, there are no parameters",
                 )
             if known[name] in (bool, "bool") and not isinstance(kwargs[name], bool):
                 raise ParameterError(

@@ -97,7 +97,8 @@ def check_host(
 
 def tensor_names(folder: Path) -> list[str]:
     """Names of all tensors of a checkpoint; does not read their values. Raises CheckpointError."""
-    return [name for file in weight_files(folder) for name in _open(folder / file).keys()]  # noqa: SIM118 no mapping
+    # "np" reserves no memory for the file, which may be larger than memory.
+    return [name for file in weight_files(folder) for name in _open(folder / file, "np").keys()]  # noqa: SIM118
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
@@ -156,8 +157,8 @@ def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, framework: str = "pt") -> Any:
     try:
-        return safe_open(str(path), framework="pt")
+        return safe_open(str(path), framework=framework)
     except (SafetensorError, OSError, ValueError) as error:
         raise unreadable(path, error) from error

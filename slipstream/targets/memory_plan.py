@@ -48,11 +48,11 @@ class MemoryPlan:
     def check(self) -> None:
         """Raise LoadError if it does not fit."""
         if self.headroom < 0:
-            most, what = self.most_tokens, f"weights {size(self.weights)}"
-            if self.kv_tokens:
-                what += f", draft {size(self.draft)} and a KV cache for {self.kv_tokens} tokens, {size(self.kv)}"
+            most, cache = self.most_tokens, f"a KV cache for {self.kv_tokens} tokens"
+            parts = {"weights": self.weights, "the draft's weights": self.draft, cache: self.kv}
+            needed = ", ".join(f"{size(count)} for {what}" for what, count in parts.items() if count)
             raise LoadError(
-                f"{what}, are more than the {size(self.available)} of memory that are free",
+                f"{size(self.available)} of memory are free, and {needed} are needed",
                 fix=f"choose at most kv_tokens={most}" if most else "choose a smaller model, or quantize it",
             )
 

@@ -1,11 +1,17 @@
 """`MemoryPlan`: bytes before loading are those after loading, and what cannot fit is refused early."""
 
+import json
+import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream import LLM
 from slipstream.errors import LoadError, ParameterError
+from slipstream.heads.recognition import recognise
+from slipstream.host.machine import available_bytes
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets import memory_plan
 from slipstream.targets.decoder import Decoder
@@ -44,8 +50,22 @@ def test_the_largest_cache_leaves_a_tenth_free() -> None:
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 2**20)
     monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(LoadError, match=r"a KV cache for 100000 tokens.*more than the 1.0 MB of memory that are free"):
+    said = r"1\.0 MB of memory are free, and .*.* weights, .* the draft's weights, .* a KV cache for 100000 tokens"
+    with pytest.raises(LoadError, match=said):
         LLM(tiny.target, tiny.draft, **CPU, kv_tokens=100_000)
+    with pytest.raises(LoadError, match=r"for weights, \S+ .B for a KV cache"):
+        LLM(tiny.target, **CPU, kv_tokens=100_000)
+
+
+def test_the_kind_of_a_file_that_is_larger_than_memory_is_known(tmp_path: Path) -> None:
+    """Its weights are not read: their size is what refuses it."""
+    size = 4 * available_bytes(torch.device("cpu"))
+    table = json.dumps({"norm.weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(table)) + table)
+        file.truncate(8 + len(table) + size)  # holes take no room
+    (tmp_path / "config.json").write_text("{}")
+    assert recognise(tmp_path) is None
 
 
 @pytest.mark.parametrize("wrong", [0, 31, -1, 1.5, "many"])
