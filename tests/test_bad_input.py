@@ -30,9 +30,9 @@ def test_a_token_id_outside_the_vocabulary(llm: LLM, token: int) -> None:
             llm.generate([5], SamplingParams(logit_bias={token: 1.0}))
 
 
-@pytest.mark.parametrize("prompt", [[], ""], ids=repr)
-def test_an_empty_prompt(llm: LLM, prompt: object) -> None:
-    with pytest.raises(PromptError, match="empty"):
+@pytest.mark.parametrize(("prompt", "said"), [([], "empty"), ("", "empty"), ([5] * 300, "context holds 192")])
+def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
         llm.generate([prompt])  # type: ignore[list-item]
 
 

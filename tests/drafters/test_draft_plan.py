@@ -13,7 +13,7 @@ from slipstream.drafters.draft_plan import DraftPlan, asked, embedded_role, name
 from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
-from slipstream.errors import LoadError, PairError, ParameterError
+from slipstream.errors import CheckpointError, PairError, ParameterError
 from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.checkpoint import read_json
 from slipstream.models.load_settings import LoadSettings
@@ -180,7 +180,7 @@ class TestInPython:
             llm.use("model")
 
     def test_a_path_that_does_not_exist_is_named(self, llm: LLM) -> None:
-        with pytest.raises(LoadError, match="no/such/draft"):
+        with pytest.raises(CheckpointError, match="no/such/draft"):
             llm.use("no/such/draft")
 
     def test_an_incomplete_drafter_object_is_refused_with_what_it_lacks(self, llm: LLM) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ import typer
 from safetensors.torch import load_file, save_file
 
 import slipstream
-from slipstream import LLM, Completion, SamplingParams, SpecStats
+from slipstream import LLM, Completion, SamplingParams, SpecStats, errors
 from slipstream.cli.main import main
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 
@@ -379,42 +379,10 @@ CALLABLES = (
     "Chunk", "SpecStats", "SpeculativeDecoder", "SpeculativeDecoder.decode", "load_model_pair",
 )  # fmt: skip
 
-MISTAKES: dict[str, Callable[[LLM, Path], Any]] = {
-    "an unknown keyword of LLM": lambda llm, scratch: LLM("embedded", draft_token=4),
-    "an unknown field of SamplingParams": lambda llm, scratch: SamplingParams(temprature=1),
-    "a parameter out of range": lambda llm, scratch: SamplingParams(top_p=2),
-    "an unknown rule": lambda llm, scratch: setattr(llm, "rule", "rejction"),
-    "a negative draft length": lambda llm, scratch: setattr(llm, "draft_tokens", -1),
-    "an unknown option of a drafter": lambda llm, scratch: llm.use("ngram", max_ngrams=2),
-    "a drafter without what it needs": lambda llm, scratch: llm.use("model"),
-    "an empty prompt": lambda llm, scratch: llm.generate(""),
-    "an id outside the vocabulary": lambda llm, scratch: llm.generate([10**6]),
-    "a prompt longer than the context": lambda llm, scratch: llm.generate([5] * 2000),
-    "parameters for another number of prompts": lambda llm, scratch: llm.generate(["x", "y"], [SamplingParams()]),
-    "a folder that does not exist": lambda llm, scratch: LLM("/nonexistent/model"),
-    "a broken config.json": lambda llm, scratch: LLM(scratch / "broken"),
-    "a draft of another vocabulary": lambda llm, scratch: llm.use(scratch / "other"),
-    "an unknown executor": lambda llm, scratch: LLM("embedded", executor="nativ"),
-    "a setting that cannot be honoured": lambda llm, scratch: LLM("embedded", executor="native", dtype="float64"),
-    "the rule greedy above temperature 0": lambda llm, scratch: sampled_greedily(llm),
-}
-"""Mistakes in Python code; each raises an error whose class is pinned."""
 
-
-def sampled_greedily(llm: LLM) -> None:
-    """Request samples under the greedy rule."""
-    llm.use("ngram")
-    llm.rule = "greedy"
-    try:
-        llm.generate("x", SamplingParams(temperature=1.0, seed=1, max_tokens=4))
-    finally:
-        llm.rule = "rejection"
-
-
-def error_of(mistake: Callable[[LLM, Path], Any], llm: LLM, scratch: Path) -> list[str]:
-    """Names of the classes of the error that a mistake raises, the narrowest first."""
-    try:
-        mistake(llm, scratch)
-    except Exception as error:
-        return [kind.__name__ for kind in type(error).__mro__ if kind not in (Exception, BaseException, object)]
-    return []
+def error_families() -> dict[str, list[str]]:
+    """Every error class, and what it can be caught as."""
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
+    return {
+        kind.__name__: [each.__name__ for each in kind.__mro__ if each.__module__ == kind.__module__] for kind in kinds
+    }

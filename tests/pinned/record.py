@@ -136,8 +136,7 @@ def names(scratch: Path) -> dict[str, Any]:
         "members": {name: cases.members_of(name, llm) for name in sorted(slipstream.__all__)},
         "parameters": {path: cases.parameters_of(path) for path in cases.CALLABLES},
         "options": {name: cases.options_of(name) for name in cases.SUBCOMMANDS},
-        "drafters": sorted(json.loads(cases.run_command("drafters --json", scratch)[1])),
-        "errors": {name: cases.error_of(mistake, llm, scratch) for name, mistake in cases.MISTAKES.items()},
+        "errors": cases.error_families(),
     }
 
 
