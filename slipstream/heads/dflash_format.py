@@ -56,11 +56,12 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
     said: Any = {**config, **nested}
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
     from_anchor = bool(said.get("sample_from_anchor", markov is not None))  # of DSpark the default, as in vLLM
+    least = 2 - from_anchor  # the last token, and a mask
     listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
     for name, value, right, what in (
         ("target_layer_ids", layers, listed, "a list of layers"),
         ("mask_token_id", mask, type(mask) is int and mask >= 0, "the id that the head was trained with"),
-        ("block_size", block, type(block) is int and block >= 2 - from_anchor, "a token, and masks to be drafted"),
+        ("block_size", block, type(block) is int and block >= least, f"an integer >= {least}"),
     ):
         if not right:
             raise ConfigError(

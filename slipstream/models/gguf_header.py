@@ -158,6 +158,7 @@ def _read(path: Path, changed: int, size: int) -> GgufHeader:
     if isinstance(parts, int) and parts > 1:
         raise UnsupportedModelError(
             f"{path.name} is one of {parts} parts",
+            why="the others have the rest of its tensors",
             fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
         )
     return header
@@ -208,7 +209,9 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
     if version not in (2, 3):
         what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version} of GGUF"
         raise UnsupportedModelError(
-            f"{path.name} {what}, supported are versions 2 and 3, little-endian", fix="convert the model again"
+            f"{path.name} {what}, supported are versions 2 and 3, little-endian",
+            why="its numbers would be read wrongly",
+            fix="convert the model again",
         )
     tensors, keys = reader.whole(), reader.whole()
     if tensors > reader.size or keys > reader.size:

@@ -62,8 +62,7 @@ def head_dir(kind: str, target: Path | None) -> Path:
     names = [name for place, name in heads.items() if target is not None and place.resolve() == target.resolve()]
     folder = HERE / "models" / (names or [kind])[0]
     if not names or not folder.is_dir():
-        known = (HERE / "models" / kind).is_dir()
-        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if known else ""
+        trained = f", or train one: slipstream train {kind} --target {target or 'TARGET'}" if kind != "eagle" else ""
         raise ParameterError(
             f"no {kind} head ships for {target or 'a target that is not loaded from a checkpoint'}",
             why="a head only works with the target whose hidden states it was trained on",

@@ -278,6 +278,7 @@ class TestRefusals:
         of = as_target(changed(tmp_path, drop=drop, mtp=mtp), device="cpu")
         with pytest.raises(ConfigError, match=said) as refused:
             make_drafter("mtp", of)
+        assert refused.value.why
         assert refused.value.fix
 
     def test_a_family_that_is_not_known(self) -> None:

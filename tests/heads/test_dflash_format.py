@@ -75,7 +75,7 @@ def own(**keys: Any) -> dict[str, Any]:
         (own(use_swa=True), LoadError, "dflash_config.use_swa True"),
         (own(use_aux_hidden_state=False), LoadError, "use_aux_hidden_state False"),
         (own(conv_kernel_size=4), LoadError, "dflash_config.conv_kernel_size 4"),
-        ({"block_size": 1}, ConfigError, "block_size .* is 1, expected a token, and masks"),
+        ({"block_size": 1}, ConfigError, "block_size .* is 1, expected an integer >= 2"),
         ({"block_size": None}, ConfigError, "block_size .* is None"),
         ({"dflash_config": 3}, ConfigError, "dflash_config is 3"),
         ({"layer_types": ["sliding_attention"] * 2}, UnsupportedModelError, "a sliding window"),

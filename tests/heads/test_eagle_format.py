@@ -150,7 +150,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=r"names no mask token.*set mask_token_id") as raised:
             load_eagle(tmp_path)
         assert "\n" not in str(raised.value)
-        rewrite(tmp_path, lambda s: s.pop("mask_hidden"), pard_token=7, parallel_drafting=True)
+        rewrite(tmp_path, lambda s: s.pop("mask_hidden"), ptd_token_id=7)
         with pytest.raises(CheckpointError, match=r"lacks 1 tensors \(mask_hidden\)"):
             load_eagle(tmp_path)
 

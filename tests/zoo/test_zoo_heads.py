@@ -64,6 +64,6 @@ def test_an_eagle3_head_ships_for_the_file_of_smollm2(monkeypatch: pytest.Monkey
     assert head.in_8_bits
     assert len(ids) == 8_192
     assert 2 in ids  # <|im_end|>
-    for kind, target in (("medusa", file), ("eagle3", tmp_path / "other.gguf")):
+    for kind, target in (("medusa", file), ("dflash", file), ("eagle3", tmp_path / "other.gguf")):
         with pytest.raises(ParameterError, match=f"slipstream train {kind} --target"):
             zoo.head_dir(kind, target)

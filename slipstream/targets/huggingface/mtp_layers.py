@@ -210,6 +210,7 @@ def load_mtp(module: Any, source: Path | None, device: torch.device, context: in
     if stored < max(1, declared):
         raise ConfigError(
             f"drafter 'mtp' was asked of {folder}, which holds {stored} MTP layers and promises {declared}",
+            why="config.json counts layers that the weights do not have" if declared else "they are what drafts",
             fix="use another drafter, or a checkpoint that was saved with its MTP layers",
         )
     model, why = _loaded(module, folder, declared), ""
