@@ -12,8 +12,9 @@ from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import PairError
+from slipstream.errors import PairError, ParameterError
 from slipstream.settings import STRING, WEIGHT_FORMATS
+from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
@@ -173,8 +174,15 @@ def vocabulary(described: dict[str, Any]) -> str:
 
 def show_pair(target: str, draft: str, as_json: bool) -> NoReturn:
     """Print whether the models are compatible, and what a speed-up needs. Exit code 0 if they are, else 1."""
+    from slipstream.heads.recognition import recognise
     from slipstream.models.pair_check import check_pair
 
+    if (kind := recognise(checkpoint_of(draft, "draft"))) is not None:
+        raise ParameterError(
+            f"{draft!r} is a draft head ({kind}), not a draft model",
+            why="tokens are compared, and a head has none",
+            fix=f"slipstream bench -m {target} -md {draft} says whether it fits, and measures it",
+        )
     report = check_pair(target, draft)
     if as_json:
         print(json.dumps(report.as_dict()))

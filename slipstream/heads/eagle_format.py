@@ -116,8 +116,8 @@ def _parallel(
 ) -> tuple[int, int | None] | tuple[None, None]:
     """(mask token, most draft tokens that it was trained for) of a parallel head (P-EAGLE)."""
     peagle = config.get("speculators_model_type") == "peagle"
-    named = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # the first is in other heads, too
-    if not (peagle or named or config.get("parallel_drafting") or "mask_hidden" in tensors):
+    parallel = any(config.get(key) is not None for key in MASK_TOKENS[1:])  # the first is in other heads, too
+    if not (peagle or parallel or config.get("parallel_drafting") or "mask_hidden" in tensors):
         return None, None
     token = next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
     if type(token) is not int:

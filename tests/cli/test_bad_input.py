@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream import zoo
 from slipstream.bench.results import Result, write
 from tests.checkpoints import CONTEXT, clone
 
@@ -90,6 +91,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --config nowhere.json", "cannot be read"),
     ("generate x --config map.json", "map.json: device_map is a JSON object"),
     # info, drafters, lists of simulate
+    (f"info embedded {zoo.HERE}/models/eagle3", "is a draft head (eagle3), not a draft model"),
     ("generate x -m missing.gguf --drafter suffix", "there is no file"),
     ("info /nonexistent/model", "/nonexistent/model"),
     ("info /nonexistent/model", "give the folder, or a hub id"),
