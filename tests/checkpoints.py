@@ -1,6 +1,7 @@
 """The tiny checkpoints of the tests: a Llama with a draft model that mostly agrees with it and their byte-level
 tokenizer, and one model of each supported family."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 
@@ -80,6 +83,17 @@ def make_tiny(folder: Path) -> Tiny:
 def clone(source: Path, folder: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(source, folder))
+
+
+def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = None, **keys: Any) -> Path:
+    """Change a checkpoint: `tensors` edits them in place; keys of config.json, None removes one."""
+    file, state = folder / "config.json", load_file(weights := next(folder.glob("*.safetensors")))
+    values = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    if tensors:
+        tensors(state)
+        save_file(state, weights, metadata={"format": "pt"})
+    return folder
 
 
 # --- one model of each family -------------------------------------------------------------------------------------

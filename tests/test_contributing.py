@@ -1,6 +1,5 @@
 """The examples of CONTRIBUTING.md and docs/model-families.md work as described."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from slipstream.drafters.registry import DrafterSpec, Needs
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import config as config_module
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import make_family
+from tests.checkpoints import make_family, rewrite
 from tests.core.exact import emitted_distribution, target_distribution
 from tests.core.worlds import Shape, random_world
 from tests.drafters.conformance import Case, Conformance
@@ -86,8 +85,7 @@ def test_the_rule_of_the_guide_is_lossless() -> None:
 def test_one_entry_is_enough_for_a_family_like_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, ids = make_family("llama", tmp_path), list(range(3, 40))
     wanted = Reference(folder, torch.float64)(ids)[-1]  # [V]
-    about = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(about | {"model_type": "newllama"}))
+    rewrite(folder, model_type="newllama")
     with pytest.raises(UnsupportedModelError, match="'newllama'"):
         Decoder.load(folder)
     monkeypatch.setitem(config_module.LIKE_LLAMA, "newllama", 8192)

@@ -1,10 +1,8 @@
 """Tie or bug."""
 
-import torch
-
 from slipstream.bench.identity import Divergence, divergence
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import clone
+from tests.checkpoints import clone, rewrite
 
 EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 
@@ -19,17 +17,6 @@ def test_divergence_tells_near_ties_from_bugs(tiny, tmp_path):
     assert "bug" in str(difference)
     assert divergence(target, prompt, [1, 2], [1, 2, 4]).position == 2
     assert Divergence(3, 1e-7, 1e-6).near_tie
-    tied = make_tied(tmp_path / "tied", tiny)
+    tied = rewrite(clone(tiny.target, tmp_path / "tied"), lambda tensors: tensors["lm_head.weight"].zero_())
     assert divergence(Decoder.load(tied, **EXACT), prompt, [8], [9]).near_tie
     assert not target.executor._pool.tables  # every sequence was released
-
-
-def make_tied(folder, tiny):
-    """A checkpoint whose logits are all the same."""
-    from safetensors.torch import load_file, save_file
-
-    clone(tiny.target, folder)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"] = torch.zeros_like(tensors["lm_head.weight"])
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder

@@ -1,7 +1,6 @@
 """The draft-model drafter: its KV cache, its q, when it stops, its vocabulary. The draft model is a `ToyTarget`, which
 detects every wrong rollback."""
 
-import json
 import logging
 from collections import Counter
 from pathlib import Path
@@ -20,10 +19,9 @@ from slipstream.drafters.model import ModelDrafter
 from slipstream.errors import ConfigError
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import random_llama
+from tests.checkpoints import random_llama, rewrite
 from tests.drafters.fakes import MultiStepToy
 from tests.end_to_end.sampling import hurry
-from tests.heads.dense_eagle import rewrite
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import LEVEL, g_test
 from tests.targets.toy import ToyTarget
@@ -147,8 +145,7 @@ def masked(folder: Path) -> Any:
     """A checkpoint in `folder` whose config.json has `pard_token` 11, and the model of transformers."""
     model = random_llama(6, **SMALL).double()
     model.save_pretrained(folder)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pard_token": 11}))
+    rewrite(folder, pard_token=11)
     return model
 
 

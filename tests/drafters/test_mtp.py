@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
@@ -31,7 +31,7 @@ from slipstream.heads.eagle_rows import CHUNK
 from slipstream.heads.mtp_names import FAMILIES, has_mtp_layers
 from slipstream.models.checkpoint import INDEX
 from slipstream.targets.describe import as_target
-from tests.checkpoints import random_llama
+from tests.checkpoints import random_llama, rewrite
 from tests.drafters.conformance import Recorder
 from tests.heads.tiny_mtp import BRINGS, LAYERS, write
 from tests.targets.huggingface.architectures import random_model
@@ -254,13 +254,12 @@ class TestLoading:
 
 def changed(tmp_path: Path, drop: str = "", family: str = "glm4_moe", mtp: int = 1, **config: Any) -> Path:
     """A checkpoint without the tensors whose names hold `drop`, and with other values in config.json."""
-    folder = write(family, tmp_path, mtp)
-    tensors = load_file(folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if not drop or drop not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    values = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
+
+    def dropped(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if drop and drop in name]:
+            del tensors[name]
+
+    return rewrite(write(family, tmp_path, mtp), dropped, **config)
 
 
 class TestRefusals:

@@ -1,19 +1,18 @@
-"""EAGLE heads of every variant, made-up texts for them, a dense recomputation without any cache, and changes to their
-checkpoints."""
+"""EAGLE heads of every variant, made-up texts for them, a dense recomputation without any cache, and checkpoints that
+are refused."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.heads.eagle_head import EagleConfig, EagleHead
 from slipstream.models.executor import Batch
 from tests.backends.native.models import forest, last
+from tests.checkpoints import rewrite
 from tests.heads.tiny_heads import config
 
 Damage = Callable[[dict[str, Tensor]], Any] | dict[str, Any]
@@ -91,16 +90,6 @@ def same_logits(head: EagleHead, wanted: EagleHead) -> None:
     torch.testing.assert_close(
         logits(head.double().borrow(lent.get("embedding"), lent.get("lm_head"))), logits(wanted), rtol=0, atol=0
     )
-
-
-def rewrite(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] | None = None, **keys: Any) -> None:
-    """Change a checkpoint: `tensors` edits them in place; keys of config.json, None removes one."""
-    file, state = folder / "config.json", load_file(weights := next(folder.glob("*.safetensors")))
-    values = json.loads(file.read_text()) | keys
-    file.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
-    if tensors:
-        tensors(state)
-        save_file(state, weights)
 
 
 def assert_refused(

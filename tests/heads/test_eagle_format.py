@@ -12,7 +12,8 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Unsupport
 from slipstream.heads.eagle_format import load_eagle
 from slipstream.heads.eagle_save import save_eagle
 from slipstream.heads.recognition import TAPS, recognise
-from tests.heads.dense_eagle import VARIANTS, Damage, assert_refused, rewrite, same_logits
+from tests.checkpoints import rewrite
+from tests.heads.dense_eagle import VARIANTS, Damage, assert_refused, same_logits
 from tests.heads.tiny_heads import config, head
 
 

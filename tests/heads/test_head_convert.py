@@ -25,8 +25,8 @@ from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.recognition import TAPS, recognise
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.settings import HEAD_FORMATS
-from tests.checkpoints import Tiny
-from tests.heads.dense_eagle import BIASES, TWO, VARIANTS, rewrite, same_logits, variant
+from tests.checkpoints import Tiny, rewrite
+from tests.heads.dense_eagle import BIASES, TWO, VARIANTS, same_logits, variant
 from tests.heads.tiny_heads import config, dflash_config, dflash_head, head, tiny_heads
 
 EAGLE = ("eagle3", "speculators", "specforge")

@@ -18,7 +18,8 @@ from slipstream.heads.medusa_format import fit, load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads, MedusaRuntime
 from slipstream.heads.recognition import recognise
 from slipstream.models.load_settings import LoadSettings
-from tests.heads.dense_eagle import Damage, assert_refused, rewrite
+from tests.checkpoints import rewrite
+from tests.heads.dense_eagle import Damage, assert_refused
 from tests.heads.tiny_heads import head_host, tiny_heads
 
 KINDS = {

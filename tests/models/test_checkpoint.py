@@ -19,7 +19,7 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Parameter
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import from_module, load_weights
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import FAMILIES, make_family
+from tests.checkpoints import FAMILIES, make_family, rewrite
 from tests.targets.reference import Reference
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -60,13 +60,6 @@ def test_a_loaded_model_keeps_no_checkpoint_mapped_and_reads_it_again_on_access(
     assert str(folder) not in Path("/proc/self/maps").read_text()
     stored = load_file(folder / SINGLE)["model.norm.weight"]
     assert torch.equal(decoder.weights["norm.weight"].double(), stored.double())
-
-
-def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    weights = load_file(folder / SINGLE)
-    change(weights)
-    save_file(weights, folder / SINGLE)
-    return folder
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> None:
@@ -111,7 +104,7 @@ def test_gpt2_without_prefix_and_with_mask_buffers_as_on_the_hub(copy: Callable[
         weights["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
         weights["h.0.attn.masked_bias"] = torch.tensor(-1e4)
 
-    same(load_weights(tensors(folder, strip), DecoderConfig.load(folder)), before)
+    same(load_weights(rewrite(folder, strip), DecoderConfig.load(folder)), before)
 
 
 def test_progress_reaches_the_total(checkpoint: Callable[[str], Path]) -> None:
@@ -222,7 +215,7 @@ DAMAGES: list[tuple[Callable[[Path], object], type[LoadError], str]] = [
     (lambda f: stored(f, lambda data: data[:8] + b"!" + data[9:]), CheckpointError, BROKEN),
     (lambda f: stored(f, lambda data: re.sub(rb'(offsets":\[)\d', rb"\g<1>9", data, count=1)), CheckpointError, BROKEN),
     *(
-        (lambda f, v=v: tensors(f, lambda t: t[DOWN][3, 5].fill_(v)), CheckpointError, f"{DOWN}.*NaN or infinity")
+        (lambda f, v=v: rewrite(f, lambda t: t[DOWN][3, 5].fill_(v)), CheckpointError, f"{DOWN}.*NaN or infinity")
         for v in (math.nan, math.inf, -math.inf)
     ),
     (

@@ -16,7 +16,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import CheckpointError, ConfigError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import Tiny, clone, random_llama
+from tests.checkpoints import Tiny, clone, random_llama, rewrite
 from tests.targets.huggingface.architectures import random_model
 
 PROMPTS = [[5, 9, 33], [7, 8, 9, 10, 11, 12]]
@@ -220,6 +220,5 @@ def test_targets_whose_weights_cannot_be_changed_are_refused_by_name(tiny: Tiny,
         LLM(tmp_path / "x.gguf", lora=good)
     quantised = tmp_path / "quantised"
     random_model("gpt-neox", torch.float32).save_pretrained(quantised)
-    config = json.loads((quantised / "config.json").read_text())
-    (quantised / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    rewrite(quantised, quantization_config={"quant_method": "gptq"})
     refused(quantised, good, r"lora was given with .*quantised', which is quantised", UnsupportedModelError)

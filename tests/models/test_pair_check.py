@@ -9,7 +9,7 @@ import pytest
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.models.facts import facts
 from slipstream.models.pair_check import check_pair, require_pair
-from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer
+from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
 from tests.targets.toy import ToyTarget
 
 
@@ -79,9 +79,7 @@ def test_special_tokens_may_have_other_names(tiny, tmp_path):
 
 
 def test_a_shorter_draft_context_is_noted(tiny, tmp_path):
-    folder = clone(tiny.draft, tmp_path / "draft")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    folder = rewrite(clone(tiny.draft, tmp_path / "draft"), max_position_embeddings=64)
     (note,) = check_pair(tiny.target, folder).notes
     assert f"the draft's context is 64 tokens, the target's {CONTEXT}: drafting stops at 64" in note
     assert not check_pair(folder, tiny.target).notes

@@ -1,15 +1,13 @@
 """Paths and loaded models that our own decoder does not run."""
 
-import json
 import logging
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
@@ -20,7 +18,7 @@ from slipstream.models.pair_check import require_pair
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.huggingface_target import of_module
-from tests.checkpoints import make_tokenizer, random_llama
+from tests.checkpoints import make_tokenizer, random_llama, rewrite
 from tests.targets.huggingface.architectures import ARCHITECTURES, PACKED, VOCAB, generated, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
@@ -46,11 +44,8 @@ def texts_of(own: Any) -> list[list[int]]:
 
 
 def damaged(folder: Path, into: Path, **changes: Any) -> Path:
-    """A copy of a checkpoint with other values in config.json; None removes one."""
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (into / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    (into / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    return into
+    """A copy of a checkpoint with other values in config.json."""
+    return rewrite(Path(shutil.copytree(folder, into, dirs_exist_ok=True)), **changes)
 
 
 def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so_once(folder, caplog):
@@ -137,9 +132,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) 
 def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(folder: Path, tmp_path: Path) -> None:
     ours = damaged(folder, tmp_path)
     make_tokenizer(ours)
-    other = tmp_path / "other"
-    other.mkdir()
-    damaged(folder, other)
+    other = damaged(folder, tmp_path / "other")
     make_tokenizer(other, texts=["SELECT column FROM table WHERE value > 17;\n"])
     require_pair(ours, ours)
     with pytest.raises(PairError, match="different tokens"):
@@ -205,7 +198,6 @@ def test_code_of_a_checkpoint_is_refused_and_that_of_a_draft_even_where_the_targ
 def test_code_that_is_trusted_runs(tmp_path: Path) -> None:
     known, own = tmp_path / "known", tmp_path / "own"
     random_model("stablelm", torch.float32).save_pretrained(known)
-    own.mkdir()
     damaged(known, own, model_type="own_stablelm", auto_map=CODE, architectures=["OwnForCausalLM"])
     (own / "configuration_own.py").write_text(
         "from transformers import StableLmConfig\n\n\n"
@@ -223,18 +215,12 @@ def test_code_that_is_trusted_runs(tmp_path: Path) -> None:
 NAME = "gpt_neox.layers.1.attention.dense.weight"
 
 
-def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "says"),
     [
-        (lambda f: damaged(f, f, model_type="nonsense"), UnsupportedModelError, "known neither to Slipstream nor"),
-        (lambda f: changed(f, lambda held: held.pop(NAME)), CheckpointError, rf"lacks 1 tensors.*{NAME[9:]}"),
-        (lambda f: changed(f, lambda held: held[NAME][3, 4].fill_(torch.nan)), CheckpointError, "NaN or infinity"),
+        (lambda f: rewrite(f, model_type="nonsense"), UnsupportedModelError, "known neither to Slipstream nor"),
+        (lambda f: rewrite(f, lambda held: held.pop(NAME)), CheckpointError, rf"lacks 1 tensors.*{NAME[9:]}"),
+        (lambda f: rewrite(f, lambda held: held[NAME][3, 4].fill_(torch.nan)), CheckpointError, "NaN or infinity"),
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), CheckpointError, "as a pickle only"),
     ],
 )
