@@ -57,7 +57,6 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --threads 0", "threads is 0, must be an integer from 1 to 1024"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
-    ("generate x {pair} --drafter ngram -o max_ngrams=2", "NgramConfig has no parameter 'max_ngrams'"),
     ("generate x -m mine --drafter model", "without a draft model"),
     ("generate x -m /nonexistent --kv-dtype float61", "must be one of float32, float16. Fix: did you mean 'float16'?"),
     ("generate x {pair} --kv-dtype float16", "kv_dtype='float16' was asked of the torch executor"),
@@ -93,7 +92,6 @@ TABLE: list[tuple[str, str]] = [
     # info, drafters, lists of simulate
     (f"info embedded {zoo.HERE}/models/eagle3", "is a draft head (eagle3), not a draft model"),
     ("generate x -m missing.gguf --drafter suffix", "there is no file"),
-    ("info /nonexistent/model", "/nonexistent/model"),
     ("info /nonexistent/model", "give the folder, or a hub id"),
     ("info 'not a hub id!'", "give the folder, or a hub id"),
     ("info prompts.jsonl", "give the folder, or a hub id"),
@@ -110,7 +108,6 @@ TABLE: list[tuple[str, str]] = [
         "write options after the name of their drafter",
     ),
     ("bench prompts.jsonl {pair} --drafter none", "there is no drafter to measure"),
-    ("bench prompts.jsonl {pair} --category c", "has no category 'c'"),
     ("bench prompts.jsonl {pair} --temperature hot", "--temperature is 'hot'"),
     ("bench prompts.jsonl {pair} --batch 0", "batch is 0"),
     ("bench prompts.jsonl {pair} --out /nonexistent/r.json", "the folder /nonexistent does not exist"),

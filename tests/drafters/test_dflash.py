@@ -12,12 +12,10 @@ from torch import Tensor
 from slipstream import LLM, SamplingParams
 from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.core.rules import RULES
-from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
 from slipstream.core.target import Target
 from slipstream.drafters.dflash import DFlashDrafter, make
 from slipstream.drafters.registry import make_drafter
-from slipstream.engine.engine import Engine
 from slipstream.errors import PairError
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.models.load_settings import LoadSettings
@@ -172,22 +170,6 @@ class TestDistributions:
 
 
 class TestMaking:
-    def test_a_kept_beginning_gives_the_same_draft_tokens(self) -> None:
-        """The second request begins with the KV of the first: the target's and the head's."""
-        target = tiny_decoder()
-        prompt, params = [i * 7 % 40 for i in range(80)], SamplingParams(max_tokens=12)
-        drafter = make(target, head=fitting_head("dflash"))
-        engine, seqs = Engine(target, drafter, RULES["rejection"], 4, 2, prefix_cache=True), []
-        for _ in range(2):
-            seqs.append(Sequence(list(prompt), params))
-            engine.add(seqs[-1])
-            while not seqs[-1].finish:
-                engine.step()
-        assert drafter.cached_prefix(Sequence(prompt)) == seqs[1].cached == 64
-        assert seqs[1].output == seqs[0].output
-        first, again = (seq.stats for seq in seqs)
-        assert (again.accepted, again.proposed) == (first.accepted, first.proposed)
-
     def test_vocabularies_that_are_padded_differently_fit_unless_a_markov_head_lacks_ids(self) -> None:
         target, taps = tiny_decoder(vocab_size=400), (1, 2, 4)
         wider = dflash_head(dflash_config(402, 24, 24, taps=taps, mask_token=7, markov_rank=2), spread=0.3)

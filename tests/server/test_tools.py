@@ -93,15 +93,6 @@ def test_a_required_call_has_valid_arguments(openai: Any, stream: bool, parallel
         assert parallel or len(choice.message.tool_calls) == 1
 
 
-def test_a_named_function_is_called(talker: Host) -> None:
-    named = {"type": "function", "function": {"name": "weather"}}
-    body = {"messages": USER, "tools": TOOLS, "tool_choice": named, "max_tokens": 200, "frequency_penalty": 1}
-    answer = talker.post(PATH, **body).json()["choices"][0]
-    (call,) = answer["message"]["tool_calls"]
-    assert (answer["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
-    jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
-
-
 @pytest.mark.parametrize(
     ("param", "fields"),
     [

@@ -123,10 +123,8 @@ TREE = [-1, -1, 0, 0, 1, 4, 2]  # two children of the pending token, of which th
 
 class Conformance:
     def test_prefill_returns_the_distribution_after_the_last_token(self, case: Case) -> None:
-        case.run([case.sequence(13)], Draft.empty(1))
-
-    def test_a_prompt_of_one_token_is_enough(self, case: Case) -> None:
-        case.run([case.sequence(1)], Draft.empty(1))
+        for n in (13, 1):
+            case.run([case.sequence(n)], Draft.empty(1))
 
     def test_decode_step_by_step_equals_one_pass(self, case: Case) -> None:
         seq = case.prefilled(4)
@@ -138,12 +136,6 @@ class Conformance:
         seq = case.prefilled(5)
         seq.tokens += case.ids(3)
         case.run([seq], Draft.empty(1))
-
-    def test_every_node_of_a_chain_equals_plain_decoding(self, case: Case) -> None:
-        case.run([case.prefilled(9)], case.forest([CHAIN]))
-
-    def test_every_branch_of_a_tree_equals_its_own_chain(self, case: Case) -> None:
-        case.run([case.prefilled(9)], case.forest([TREE]))
 
     def test_draft_directly_after_a_prompt(self, case: Case) -> None:
         case.run([case.sequence(6)], case.forest([TREE]))

@@ -200,15 +200,6 @@ def test_a_draft_of_other_tokens_is_refused(files: Tiny, tmp_path: Path) -> None
         LLM(files.target, tmp_path / "other.gguf", executor="llamacpp", threads=1)
 
 
-def test_without_a_tokenizer_prompts_are_ids(tmp_path: Path) -> None:
-    (tmp_path / "bare.gguf").write_bytes(tiny_model())
-    llm = LLM(tmp_path / "bare.gguf", executor="llamacpp", threads=1)
-    assert llm.tokenizer is None
-    assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].token_ids) == 4
-    with pytest.raises(SlipstreamError, match="tokenizer"):
-        llm.generate("text")
-
-
 def test_weights_that_are_no_numbers_are_an_error_that_names_what_a_gguf_model_has(files: Tiny, tmp_path: Path) -> None:
     header = read_header(files.target)
     norm = next(tensor for tensor in header.tensors if tensor.name == "output_norm.weight")
