@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
-from slipstream.core.target import Target, begun
+from slipstream.core.target import Target, begun, released
 from slipstream.core.text_ends import common_beginning
 
 
@@ -83,10 +83,9 @@ def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | Non
     """Logits [V] after an output. Its last token is run in one pass with `extra` draft tokens; None: with the whole
     prompt."""
     unended = SamplingParams(max_tokens=target.context)  # some models end a text at its limit by force
-    seq = begun(target, prompt, context=target.context, params=unended)
-    seq.tokens += output
-    tokens = list(seq.tokens)
-    try:
+    with released(target, begun(target, prompt, context=target.context, params=unended)) as seq:
+        seq.tokens += output
+        tokens = list(seq.tokens)
         if extra is not None and len(tokens) > 1:
             seq.tokens = tokens[:-1]
             target.run([seq], Draft.empty(1, target.device))
@@ -96,5 +95,3 @@ def _logits(target: Target, prompt: Seq[int], output: Seq[int], extra: int | Non
         room = max(0, min(extra or 0, target.context - len(tokens)))
         out = target.run([seq], Draft.chains([[int(tokens[-1])] * room], device=target.device))
         return out.logits[0].to(torch.float64).clone()
-    finally:
-        target.release(seq.id)

@@ -6,7 +6,8 @@ Whoever needs a capability takes it from there, and refuses the target with `nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -278,6 +279,16 @@ def begun(target: Target, prompt: Seq[int], **more: Any) -> Sequence:
     if encoder is None:
         return Sequence(list(prompt), **more)
     return Sequence(list(encoder.start), source=tuple(prompt), **more)
+
+
+@contextmanager
+def released(target: Target, *seqs: Sequence) -> Iterator[Sequence]:
+    """The target releases these sequences after the block, of which the first is given."""
+    try:
+        yield seqs[0]
+    finally:
+        for seq in seqs:
+            target.release(seq.id)
 
 
 HEAD_HOST = "hidden states and weights for a draft head"

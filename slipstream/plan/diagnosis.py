@@ -22,7 +22,7 @@ from typing import Any
 from slipstream.bench.benchmark import QUIET
 from slipstream.bench.estimates import NO_DRAFTS, REASONS
 from slipstream.bench.measured_steps import Measured
-from slipstream.theory.closed_forms import geometric_rates, smallest_rate
+from slipstream.theory.closed_forms import geometric_rates, smallest
 from slipstream.theory.cost_curve import CostCurve
 
 FINE = 1.05
@@ -138,7 +138,7 @@ def acceptance(m: Measured) -> float | None:
         chain = zip(geometric_rates(alpha, len(m.drafted)), m.drafted, strict=True)
         return sum(rate * share for rate, share in chain) >= m.tokens_per_step - 1
 
-    return smallest_rate(enough)
+    return smallest(enough)
 
 
 def evidence(m: Measured, cause: str) -> list[str]:

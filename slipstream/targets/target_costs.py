@@ -14,7 +14,7 @@ from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
-from slipstream.core.target import EarlyExit, Target
+from slipstream.core.target import EarlyExit, Target, released
 from slipstream.errors import ParameterError
 from slipstream.host.torch_threads import host_threads
 from slipstream.theory.closed_forms import best_gamma, speedup
@@ -45,8 +45,7 @@ def measure_costs(
     check_integer("repeats", repeats, 1)
     rows = [n for n in rows if n == 1 or n + 1 <= target.context]
     past = max(1, min(past, target.context - max(rows)))
-    seq = neutral_text(target, past + 1)
-    try:
+    with released(target, neutral_text(target, past + 1)) as seq:
         target.run([seq], Draft.empty(1, target.device))
         target.commit([seq], [[]])
         seq.kv_len = past
@@ -58,8 +57,6 @@ def measure_costs(
                 if index:  # the first repetition binds buffers and packs weights
                     times[n].append(seconds)
         return CostCurve.monotone(rows, [statistics.median(times[n]) for n in rows])
-    finally:
-        target.release(seq.id)
 
 
 def measure_draft_costs(
@@ -187,13 +184,11 @@ def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]
     for tokens in texts:
         seq, rest = Sequence(tokens[:1]), Draft.chains([tokens[1:]], device=target.device)
         hidden, picks = None, []
-        try:
+        with released(target, seq):
             for i in range(layers):
                 out = target.run([seq], rest, layers=(i, i + 1), hidden=hidden)
                 picks.append(out.logits.argmax(-1))  # [n]
                 hidden = out.hidden[i + 1].clone()  # [n, d]
-        finally:
-            target.release(seq.id)
         for i in range(layers):
             agree[i + 1] += int((picks[i] == picks[-1]).sum())
         count += len(tokens)
@@ -210,7 +205,7 @@ def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]
 def _greedy_texts(target: EarlyExit) -> list[list[int]]:
     length = max(2, min(TOKENS, target.max_pending, target.context))
     seqs = [Sequence([(2 * i + 1) * target.vocab_size // (2 * STARTS)]) for i in range(STARTS)]
-    try:
+    with released(target, *seqs):
         while len(seqs[0].tokens) < length:
             logits = target.run(seqs, Draft.empty(STARTS, target.device)).logits
             target.commit(seqs, [[]] * STARTS)
@@ -218,9 +213,6 @@ def _greedy_texts(target: EarlyExit) -> list[list[int]]:
                 seq.kv_len = len(seq.tokens)
                 seq.tokens.append(token)
         return [seq.tokens for seq in seqs]
-    finally:
-        for seq in seqs:
-            target.release(seq.id)
 
 
 def _seconds(target: EarlyExit) -> tuple[float, float, float]:
@@ -230,7 +222,7 @@ def _seconds(target: EarlyExit) -> tuple[float, float, float]:
     one, several = Draft.empty(1, target.device), Draft.chains([[0] * more], device=target.device)
     kinds: list[tuple[tuple[int, int] | None, Draft]] = [((0, 1), one), (None, one), (None, several)]
     times: list[list[float]] = [[] for _ in kinds]
-    try:
+    with released(target, seq):
         for index in range(REPEATS + 1):
             for (layers, draft), spent in zip(kinds, times, strict=True):
                 began = perf_counter()
@@ -239,7 +231,5 @@ def _seconds(target: EarlyExit) -> tuple[float, float, float]:
                     torch.cuda.synchronize(target.device)
                 if index:  # the first repetition binds buffers and packs weights
                     spent.append(perf_counter() - began)
-    finally:
-        target.release(seq.id)
     first, whole, wide = map(min, times)
     return min(first, whole), whole, max(0.0, wide - whole) / more

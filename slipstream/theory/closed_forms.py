@@ -79,13 +79,12 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
     cost = step_cost(gamma, c, costs, batch, host)
     if cost > gamma + 1:
         return None
-    return smallest_rate(lambda alpha: expected_tokens(alpha, gamma) >= cost)
+    return smallest(lambda alpha: expected_tokens(alpha, gamma) >= cost)
 
 
-def smallest_rate(enough: Callable[[float], bool]) -> float:
-    """The smallest rate in [0, 1] that is enough, if all above it are; 1 if none is."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-12:
+def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
+    """The smallest number from `low` to `high` that is enough, if all above it are; `high` if none is."""
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high

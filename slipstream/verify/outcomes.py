@@ -31,7 +31,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from slipstream.core.params import SamplingParams
+from slipstream.theory.closed_forms import smallest
+from slipstream.verify.reference import Context
 
 DRAFTED, DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE = (
     "draft token {}", "draft token 3 or deeper", "behind a draft token", "bonus token", "without a draft",
@@ -58,9 +59,6 @@ FEWEST = 5 * BINS
 """Fewest positions of a place for the test of ranks: an expected count of five in each bin."""
 SMALLEST_VARIANCE, NORMAL_VARIANCE = 1.0, 100.0
 """Smallest variance of the number of tokens in a set that is tested, and from which on by a normal approximation."""
-
-Context = tuple[SamplingParams, Seq[int], Seq[int], frozenset[int]]
-"""(params, prompt, output before the token, ids that end the text)."""
 
 
 def sets(p: np.ndarray, favoured: np.ndarray | None, context: Context, edge: bool) -> Iterator[tuple[str, np.ndarray]]:
@@ -218,8 +216,4 @@ def _solve(reached: Callable[[float], bool]) -> float:
     high = 1.0
     while not reached(high):
         high *= 2
-    low = 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return smallest(reached, 0.0, high)

@@ -20,6 +20,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
+from slipstream.theory.closed_forms import smallest
 from slipstream.verify.reference import logits_of
 
 if TYPE_CHECKING:
@@ -126,12 +127,11 @@ def _end_bias(llm: LLM, prompts: Seq[Seq[int]], texts: Seq[Seq[int]]) -> float |
             weights = np.exp(logits - logits.max())
             mass = weights[ends].sum()
             odds.append(float(np.log(mass / (weights.sum() - mass))))
-    low, high = -100.0, 100.0  # what `logit_bias` may be
-    for _ in range(40):
-        middle = (low + high) / 2
-        mean = float(np.mean(1 / (1 + np.exp(-np.clip(np.array(odds) + middle, -700, 700)))))
-        low, high = (low, middle) if mean >= END_CHANCE else (middle, high)
-    return high
+
+    def enough(bias: float) -> bool:
+        return bool(np.mean(1 / (1 + np.exp(-np.clip(np.array(odds) + bias, -700, 700)))) >= END_CHANCE)
+
+    return smallest(enough, -100.0, 100.0)  # what `logit_bias` may be
 
 
 def _frequent_strings(llm: LLM, texts: Seq[Seq[int]]) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
 from slipstream.verify import outcomes
-from slipstream.verify.outcomes import Context, Evidence
+from slipstream.verify.outcomes import Evidence
 from slipstream.verify.panel_requests import Request, together
-from slipstream.verify.reference import distribution, impossible, logits_of, wrong_end, wrong_logprob
+from slipstream.verify.reference import Context, distribution, impossible, logits_of, wrong_end, wrong_logprob
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -151,11 +151,11 @@ class Positions:
         self, logits: np.ndarray, context: Context, token: int, proposal: Proposal, last: Seq[Ranks]
     ) -> list[Ranks]:
         """The ranks of the token, if the target allows it. last: those of the token before it, if there is one."""
-        p = distribution(logits, *context)
+        p = distribution(logits, context)
         params, prompt, output, _ = context
         never = None
         if p[token] == 0 or params.top_k or params.top_p < 1 or params.min_p:
-            never = impossible(p, logits, *context, self.noise)
+            never = impossible(p, logits, context, self.noise)
         if p[token] == 0:
             # Where rounding decides at the border of a filter, a token may be kept that is dropped here.
             self.evidence[proposal.place].forbidden += bool(never[token])  # type: ignore[index]

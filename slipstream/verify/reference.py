@@ -14,7 +14,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import TokenLogprob
-from slipstream.core.target import Target, begun
+from slipstream.core.target import Target, begun, released
 
 ROWS = 16
 """Tokens of a text that one pass of the target scores, unless told otherwise."""
@@ -28,8 +28,8 @@ def logits_of(
     params  of the request, because some encoder-decoders end a text at its limit by force.
     rows    tokens that a pass scores; the first one reads the prompt and scores one.
     """
-    seq, at = begun(target, prompt, context=target.context, params=params or SamplingParams()), 0
-    try:
+    with released(target, begun(target, prompt, context=target.context, params=params or SamplingParams())) as seq:
+        at = 0
         while at < len(text):
             following = list(text[at : min(at + (rows if at else 1), len(text)) - 1])
             out = target.run([seq], Draft.chains([following], device=target.device))
@@ -39,14 +39,15 @@ def logits_of(
             seq.kv_len = len(seq.tokens)
             at += len(following) + 1
             seq.tokens.append(int(text[at - 1]))
-    finally:
-        target.release(seq.id)
 
 
-def edited(
-    logits: np.ndarray, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: frozenset[int]
-) -> np.ndarray:
+Context = tuple[SamplingParams, Seq[int], Seq[int], frozenset[int]]
+"""(params, prompt, output before the token, ids that end the text)."""
+
+
+def edited(logits: np.ndarray, context: Context) -> np.ndarray:
     """Logits [V] after bias, penalties and forbidden tokens; -inf for a token that may not follow."""
+    params, prompt, output, stop_ids = context
     x, vocab = logits.copy(), len(logits)
     for token, bias in (params.logit_bias or {}).items():
         x[token] = -np.inf if bias <= -100 else x[token] + bias
@@ -65,11 +66,9 @@ def edited(
     return x
 
 
-def distribution(
-    logits: np.ndarray, params: SamplingParams, prompt: Seq[int], output: Seq[int], stop_ids: frozenset[int]
-) -> np.ndarray:
+def distribution(logits: np.ndarray, context: Context) -> np.ndarray:
     """The probability of each token, float64 [V], at a temperature above 0."""
-    x = edited(logits, params, prompt, output, stop_ids)
+    x, params = edited(logits, context), context[0]
     p = np.exp((x - x.max()) / params.temperature)
     p /= p.sum()
     if not (params.top_k or params.top_p < 1 or params.min_p):
@@ -85,18 +84,9 @@ def distribution(
     return kept / kept.sum()
 
 
-def impossible(
-    p: np.ndarray,
-    logits: np.ndarray,
-    params: SamplingParams,
-    prompt: Seq[int],
-    output: Seq[int],
-    stop_ids: frozenset[int],
-    noise: float = 0.0,
-) -> np.ndarray:
+def impossible(p: np.ndarray, logits: np.ndarray, context: Context, noise: float) -> np.ndarray:
     """Which tokens cannot follow, bool [V], although every logit may be off by `noise`. p: `distribution` of these."""
-    x = edited(logits, params, prompt, output, stop_ids)
-    never = p == 0
+    x, never = edited(logits, context), p == 0
     if noise:
         never &= x < x[p > 0].min() - 2 * noise
     return never

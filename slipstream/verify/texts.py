@@ -21,7 +21,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, begun
+from slipstream.core.target import Target, begun, released
 from slipstream.verify.panel_requests import TOGETHER, Request, together
 from slipstream.verify.reference import distribution, edited, logits_of
 
@@ -96,11 +96,8 @@ def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
     if runtime is not None:
         rounds = runtime.quantize and not runtime.weights_only
         return QUANTISED if rounds else ROUNDING.get(runtime.dtype, ROUNDING[torch.float32])
-    seq = begun(target, prompt, context=target.context, params=SamplingParams())
-    try:
+    with released(target, begun(target, prompt, context=target.context, params=SamplingParams())) as seq:
         dtype = target.run([seq], Draft.empty(1, target.device)).logits.dtype
-    finally:
-        target.release(seq.id)
     return ROUNDING.get(dtype, ROUNDING[torch.float32])
 
 
@@ -169,7 +166,7 @@ def wrong_token(llm: LLM, request: Request, text: Seq[int], noise: float) -> str
         if behind <= slack:
             continue
         if noise and not params.greedy:  # rounding may decide which tokens a filter keeps
-            p = distribution(logits, params, seq.tokens, text[:t], seq.stop_ids)
+            p = distribution(logits, (params, seq.tokens, text[:t], seq.stop_ids))
             if p[text[t]] == 0 or p[best] <= p[p > 0].min() * np.exp(slack):
                 continue
         return f"token {t} is id {text[t]}, its score is {behind:.2g} below that of id {best}"
@@ -182,11 +179,11 @@ def scores(llm: LLM, prompt: Seq[int], params: SamplingParams) -> Scores:
     before, stop_ids = seq.tokens, seq.stop_ids
 
     def score(logits: Tensor, output: Seq[int]) -> Tensor:
-        raw = logits.double().cpu().numpy()  # [V]
+        raw, context = logits.double().cpu().numpy(), (params, before, output, stop_ids)  # raw: [V]
         if params.greedy:
-            return torch.from_numpy(edited(raw, params, before, output, stop_ids))
+            return torch.from_numpy(edited(raw, context))
         with np.errstate(divide="ignore"):
-            logs = np.log(distribution(raw, params, before, output, stop_ids))
+            logs = np.log(distribution(raw, context))
         return torch.from_numpy(logs + Stream(params.seed).gumbel(len(before) + len(output), len(logs)))
 
     return score

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target
+from slipstream.core.target import Target, released
 from slipstream.errors import SlipstreamError, TargetError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
@@ -93,7 +93,7 @@ def check_packed(target: Target, trial: Trial) -> None:
     a, b = trial.texts
     truth, limit = trial.truth, trial.limit
     seqs = [Sequence(list(a[:4]), source=trial.sources[0]), Sequence(list(b[:2]), source=trial.sources[1])]
-    try:
+    with released(target, *seqs):
         out = target.run(seqs, Draft.empty(2, target.device))
         same(out.logits, torch.stack([truth[0][3], truth[1][1]]), limit, "a packed pass")
         target.commit(seqs, [[], []])
@@ -117,9 +117,6 @@ def check_packed(target: Target, trial: Trial) -> None:
             packed = target.executor
             assert isinstance(packed, PackedModule)
             packed.slices = fault_of(_check_slices, packed, target, seqs, whole, limit) is None
-    finally:
-        for seq in seqs:
-            target.release(seq.id)
 
 
 def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], whole: Tensor, limit: Limit) -> None:
@@ -134,8 +131,7 @@ def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], wh
 def check_chains(target: Target, trial: Trial) -> None:
     """Chains of which none, one and all tokens are accepted."""
     for text, source, truth in zip(trial.texts, trial.sources, trial.truth, strict=True):
-        seq = Sequence(list(text[:2]), source=source)
-        try:
+        with released(target, Sequence(list(text[:2]), source=source)) as seq:
             for kept, run in ((0, 0), (0, 2), (1, 2), (0, 1)):
                 end = len(seq.tokens)
                 right = list(text[end : end + kept])
@@ -144,8 +140,6 @@ def check_chains(target: Target, trial: Trial) -> None:
                 same(out.logits[: kept + 1], truth[end - 1 : end + kept], trial.limit, "a chain after a rollback")
                 seq.kv_len = end + kept
                 seq.tokens += [*right, text[end + kept]]
-        finally:
-            target.release(seq.id)
 
 
 def check_together(sources: EncodedSources, trial: Trial) -> None:
