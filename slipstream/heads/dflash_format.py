@@ -20,7 +20,7 @@ from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
 from slipstream.heads.eagle_format import fill
 from slipstream.heads.eagle_save import layer_config
 from slipstream.heads.recognition import check_host, opened, write
-from slipstream.models.config import DecoderConfig
+from slipstream.models.config import DecoderConfig, object_of
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*")
 """Buffers; and the head that predicts acceptance, which chooses how much is verified, not what is drafted."""
@@ -49,9 +49,7 @@ def load_dflash(source: str | Path) -> DFlashHead:
 
 
 def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> DFlashConfig:
-    nested, markov = config.get("dflash_config") or {}, tensors.get("markov_head.markov_w1.weight")
-    if not isinstance(nested, Mapping):
-        raise ConfigError(f"dflash_config is {nested!r}, expected an object", fix="correct config.json")
+    nested, markov = object_of(config, "dflash_config"), tensors.get("markov_head.markov_w1.weight")
     _refuse_variants(config, nested, tensors, folder)
     said: Any = {**config, **nested}
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")

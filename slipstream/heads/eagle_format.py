@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, default_taps
-from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, opened, tensor_names
-from slipstream.models.checkpoint import few
-from slipstream.models.config import DecoderConfig, count_of
+from slipstream.heads.recognition import MASK_TOKENS, SCALE, TAPS, check_host, opened
+from slipstream.models.checkpoint import few, tensor_names
+from slipstream.models.config import DecoderConfig, count_of, object_of
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|verifier_.*")
 """Buffers, and copies of the target's weights; not loaded."""
@@ -63,8 +63,8 @@ def _config(
     kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], layers: int | None, folder: Path
 ) -> EagleConfig:
     """`EagleConfig` of a checkpoint, from its config.json and its tensors."""
-    nested = _mapping(config, "eagle_config") or {}
-    flat = dict(_mapping(config, "transformer_layer_config") or config)
+    nested = object_of(config, "eagle_config")
+    flat = dict(object_of(config, "transformer_layer_config") or config)
     # Layers of every family are Llama's but for biases and norms, detected by their tensors.
     flat["model_type"] = "llama"
     _refuse_variants(nested, flat, folder)
@@ -81,11 +81,7 @@ def _config(
     fc = tuple(tensors["fc.weight"].shape)  # [d, taps * target_hidden], or [d, d + target_hidden]
     d = decoder.hidden_size
     if len(fc) != 2 or fc[0] != d:
-        raise CheckpointError(
-            f"fc.weight in {folder} has the shape {fc}, config.json gives hidden_size {d}",
-            why="weights and configuration belong to different heads",
-            fix="take both from the same checkpoint",
-        )
+        raise _mixed(f"fc.weight in {folder} has the shape {fc}, config.json gives hidden_size {d}")
     own_embedding = "embed_tokens.weight" in tensors
     if kind == "eagle":
         return EagleConfig(
@@ -127,7 +123,7 @@ def _parallel(
             why="its mask rows embed that token",
             fix=f"set {MASK_TOKENS[0]} to the id that the head was trained with",
         )
-    methods = (_mapping(config, "speculators_config") or {}).get("proposal_methods")
+    methods = object_of(config, "speculators_config").get("proposal_methods")
     named = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
     key, where = ("speculative_tokens", named) if "speculative_tokens" in named else ("para_depths", config)
     return token, None if where.get(key) is None else count_of(where, key, 1)
@@ -144,9 +140,8 @@ def _taps(
     count = len(named) if named else count_of(config, "num_aux_hidden_states", 3)
     width = count_of(config, "target_hidden_size", joined // count)
     if count * width != joined:
-        raise CheckpointError(
+        raise _mixed(
             f"fc.weight in {folder} reads {joined} values, config.json gives {count} taps of width {width}",
-            why="weights and configuration belong to different heads",
             fix="correct num_aux_hidden_states, target_hidden_size or eagle_aux_hidden_state_layer_ids",
         )
     if named:
@@ -226,19 +221,13 @@ def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, kind: str
         )
     for name, to in wanted.items():
         if to.shape != tensors[name].shape:
-            raise CheckpointError(
-                f"{name} in {folder} has the shape {tuple(tensors[name].shape)}, config.json says {tuple(to.shape)}",
-                why="weights and configuration belong to different heads",
-                fix="take both from the same checkpoint",
-            )
+            shape = tuple(tensors[name].shape)
+            raise _mixed(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
     head.load_state_dict(dict(tensors))
 
 
-def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    value = config.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
-    return value
+def _mixed(what: str, fix: str = "take both from the same checkpoint") -> CheckpointError:
+    return CheckpointError(what, why="weights and configuration belong to different heads", fix=fix)
 
 
 def fit(head: EagleHead, host: HeadHost) -> EagleHead:

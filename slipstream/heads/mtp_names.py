@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import LoadError
-from slipstream.models.checkpoint import INDEX, read_json, resolve
+from slipstream.models.checkpoint import INDEX, read_json, resolve, tensor_names
 from slipstream.zoo import checkpoint_of
 
 TRANSFORMERS = "5.23"
@@ -104,6 +104,4 @@ def tensors(folder: Path) -> Iterable[str]:
     if (folder / INDEX).exists():
         listed: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
         return listed
-    from slipstream.heads.recognition import tensor_names
-
     return tensor_names(folder)

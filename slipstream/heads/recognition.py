@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
-from slipstream.models.checkpoint import SINGLE, few, read_json, resolve, unreadable, weight_files
+from slipstream.models.checkpoint import SINGLE, few, open_tensors, read_json, resolve, tensor_names, weight_files
 from slipstream.models.pair_check import differ
 from slipstream.models.weights import check_finite
 
@@ -95,12 +94,6 @@ def check_host(
             )
 
 
-def tensor_names(folder: Path) -> list[str]:
-    """Names of all tensors of a checkpoint; does not read their values. Raises CheckpointError."""
-    # "np" reserves no memory for the file, which may be larger than memory.
-    return [name for file in weight_files(folder) for name in _open(folder / file, "np").keys()]  # noqa: SIM118
-
-
 def stored(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a (small) checkpoint by its stored name, in its stored dtype; matrices in 8 bits in float32.
 
@@ -108,7 +101,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
-        handle = _open(folder / file)
+        handle = open_tensors(folder / file)
         for name in handle.keys():  # noqa: SIM118 no mapping
             tensor = handle.get_tensor(name)
             if tensor.is_floating_point():
@@ -155,10 +148,3 @@ def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             stored[name] = (tensor / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
             stored[name + SCALE] = scale
     return stored
-
-
-def _open(path: Path, framework: str = "pt") -> Any:
-    try:
-        return safe_open(str(path), framework=framework)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise unreadable(path, error) from error

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from slipstream.errors import CheckpointError, ConfigError, LoadError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -86,12 +88,22 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return value
 
 
-def unreadable(path: Path, fault: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is not a readable safetensors file: {fault}",
-        why="it is truncated or corrupt",
-        fix="download or export this file again",
-    )
+def open_tensors(path: Path, framework: str = "pt") -> Any:
+    """A handle of a safetensors file. framework: "np" reserves no memory for the file, which may be larger than memory.
+    Raises CheckpointError for one that cannot be read."""
+    try:
+        return safe_open(str(path), framework=framework)
+    except (SafetensorError, OSError, ValueError) as fault:
+        raise CheckpointError(
+            f"{path} is not a readable safetensors file: {fault}",
+            why="it is truncated or corrupt",
+            fix="download or export this file again",
+        ) from fault
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Names of all tensors of a checkpoint; does not read their values. Raises CheckpointError."""
+    return [name for file in weight_files(folder) for name in open_tensors(folder / file, "np").keys()]  # noqa: SIM118
 
 
 def few(names: Iterable[str]) -> str:

@@ -85,7 +85,7 @@ class DecoderConfig(ModelShape):
                 fix="use one of these",
             )
         if config.get("quantization_config"):
-            method = _object(config, "quantization_config").get("quant_method")
+            method = object_of(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
                 f"the checkpoint is quantised ({getattr(method, 'value', method)})",
                 why="the decoder target reads plain floating-point weights",
@@ -265,7 +265,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
 
 def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
-    parameters = dict(_object(config, "rope_parameters") or _object(config, "rope_scaling"))
+    parameters = dict(object_of(config, "rope_parameters") or object_of(config, "rope_scaling"))
     default_theta = 1e6 if kind == "mixtral" else 1e4
     parameters.setdefault("rope_theta", config.get("rope_theta", default_theta))
     if "partial_rotary_factor" in config:
@@ -339,11 +339,12 @@ def _activation(config: Mapping[str, Any], key: str, default: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key) or {}
-    if not isinstance(value, Mapping):
+def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of config.json, empty if it is missing or null. Raises ConfigError."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{key} is {value!r}, expected an object", fix="correct config.json")
-    return value
+    return value or {}
 
 
 def count_of(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:

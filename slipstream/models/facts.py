@@ -1,17 +1,14 @@
 """Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer. Of hub ids only the small files are
 downloaded."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.checkpoint import resolve, unreadable, weight_files
+from slipstream.models.checkpoint import open_tensors, resolve, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.folder_tokenizer import content_of, settings_of
 from slipstream.models.gguf_header import CONTROL, GgufShape, gguf_shape, read_header
@@ -146,12 +143,9 @@ def _tokens_in_folder(folder: Path) -> TokenMap | None:
 def _stored(folder: Path) -> dict[str, int]:
     total: dict[str, int] = {}
     for name in weight_files(folder):
-        try:
-            with safe_open(str(folder / name), framework="np") as file:
-                for tensor in file.keys():  # noqa: SIM118 - a handle is not a mapping
-                    part = file.get_slice(tensor)
-                    dtype = part.get_dtype()
-                    total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
-        except (SafetensorError, OSError, json.JSONDecodeError) as error:
-            raise unreadable(folder / name, error) from error
+        file = open_tensors(folder / name, "np")
+        for tensor in file.keys():  # noqa: SIM118 - a handle is not a mapping
+            part = file.get_slice(tensor)
+            dtype = part.get_dtype()
+            total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
     return total

@@ -151,30 +151,25 @@ def _form(shape: tuple[int, ...], quantize: str, gguf: Any) -> Any:
 
 
 def _add_shape(writer: Any, config: DecoderConfig, gguf: Any) -> None:
-    writer.add_block_count(config.layers)
-    writer.add_context_length(config.context)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.kv_heads)
-    writer.add_vocab_size(config.vocab_size)
-    if config.norm == "layer":
-        writer.add_layer_norm_eps(config.norm_eps)
-        return
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    rope = config.rope_parameters
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    rope, dim = config.rope_parameters, config.head_dim
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
-        writer.add_rope_scaling_factor(float(rope["factor"]))
-    if kind == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(int(rope.get("original_max_position_embeddings") or config.context))
-        writer.add_rope_scaling_yarn_beta_fast(float(rope.get("beta_fast") or 32))
-        writer.add_rope_scaling_yarn_beta_slow(float(rope.get("beta_slow") or 1))
+    values = {
+        "block_count": config.layers, "context_length": config.context, "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size, "head_count": config.heads, "head_count_kv": config.kv_heads,
+        "vocab_size": config.vocab_size,
+        "layer_norm_eps" if config.norm == "layer" else "layer_norm_rms_eps": config.norm_eps,
+    }  # fmt: skip
+    if config.norm != "layer":
+        values |= {"key_length": dim, "value_length": dim, "rope_dimension_count": dim}
+        values["rope_freq_base"] = float(rope["rope_theta"])
+        if kind in ("linear", "yarn"):
+            values |= {"rope_scaling_type": gguf.RopeScalingType(kind), "rope_scaling_factor": float(rope["factor"])}
+        if kind == "yarn":
+            values["rope_scaling_orig_ctx_len"] = int(rope.get("original_max_position_embeddings") or config.context)
+            values["rope_scaling_yarn_beta_fast"] = float(rope.get("beta_fast") or 32)
+            values["rope_scaling_yarn_beta_slow"] = float(rope.get("beta_slow") or 1)
+    for name, value in values.items():
+        getattr(writer, f"add_{name}")(value)
 
 
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
-from slipstream.models.checkpoint import few, resolve, unreadable, weight_files
+from slipstream.models.checkpoint import few, open_tensors, resolve, weight_files
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import read_header
 from slipstream.models.lora import Adapter
@@ -136,13 +136,13 @@ class _Shard:
     again after every `_MAPPED` bytes. A mapping closes with the last tensor that views it."""
 
     def __init__(self, path: Path):
-        self.path, self.mapped = str(path), 0
+        self.path, self.mapped = path, 0
         self._handle: Any = None
 
     @property
     def handle(self) -> Any:
         if self._handle is None:
-            self._handle = safe_open(self.path, framework="pt")
+            self._handle = open_tensors(self.path)
         return self._handle
 
     def unmap(self) -> None:
@@ -176,15 +176,12 @@ def load_weights(
     readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
     files: list[_Shard] = []
     for file, promised in weight_files(folder).items():
-        try:
-            shard = _Shard(folder / file)
-            files.append(shard)
-            stored = set(shard.handle.keys())
-            for name in stored if promised is None else stored.intersection(promised):
-                shape = tuple(shard.handle.get_slice(name).get_shape())
-                readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
-        except (SafetensorError, OSError, ValueError) as error:
-            raise unreadable(folder / file, error) from error
+        shard = _Shard(folder / file)
+        files.append(shard)
+        stored = set(shard.handle.keys())
+        for name in stored if promised is None else stored.intersection(promised):
+            shape = tuple(shard.handle.get_slice(name).get_shape())
+            readers[name] = (lambda s=shard, n=name: s.read(n), shape)  # type: ignore[misc]
         lost = [] if promised is None else sorted(set(promised) - stored)
         if lost:
             raise CheckpointError(
