@@ -39,7 +39,7 @@ def test_tokens_are_sorted_into_sets_by_the_targets_probability():
 def test_the_last_token_that_a_filter_keeps_is_an_outcome_of_its_own(name, value, last):
     params = SamplingParams(temperature=1.0, **{name: value})
     with np.errstate(divide="ignore"):
-        p = distribution(np.log(P), params, [], [], frozenset())
+        p = distribution(np.log(P), (params, [], [], frozenset()))
     assert named(params, p)[EDGES[name]] == [last]
     assert EDGES[name] not in named(params, p, edge=False), "where rounding decides at the edge, it is not tested"
 

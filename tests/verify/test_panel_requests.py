@@ -30,7 +30,7 @@ def test_the_bias_makes_the_end_of_a_text_as_likely_as_stated():
     params = settings(llm, BASE, PROMPTS, written)["EOS"]
     for prompt, text in zip(PROMPTS, written, strict=True):
         for t, logits in enumerate(logits_of(llm.target, prompt, text)):
-            said.append(distribution(logits, params, prompt, text[:t], frozenset({6}))[6])
+            said.append(distribution(logits, (params, prompt, text[:t], frozenset({6})))[6])
     assert np.mean(said) == pytest.approx(END_CHANCE, rel=1e-6)
 
 

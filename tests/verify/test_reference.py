@@ -11,12 +11,12 @@ from tests.targets.toy import ToyTarget
 
 def test_equal_logits_are_filtered_by_their_ids():
     params = SamplingParams(temperature=1.0, top_k=3)
-    assert distribution(np.zeros(8), params, [], [], frozenset()).nonzero()[0].tolist() == [0, 1, 2]
+    assert distribution(np.zeros(8), (params, [], [], frozenset())).nonzero()[0].tolist() == [0, 1, 2]
 
 
 def test_logits_are_not_changed():
     logits = np.ones(8)
-    edited(logits, SamplingParams(repetition_penalty=2.0, logit_bias={1: -100.0}), [1, 2], [3], frozenset())
+    edited(logits, (SamplingParams(repetition_penalty=2.0, logit_bias={1: -100.0}), [1, 2], [3], frozenset()))
     assert (logits == 1).all()
 
 
@@ -38,15 +38,15 @@ def test_a_text_may_fill_the_context():
 
 def test_a_token_that_rounding_may_keep_is_not_impossible():
     logits, params = np.array([2.0, 1.0, 0.999, -5.0]), SamplingParams(temperature=1.0, top_k=2)
-    p = distribution(logits, params, [], [], frozenset())
-    exact, loose = (impossible(p, logits, params, [], [], frozenset(), noise) for noise in (0.0, 0.01))
+    p = distribution(logits, (params, [], [], frozenset()))
+    exact, loose = (impossible(p, logits, (params, [], [], frozenset()), noise) for noise in (0.0, 0.01))
     assert (exact.tolist(), loose.tolist()) == ([False, False, True, True], [False, False, False, True])
 
 
 def test_a_forbidden_token_is_impossible_for_any_noise():
     logits, params = np.zeros(4), SamplingParams(temperature=1.0, logit_bias={1: -100.0})
-    p = distribution(logits, params, [], [], frozenset())
-    assert impossible(p, logits, params, [], [], frozenset(), 1e3).tolist() == [False, True, False, False]
+    p = distribution(logits, (params, [], [], frozenset()))
+    assert impossible(p, logits, (params, [], [], frozenset()), 1e3).tolist() == [False, True, False, False]
 
 
 def test_a_sequence_is_released_when_the_target_fails():
