@@ -10,6 +10,7 @@ import pytest
 
 from slipstream import zoo
 from slipstream.bench.results import Result, write
+from slipstream.cli.main import FORMER
 from tests.checkpoints import CONTEXT, clone
 
 BUDGET = "--data x.txt --budget-tokens 9"
@@ -169,6 +170,7 @@ TABLE: list[tuple[str, str]] = [
     (f"train eagle3 {BUDGET} --optimiser moun", "did you mean 'muon'"),
     (f"train draft {BUDGET} --decai 1", "--decai"),
     ("train medsua", "medusa"),
+    *((name, f"Fix: slipstream {now}") for name, now in FORMER.items()),
 ]
 
 
