@@ -37,13 +37,14 @@ LONGEST = 8
 
 @dataclass(frozen=True)
 class TuneModels(LabModels):
-    """`LabModels` that try all tunable drafters if none is named."""
+    """`LabModels` that try all tunable drafters, and those that the target brings, if none is named."""
 
     def specs(self) -> list[str]:
         if self.drafter:
             return super().specs()
         tried = {name: spec for name, spec in DRAFTERS.items() if spec.tuned}
-        return [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
+        names = [name for name, spec in tried.items() if self.draft_model or not spec.reads_draft]
+        return list(dict.fromkeys((*names, self.usual)))
 
     def longest(self) -> list[Contender]:
         """The contenders, with the longest draft to consider; by default the draft also in other formats of weights."""

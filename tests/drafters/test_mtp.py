@@ -19,6 +19,7 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 from slipstream import LLM, SamplingParams
 from slipstream.cli.measuring import LabModels
 from slipstream.cli.options import ModelOptions
+from slipstream.cli.tune import TuneModels
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
@@ -330,6 +331,7 @@ class TestTheDefault:
         assert ModelOptions(target=folder, drafter="ngram").names == ("ngram",)
         assert ModelOptions(target=folder, draft="other").names == ("model",)
         assert LabModels(target=folder).specs() == ["mtp", "suffix"]
+        assert TuneModels(target=folder).specs() == ["ngram", "suffix", "mtp"]
 
     def test_of_sharded_weights_the_index_is_enough(self, tmp_path: Path) -> None:
         folder = write("glm4_moe", tmp_path)
