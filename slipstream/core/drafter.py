@@ -108,8 +108,8 @@ class PromptReader(Drafter, Protocol):
 
 class PrefixKeeper(Drafter, Protocol):
     """A drafter with a KV cache of its own, which may keep what it computed for the beginning of a text. With it, a
-    request whose target begins in the middle of a prompt drafts as well as one that read it all. What it does
-    not define needs nothing of the text before."""
+    request whose target begins in the middle of a prompt drafts as well as one that read it all. The defaults
+    are those of a drafter that needs nothing of the text before."""
 
     def cached_prefix(self, seq: Sequence) -> int:
         """After how many leading tokens of the sequence, read by the target for an earlier one, it could begin."""

@@ -34,7 +34,7 @@ def plain_steps(
     seqs: Seq[Sequence], target: Target, drafter: Drafter, rule: Rule, draft_tokens: int | Seq[int]
 ) -> bool:
     """Advance every sequence by several steps in which nothing is drafted, at most `MultiStep.steps_per_call`. Returns
-    False, and has done nothing, where this is not to be had: then take one `step` with the same arguments."""
+    False where that is not possible, and leaves everything as it was: then take one `step` with these arguments."""
     capabilities = target.capabilities
     rules = {seq.rule or rule for seq in seqs}
     if len(rules) > 1:

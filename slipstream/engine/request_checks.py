@@ -123,7 +123,7 @@ class RequestChecks:
             words: list[Seq[int]] = []
             for word in params.bad_words:
                 if isinstance(word, str):
-                    words += [self.tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word)]
+                    words += [self.tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word)]
                 else:
                     words.append(list(word))
             params = replace(params, bad_words=tuple(words))
@@ -150,7 +150,7 @@ class RequestChecks:
 
 def predicted_text(field: Any) -> str:
     """The text of OpenAI's field `prediction`: {"type": "content", "content": a text, or a list of text parts}; "" for
-    None. Raises PromptError for any other form."""
+    None. Raises PromptError for any other value."""
     if field is None:
         return ""
     content = field.get("content") if isinstance(field, Mapping) and field.get("type") == "content" else None
@@ -158,8 +158,8 @@ def predicted_text(field: Any) -> str:
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
     unknown = set[str]() if content is None else field.keys() - {"type", "content"}
     if unknown or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        form = '{"type": "content", "content": a text or a list of text parts}'
-        raise PromptError(f"prediction is {field!r:.60}", fix=f"write {form}")
+        accepted = '{"type": "content", "content": a text or a list of text parts}'
+        raise PromptError(f"prediction is {field!r:.60}", fix=f"write {accepted}")
     return "".join(map(str, texts))
 
 

@@ -212,7 +212,7 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any]
 
 
 def _length(cache: Any) -> int:
-    """Tokens in a cache of transformers; recurrent ones cannot say, and are new if they have no state."""
+    """Tokens in a cache of transformers. Of a recurrent one only this is known: 0 if it has no state, else 1."""
     try:
         return int(cache.get_seq_length())
     except ValueError:
@@ -220,7 +220,7 @@ def _length(cache: Any) -> int:
 
 
 def _streamer_of_caller() -> Any:
-    """The streamer that `generate` was given. It does not hand it over, and would not say that it is not used."""
+    """The streamer that `generate` was given. It is not handed over, so it would be ignored in silence."""
     frame: Any = sys._getframe(1)
     for _ in range(6):  # this module and torch's decorator are in between
         if frame is None:

@@ -54,7 +54,7 @@ def _compiled(template: str) -> Any:
     environment.filters["tojson"] = _tojson
     environment.globals |= {
         "raise_exception": _raise,
-        "strftime_now": lambda form: datetime.now().strftime(form),
+        "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": _Dict(),
         "namespace": _PublicNamespace,
     }

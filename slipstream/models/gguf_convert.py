@@ -130,20 +130,20 @@ def _write(
         else:
             add_tokenizer(writer, tokenizer, source, config.vocab_size, config.eos_ids)
         for tensor, shape in _shapes(config).items():
-            form = _form(shape, quantize, gguf)
-            size = gguf.quants.quant_shape_to_byte_shape(shape, form) if form.name == "Q8_0" else shape
-            kind = {"F32": np.float32, "F16": np.float16}.get(form.name, np.uint8)
-            writer.add_tensor_info(tensor, size, np.dtype(kind), int(np.prod(size)) * np.dtype(kind).itemsize, form)
+            qtype = _qtype(shape, quantize, gguf)
+            size = gguf.quants.quant_shape_to_byte_shape(shape, qtype) if qtype.name == "Q8_0" else shape
+            kind = {"F32": np.float32, "F16": np.float16}.get(qtype.name, np.uint8)
+            writer.add_tensor_info(tensor, size, np.dtype(kind), int(np.prod(size)) * np.dtype(kind).itemsize, qtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for _, values in _tensors(config, weights):  # one after another: never the whole model in memory
-            writer.write_tensor_data(gguf.quants.quantize(values, _form(values.shape, quantize, gguf)))
+            writer.write_tensor_data(gguf.quants.quantize(values, _qtype(values.shape, quantize, gguf)))
     finally:
         writer.close()
 
 
-def _form(shape: tuple[int, ...], quantize: str, gguf: Any) -> Any:
+def _qtype(shape: tuple[int, ...], quantize: str, gguf: Any) -> Any:
     types = gguf.GGMLQuantizationType
     if len(shape) == 1 or quantize == "f32":
         return types.F32

@@ -177,8 +177,8 @@ class _Reader:
         self.at, at = end, self.at
         return self.data[at:end]
 
-    def whole(self, form: str = "<Q") -> int:
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+    def whole(self, layout: str = "<Q") -> int:
+        return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
 
     def text(self) -> str:
         return self.take(self.whole()).decode("utf-8", errors="replace")

@@ -50,8 +50,8 @@ class Vocabularies:
 
 
 class Reading:
-    """ids: the text as the draft model reads it, what its tokenizer puts before a text included. Empty if that is
-    nothing, and the text has no token that it knows."""
+    """ids: the text as the draft model reads it, after what its tokenizer puts before a text. It may be empty: where
+    that is nothing, and the draft model knows no token of the text."""
 
     def __init__(self, vocabularies: Vocabularies):
         self._vocabularies = vocabularies

@@ -81,7 +81,7 @@ class Blocks:
         return values
 
     def divided(self, bits: int, group: int, span: int, factors: bool, minima: bool) -> Blocks:
-        """The same weights in a form that has at least as many numbers."""
+        """The same weights in a kind of blocks that has at least as many numbers."""
         columns, least = self.shape[1], self.minima
         if minima and least is None:
             least = Scales(np.zeros_like(self.scales.values), self.scales.factors)
@@ -95,7 +95,7 @@ class Blocks:
 
 
 def stacked(parts: Seq[Blocks]) -> Blocks:
-    """Outputs of several matrices with the same input, in the narrowest form that holds all of them exactly."""
+    """Outputs of several matrices with the same input, in the narrowest blocks that hold all of them exactly."""
     bits, group, span = max(x.bits for x in parts), min(x.group for x in parts), min(x.span for x in parts)
     factors = any(part.scales.factors is not None for part in parts)
     minima = any(part.minima is not None for part in parts)

@@ -131,8 +131,8 @@ def tune(
     for c in contenders:
         check_integer(f"draft_tokens of {c.label}", c.draft_tokens, 1)
     named = [{"label": c.label, "longest": c.draft_tokens} for c in contenders]
-    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
-    result = Result("tune", {"contenders": named, **asdict(config)}, source)
+    environment = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
+    result = Result("tune", {"contenders": named, **asdict(config)}, environment)
     work = _Tuning(llm, contenders, prompts, config, origin or Choice("none"))
     neighbours = OtherProcesses()
 

@@ -81,7 +81,7 @@ def renamed(fault: ApiError, names: Mapping[str, str]) -> ApiError:
     if fault.param is None or fault.param.split(".")[0].split("[")[0] not in names:
         return fault
     pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
-    message, param = (pattern.sub(lambda found: names[found[0]], each) for each in (fault.message, fault.param))
+    message, param = (pattern.sub(lambda match: names[match[0]], each) for each in (fault.message, fault.param))
     return ApiError(fault.status, message, param, fault.code)
 
 

@@ -50,9 +50,9 @@ def chat_of(given: Object) -> Object:
     if "effort" in output:
         body["reasoning_effort"] = output["effort"]
     if "format" in output:
-        form = members(output, "format", ("type", "schema"))
-        schema = {"json_schema": {"schema": form["schema"]}} if "schema" in form else {}
-        body["response_format"] = {"type": form.get("type"), **schema}
+        wanted = members(output, "format", ("type", "schema"))
+        schema = {"json_schema": {"schema": wanted["schema"]}} if "schema" in wanted else {}
+        body["response_format"] = {"type": wanted.get("type"), **schema}
     if "tools" in given:
         body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(list_of(given["tools"], "tools"))]
     choice = members(given, "tool_choice", ("type", "name", "disable_parallel_tool_use"))

@@ -173,14 +173,14 @@ class ReplyFormat:
         """
         template = None if tokenizer is None else tokenizer.chat_template
         texts = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-        known = {form.name: form for form in FORMATS}
+        known = {each.name: each for each in FORMATS}
         if calls not in (AUTO, NONE, *known):
             raise ParameterError(
                 f"the format of tool calls is {calls!r}", fix=did_you_mean(calls, (AUTO, NONE, *known))
             )
         written = known.get(calls)
         if calls == AUTO:
-            written = next((form for form in FORMATS if all(sign in texts for sign in form.signs)), None)
+            written = next((each for each in FORMATS if all(sign in texts for sign in each.signs)), None)
         if reasoning == AUTO:
             return ReplyFormat(written, THINK if THINK[1] in texts else None)
         if reasoning == NONE:

@@ -35,9 +35,9 @@ def chat_of(given: Object) -> Object:
         body["max_tokens"] = given["max_output_tokens"]
     if "effort" in (reasoning := members(given, "reasoning", ("effort",))):
         body["reasoning_effort"] = reasoning["effort"]
-    form = members(given, "text", ("format",)).get("format")
-    if form is not None:
-        asked = object_of(form, "text.format")
+    wanted = members(given, "text", ("format",)).get("format")
+    if wanted is not None:
+        asked = object_of(wanted, "text.format")
         kind = asked.pop("type", None)
         schema = {"json_schema": asked} if kind == "json_schema" else {}
         body["response_format"] = {"type": kind, **schema}

@@ -205,14 +205,14 @@ def event(value: Any, name: str = "") -> bytes:
 
 class EventStream(Response):
     """Sends events as they come. It ends early if the client goes, or does not read for `send_seconds`. The events and
-    what they are made of, `source`, are closed in any case."""
+    what they are made of, `pieces`, are closed in any case."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Any, None], send_seconds: float):
+    def __init__(self, events: AsyncGenerator[bytes, None], pieces: AsyncGenerator[Any, None], send_seconds: float):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._source, self._send_seconds = events, source, send_seconds
+        self._events, self._pieces, self._send_seconds = events, pieces, send_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -220,7 +220,7 @@ class EventStream(Response):
                 await while_connected(receive, self._send_all(send))
         finally:
             await self._events.aclose()
-            await self._source.aclose()
+            await self._pieces.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

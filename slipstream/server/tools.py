@@ -33,8 +33,8 @@ class ToolUse:
 
     @property
     def form(self) -> Structured | None:
-        """The form of a text that must call: the arguments of the one function, or an array of calls; None if it need
-        not. Raises ApiError 400."""
+        """The form of a text that must call: the arguments of the one function, or an array of calls; None if no
+        call is required. Raises ApiError 400."""
         if self.choice == "auto":
             return None
         if self.choice == "named":
@@ -113,7 +113,7 @@ def _moved(schema: Any, to: int) -> Any:
 
 
 def tool_use(given: Mapping[str, Any]) -> ToolUse:
-    """The tools of a request for a chat. With the choice "none" it has none. Raises ApiError 400."""
+    """The tools of a request for a chat. The choice "none" leaves them out. Raises ApiError 400."""
     tools = given.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} functions", "tools")

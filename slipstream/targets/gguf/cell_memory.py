@@ -44,7 +44,7 @@ class CellMemory:
     # --- sequences ----------------------------------------------------------------------------------------------------
 
     def rolled_back(self, seq: Sequence) -> Running:
-        """What is held of a sequence, with nothing that was not accepted; a new one if there is none."""
+        """The cells of a sequence, cut to its accepted tokens; they are begun if it has none."""
         cells = self._running.get(seq.id) or self._begun(seq.id)
         self.cut(seq.id, seq.kv_len)
         return cells

@@ -105,8 +105,8 @@ class EncoderDecoder:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Target`. What is kept of a text is no use to a text that answers another source, so the KV cache is not
-        declared."""
+        """See `Target`. The KV cache is not declared, because a kept text only helps texts that answer the same
+        source."""
         return replace(self.runner.capabilities, encoder=self.encoder, fork=self.fork, memory=None)
 
     @all_threads()

@@ -53,7 +53,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
     kv_blocks  blocks of a KV cache of fixed size; None: it grows.
 
     Raises UnsupportedModelError for models that write no text or cannot be rolled back, and for an encoder-decoder that
-    reads something else than text, or whose generation configuration has what is not honoured; ParameterError for a
+    does not read text, or whose generation configuration has unsupported settings; ParameterError for a
     model that is being trained, or for a KV cache of fixed size where each sequence has a cache of its own.
     """
     name = type(module).__name__

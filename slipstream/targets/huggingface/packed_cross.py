@@ -44,8 +44,8 @@ class CrossAttention:
 
     @property
     def hidden(self) -> Tensor:
-        """[1, S, d], what the model computes keys and values from: the new sources, one after another. Without new
-        ones it is asked for and not used."""
+        """[1, S, d], what the model computes keys and values from: the new sources, one after another. The
+        model asks for it in any case, and without new ones it uses nothing of it."""
         return torch.cat([source.hidden for source in self.new], 1) if self.new else self.sources[0].hidden
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -57,8 +57,8 @@ class CrossAttention:
             source.cross.update(k, v, layer)
 
     def share(self, key: Tensor) -> list[Pair] | None:
-        """Keys [Hk, S, D] and values of each sequence's source, in the layer whose marker `key` is; None: it is no
-        marker, so this is not cross-attention."""
+        """Keys [Hk, S, D] and values of each sequence's source, in the layer whose marker `key` is. None for other
+        keys: they are of self-attention."""
         layer = self.cache.layer_of(key)
         if layer is None:
             return None
