@@ -1,8 +1,9 @@
 """Reads and writes checkpoints of DFlash and DSpark heads, and fits them to their target.
 
-config.json is that of a Qwen3 with the head's layers. Its own keys are block_size, and mask_token_id and
-target_layer_ids (0: the state after the first layer) in `dflash_config`, or at the top as in those of DSpark. Tensors
-as `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
+config.json is that of a Qwen3 with the head's layers. Its own keys are block_size, mask_token_id and target_layer_ids
+(0: the state after the first layer), in `dflash_config` or at the top. The package `speculators` has the Qwen3 inside
+`transformer_layer_config`, and counts layers in `aux_hidden_state_layer_ids` from 1. Tensors as
+`DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
 """
 
 import re
@@ -22,11 +23,11 @@ from slipstream.heads.eagle_save import layer_config
 from slipstream.heads.recognition import check_host, opened, write
 from slipstream.models.config import DecoderConfig, object_of
 
-_IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*")
-"""Buffers; and the head that predicts acceptance, which chooses how much is verified, not what is drafted."""
+_IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*|verifier_.*")
+"""Buffers, copies of the target's weights, and the head that predicts acceptance: it drafts nothing."""
 _PLAIN = {"use_aux_hidden_state": True, "use_swa": False, "attention_sink_bias": False, "attention_value_scale": None}
 """Settings of `dflash_config` that change the computation: the values under which it is the one here."""
-_READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor")
+_READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor", "block_size")
 
 
 def load_dflash(source: str | Path) -> DFlashHead:
@@ -42,7 +43,9 @@ def load_dflash(source: str | Path) -> DFlashHead:
             f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",
             fix=f"use the drafter {kind!r}" if kind else "give the folder of a DFlash head",
         )
-    head_config = _config(config, tensors, folder)
+    if "t2d" in tensors and bool(tensors["t2d"].all()):  # every id can be drafted
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    head_config = _config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
     head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     fill(head, tensors, folder, "DFlash")
     return head.eval().requires_grad_(False)
@@ -52,6 +55,8 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
     nested, markov = object_of(config, "dflash_config"), tensors.get("markov_head.markov_w1.weight")
     _refuse_variants(config, nested, tensors, folder)
     said: Any = {**config, **nested}
+    if isinstance(counted := said.get("aux_hidden_state_layer_ids"), list):
+        said.setdefault("target_layer_ids", [at - 1 for at in counted if type(at) is int])
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
     from_anchor = bool(said.get("sample_from_anchor", markov is not None))  # of DSpark the default, as in vLLM
     least = 2 - from_anchor  # the last token, and a mask
@@ -100,6 +105,7 @@ def _refuse_variants(
         "scaled logits": config.get("logit_scale", 1) != 1,
         "interleaved rotary positions": config.get("is_neox_style", True) is not True,
         "a reduced draft vocabulary (d2t)": "d2t" in tensors,
+        "another method of speculators": config.get("speculators_model_type", "dflash") != "dflash",
         "a mask embedding of its own (mask_embedding.pt)": (folder / "mask_embedding.pt").exists(),
     }
     unread += [what for what, is_so in variants.items() if is_so]
