@@ -56,7 +56,7 @@ def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(_config("Llama", **SHAPE | shape)).eval()
+    model = LlamaForCausalLM(config_of("Llama", **SHAPE | shape)).eval()
     with torch.no_grad():
         for parameter in model.parameters() if noise else ():
             parameter += noise * torch.randn_like(parameter) * parameter.std().nan_to_num()
@@ -113,29 +113,29 @@ _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_ma
 _MOE = _LLAMA | {"num_experts_per_tok": 2, "head_dim": 16}
 
 
-def _config(kind: str, **shape: Any) -> Any:
+def config_of(kind: str, **shape: Any) -> Any:
     import transformers
 
     return getattr(transformers, f"{kind}Config")(**shape)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: _config("Llama", **_LLAMA),
-    "llama-tied-mha": lambda: _config("Llama", **_LLAMA | {"num_key_value_heads": 4}, tie_word_embeddings=True),
-    "llama-bias": lambda: _config("Llama", **_LLAMA, attention_bias=True, mlp_bias=True),
-    "llama3.1": lambda: _config("Llama", **_LLAMA, rope_parameters=dict(_LLAMA3)),
-    "codellama-linear": lambda: _config(
+    "llama": lambda: config_of("Llama", **_LLAMA),
+    "llama-tied-mha": lambda: config_of("Llama", **_LLAMA | {"num_key_value_heads": 4}, tie_word_embeddings=True),
+    "llama-bias": lambda: config_of("Llama", **_LLAMA, attention_bias=True, mlp_bias=True),
+    "llama3.1": lambda: config_of("Llama", **_LLAMA, rope_parameters=dict(_LLAMA3)),
+    "codellama-linear": lambda: config_of(
         "Llama", **_LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
     ),
-    "mistral-window": lambda: _config("Mistral", **_LLAMA, sliding_window=7, head_dim=16),
-    "mixtral": lambda: _config("Mixtral", **_MOE, num_local_experts=4),
-    "qwen2": lambda: _config("Qwen2", **_LLAMA, rope_parameters=dict(_YARN)),
-    "qwen2-window": lambda: _config(
+    "mistral-window": lambda: config_of("Mistral", **_LLAMA, sliding_window=7, head_dim=16),
+    "mixtral": lambda: config_of("Mixtral", **_MOE, num_local_experts=4),
+    "qwen2": lambda: config_of("Qwen2", **_LLAMA, rope_parameters=dict(_YARN)),
+    "qwen2-window": lambda: config_of(
         "Qwen2", **_LLAMA, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
     ),
-    "qwen3": lambda: _config("Qwen3", **_LLAMA, head_dim=32, tie_word_embeddings=True),
-    "qwen3-moe": lambda: _config("Qwen3Moe", **_MOE, num_experts=5, moe_intermediate_size=32, mlp_only_layers=[1]),
-    "gpt2": lambda: _config(
+    "qwen3": lambda: config_of("Qwen3", **_LLAMA, head_dim=32, tie_word_embeddings=True),
+    "qwen3-moe": lambda: config_of("Qwen3Moe", **_MOE, num_experts=5, moe_intermediate_size=32, mlp_only_layers=[1]),
+    "gpt2": lambda: config_of(
         "GPT2", vocab_size=FAMILY_VOCAB, n_positions=128, n_embd=64, n_layer=3, n_head=4, initializer_range=0.2,
         bos_token_id=1, eos_token_id=2,
     ),

@@ -10,6 +10,7 @@ from slipstream.bench.results import read
 from slipstream.cli.report import section
 from slipstream.core.drafter import DrafterTraits, NoDrafter
 from slipstream.errors import ParameterError
+from tests.drafters.scripted_drafters import Silent
 
 
 def test_every_condition_has_plain_decoding_of_its_own(bench_result):
@@ -77,12 +78,6 @@ class Faulty(NoDrafter):
 
     def propose(self, seqs, budget):
         raise RuntimeError("no")
-
-
-class Silent(NoDrafter):
-    """Asked for drafts, it proposes none."""
-
-    name, traits = "silent", DrafterTraits()
 
 
 def test_drafters_that_fail_or_draft_nothing_get_a_warning(tiny_llm, prompt_set):

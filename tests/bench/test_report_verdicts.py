@@ -50,21 +50,10 @@ def test_the_tables_say_what_was_found(results):
     ("kind", "data", "said"),
     [
         ("tune", {"drafters": [], "raced": [], "choice": None, "configs": None}, "before any setting was confirmed"),
-        (
-            "verify",
-            {
-                "control": None,
-                "greedy": [],
-                "coupled": [],
-                "distribution": [],
-                "coverage": {},
-                "faults": [],
-                "verdict": "ok",
-            },
-            "Nothing was compared",
-        ),
+        ("verify", {"control": None, "greedy": [], "coupled": [], "distribution": [], "coverage": {}, "faults": [],
+                    "verdict": "ok"}, "Nothing was compared"),
     ],
-)
+)  # fmt: skip
 def test_interrupted_runs_have_a_page_too(kind, data, said):
     settings = {"drafter": "x", "draft_tokens": 3, "rule": "rejection", "reach": 0, "params": {"max_tokens": 8}}
     report = page([Result(kind, settings, {}, data)])

@@ -3,7 +3,6 @@ other tokenizers than the toy target's."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Capabilities, Target
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.models.rereading import Vocabularies
-from slipstream.models.token_texts import TokenTexts
-from tests.models.tokenizer_kinds import letters
+from tests.models.tokenizer_kinds import letters, vocabularies_of
 from tests.targets.toy import ToyTarget
 
 
@@ -36,11 +34,7 @@ class MultiStepToy(ToyTarget):
         return replace(super().capabilities, multi_step=self if self.in_one_call else None)
 
     def decode_steps(
-        self,
-        seqs: Seq[Sequence],
-        steps: int,
-        sampling: StepSampling = ARGMAX,
-        exit: int | None = None,
+        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
         self.asked.add(steps)
         texts = [list(seq.tokens) for seq in seqs]
@@ -96,13 +90,8 @@ THEIRS = ("b", "ab", "x", "a", " ", " b", "c", "bc")
 MERGES = (("a", "b"), ("b", "c"), (" ", "b"))
 
 
-def vocabularies(target: Any, draft: Any, width: tuple[int, int]) -> Vocabularies:
-    """Without the check that the tokenizers give text back: those of toy models know few characters."""
-    return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
-
-
 def toy_vocabularies() -> Vocabularies:
-    return vocabularies(letters(OURS, (("c", "a"),)), letters(THEIRS, MERGES), (len(OURS), len(THEIRS)))
+    return vocabularies_of(letters(OURS, (("c", "a"),)), letters(THEIRS, MERGES), (len(OURS), len(THEIRS)))
 
 
 def toy_model(kind: type[ToyTarget] = ToyTarget) -> ToyTarget:

@@ -60,6 +60,12 @@ class ScriptedDrafter(NoDrafter):
         ]
 
 
+class Silent(NoDrafter):
+    """Asked for drafts, it proposes none."""
+
+    name, traits = "silent", DrafterTraits()
+
+
 class RandomDrafter(NoDrafter):
     """Draft tokens drawn uniformly from the vocabulary, with an acceptance rate of about 1 / `vocab_size`. sampled:
     report the uniform distribution as q. Otherwise each draft token is a point mass, which is also correct, because it

@@ -23,9 +23,9 @@ from slipstream.models.text import tokenizer_of
 from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
-from tests.drafters.fakes import MultiStepToy, string_match, vocabularies
+from tests.drafters.fakes import MultiStepToy, string_match
 from tests.end_to_end.sampling import sample
-from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, wordpiece
+from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, vocabularies_of, wordpiece
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings, needed
 from tests.targets.toy import ToyTarget
@@ -338,7 +338,7 @@ def test_a_loaded_draft_model_that_was_given_its_tokenizer_is_taken(tiny: Tiny, 
 def test_what_was_read_for_an_earlier_text_is_not_computed_again(tiny: Tiny) -> None:
     model = Decoder.load(tiny.draft, executor="torch", dtype="float64")
     ours, theirs, rows = byte_level(), tokenizer_of(tiny.draft), list[int]()
-    reader, memory = Rereader(model, vocabularies(ours, theirs, (len(ours), 320))), model.capabilities.memory
+    reader, memory = Rereader(model, vocabularies_of(ours, theirs, (len(ours), 320))), model.capabilities.memory
     text = ours.encode("def add(first, second):\n    return first + second\n" * 3)
     for _ in range(2):
         seq = Sequence(text, prefix_cache=True)

@@ -34,12 +34,7 @@ def model(name: str = "stablelm") -> Any:
 @functools.cache
 def disturbed(name: str = "stablelm") -> Any:
     """A draft model that often agrees."""
-    loaded = random_model(name)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        for p in loaded.parameters():
-            p += 0.05 * p.std().nan_to_num() * torch.randn(p.shape, generator=generator, dtype=p.dtype)
-    return loaded
+    return random_model(name, noise=0.05)
 
 
 def both(of: Any, draft: Any, ids: torch.Tensor = PADDED, **how: Any) -> tuple[Any, Any, Any]:

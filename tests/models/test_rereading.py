@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from slipstream.models.rereading import Reading, Vocabularies
-from slipstream.models.token_texts import TokenTexts
-from tests.models.tokenizer_kinds import FAITHFUL, byte_level, letters, sentencepiece, wordpiece
+from tests.models.tokenizer_kinds import FAITHFUL, byte_level, letters, sentencepiece, vocabularies_of, wordpiece
 
 PAIRS = [(a, b) for a, b in product(FAITHFUL, FAITHFUL) if a != b]
 TEXT = "The naïve café 🎈👩‍👩‍👧 décoding\n\n    return first_name + 42  # 日本語のテキスト, e\u0301\n" * 2
-WIDE = (10**6, 10**6)
-
-
-def vocabularies_of(target: object, draft: object, width: tuple[int, int] = WIDE) -> Vocabularies:
-    return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids=" to ".join)

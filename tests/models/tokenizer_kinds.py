@@ -7,6 +7,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from slipstream.models.rereading import Vocabularies
+from slipstream.models.token_texts import TokenTexts
+
 TEXTS = [
     "def add(first, second):\n    return first + second\n",
     "for name in names:\n    print(name)\n",
@@ -91,6 +94,11 @@ def wordpiece(size: int = 160, lowercase: bool = False) -> PreTrainedTokenizerFa
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[SEP]", unk_token="[UNK]")
+
+
+def vocabularies_of(target: Any, draft: Any, width: tuple[int, int] = (10**6, 10**6)) -> Vocabularies:
+    """Without the check that the tokenizers give text back: those of toy models know few characters."""
+    return Vocabularies(TokenTexts(target, "the target"), TokenTexts(draft, "the draft model"), width)
 
 
 @cache

@@ -24,7 +24,7 @@ from slipstream.verify.panel_requests import Request
 from slipstream.verify.texts import ROUNDING, control, wrong_token
 from slipstream.verify.verification import Checks, VerifyConfig, steps, verify
 from tests.core.wrong import FAULTS, chain_rule
-from tests.drafters.scripted_drafters import RandomDrafter
+from tests.drafters.scripted_drafters import RandomDrafter, Silent
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 from tests.targets.toy import ToyTarget
 
@@ -64,8 +64,9 @@ def test_an_encoder_decoder_passes_and_a_fault_in_what_it_reads_is_found(planted
     """BART ends each text at its limit by force. The fault: with drafts, every text answers the first source."""
     target = encoder_decoder.target
     prompts = PromptSet("made up", [Prompt([5, 9, 33], "a", "one"), Prompt([10, 20, 30, 40], "b", "two")], "0")
-    config = replace(FEW, checks=("greedy", "coupled"), params=SamplingParams(max_tokens=12), texts=2)
+    config = replace(FEW, checks=("greedy", "coupled"), params=SamplingParams(max_tokens=6))
     if planted:
+        config = replace(config, checks=("greedy",))
         run = target.run
 
         def confused(seqs, draft, taps=()):
@@ -140,7 +141,7 @@ def test_tokens_that_depend_on_the_one_before_are_seen():
 
 
 def test_a_lossy_rule_differs_and_is_no_bug():
-    outcome = verify(toy(rule="typical"), PROMPTS, replace(FEW, texts=20))
+    outcome = verify(toy(rule="typical"), PROMPTS, SAMPLED)
     assert outcome.data["verdict"] == "lossy"
     assert "lossy" in outcome.warnings[0]
 
@@ -164,10 +165,11 @@ def test_a_wrong_greedy_is_a_bug(monkeypatch):
 class Shifty(ToyTarget):
     """A target whose logits depend on the other rows of the pass, by `size`."""
 
-    size = 1e-9
+    scale, size = 1.0, 1e-9
 
     def run(self, seqs, draft, taps=()):
         out = super().run(seqs, draft, taps)
+        out.logits.mul_(self.scale)
         if len(draft):
             out.logits.add_(self.size * torch.sin(torch.arange(out.logits.numel())).reshape(out.logits.shape))
         return out
@@ -225,13 +227,8 @@ def test_samples_of_two_seeds_share_no_random_numbers():
 def test_a_tie_is_no_bug():
     """All logits are equal up to this target's noise: texts differ, without a fault."""
 
-    class Tied(ToyTarget):
-        def run(self, seqs, draft, taps=()):
-            out = super().run(seqs, draft, taps)
-            out.logits.mul_(1e-12)
-            if len(draft):
-                out.logits.add_(1e-9 * torch.sin(torch.arange(out.logits.numel())).reshape(out.logits.shape))
-            return out
+    class Tied(Shifty):
+        scale = 1e-12
 
     rows = verify(LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3), PROMPTS, FEW).data["greedy"]
     assert "BUG" not in {row["verdict"] for row in rows}
@@ -239,11 +236,7 @@ def test_a_tie_is_no_bug():
 
 
 def test_a_check_in_which_nothing_was_drafted_is_not_tested():
-    class Silent(RandomDrafter):
-        def propose(self, seqs, budget):
-            return Draft.empty(len(seqs))
-
-    result = verify(toy(Silent(5)), PROMPTS, FEW)
+    result = verify(toy(Silent()), PROMPTS, FEW)
     assert result.data["verdict"] == "not tested"
     assert [row["verdict"] for row in result.data["coverage"].values()] == ["not tested"] * 3
     assert "greedy: 0 draft tokens were verified" in result.warnings[0]

@@ -38,7 +38,6 @@ from tests.backends.native.models import (
     in_every_format,
     in_float64,
     last,
-    needs_bfloat16,
     tree,
     weights,
 )
@@ -169,13 +168,6 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"quantize": "int3"}, {"threads": 0}, {"kv_dtype": "int8"}])
-def test_an_unsupported_setting_is_refused(options: dict[str, Any]) -> None:
-    llama = config()
-    with pytest.raises(ParameterError):
-        NativeExecutor(llama, weights(llama), LoadSettings(**options))
-
-
 def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
     model, batch = native(), chain(0, 0, [3, 4])
     for steps, exit in ((0, None), (2, 0), (2, 3)):
@@ -235,11 +227,6 @@ def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pyt
     assert chosen(llama, "auto", "bfloat16") == "torch"
     with pytest.raises(UnsupportedModelError, match="AVX-512 BF16"):
         chosen(llama, "native", "bfloat16")
-
-
-@needs_bfloat16
-def test_with_bfloat16_products_auto_runs_bfloat16_natively() -> None:
-    assert chosen(config(), "auto", "bfloat16") == "native"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

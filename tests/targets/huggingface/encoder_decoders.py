@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints import make_tokenizer
+from tests.checkpoints import config_of, make_tokenizer
 
 VOCAB = 60
 SOURCES = [[5, 9, 33], [7], [10, 20, 30, 40, 50, 11, 21, 31], [58, 57, 12, 17, 17], [11, 11, 40, 3]]
@@ -21,27 +21,21 @@ _BART: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _config(kind: str, **shape: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, f"{kind}Config")(**shape)
-
-
 ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
-    "t5": lambda: _config("T5", **_T5, decoder_start_token_id=0),
-    "mt5": lambda: _config(
+    "t5": lambda: config_of("T5", **_T5, decoder_start_token_id=0),
+    "mt5": lambda: config_of(
         "MT5", **_T5 | {"num_layers": 3, "num_decoder_layers": 2}, feed_forward_proj="gated-gelu",
         decoder_start_token_id=0,
     ),
-    "bart": lambda: _config("Bart", **_BART | {"decoder_layers": 1}, scale_embedding=True),
-    "marian": lambda: _config("Marian", **_BART, pad_token_id=59, decoder_start_token_id=59, scale_embedding=True),
-    "pegasus": lambda: _config("Pegasus", **_BART, decoder_start_token_id=0),
-    "mbart": lambda: _config("MBart", **_BART, decoder_start_token_id=2),
-    "m2m-100": lambda: _config("M2M100", **_BART),
+    "bart": lambda: config_of("Bart", **_BART | {"decoder_layers": 1}, scale_embedding=True),
+    "marian": lambda: config_of("Marian", **_BART, pad_token_id=59, decoder_start_token_id=59, scale_embedding=True),
+    "pegasus": lambda: config_of("Pegasus", **_BART, decoder_start_token_id=0),
+    "mbart": lambda: config_of("MBart", **_BART, decoder_start_token_id=2),
+    "m2m-100": lambda: config_of("M2M100", **_BART),
 }  # fmt: skip
 """Relative positions, learned ones and sinusoids; shared and scaled embeddings; decoders of another depth."""
 PACKED = tuple(ENCODER_DECODERS)
-ENCODER_DECODERS["mvp"] = lambda: _config("Mvp", **_BART)
+ENCODER_DECODERS["mvp"] = lambda: config_of("Mvp", **_BART)
 """Attention of its own: a forward for each sequence."""
 
 
