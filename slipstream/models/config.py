@@ -80,15 +80,15 @@ class DecoderConfig(ModelShape):
         family = FAMILIES.get(model_type)
         if family is None:
             raise UnsupportedModelError(
-                f"the architecture {model_type!r} is not supported by the decoder target",
-                why="it supports " + ", ".join(sorted(FAMILIES)),
+                f"our own decoder does not run the architecture {model_type!r}",
+                why="it runs " + ", ".join(sorted(FAMILIES)),
                 fix="use one of these",
             )
         if config.get("quantization_config"):
             method = object_of(config, "quantization_config").get("quant_method")
             raise UnsupportedModelError(
                 f"the checkpoint is quantised ({getattr(method, 'value', method)})",
-                why="the decoder target reads plain floating-point weights",
+                why="our own decoder reads plain floating-point weights",
                 fix="use the unquantised checkpoint and quantize='int8'",
             )
         decoder = family(config)

@@ -165,7 +165,9 @@ def regenerate(
             ]
             if not texts:
                 raise ParameterError(
-                    "every text that the target wrote ends in a loop",
+                    f"each of {len(asked)} answers of the target ends in a loop"
+                    if asked
+                    else "the target wrote no message of a user that ends, is new and does not loop",
                     why="a head would learn nothing but the loops",
                     fix="give other --data, or a target that writes better",
                 )

@@ -14,7 +14,7 @@ from tests.significance import LEVEL, assert_distribution
 
 
 def test_a_number_depends_on_seed_purpose_position_and_index_alone() -> None:
-    """Not on earlier requests for numbers, their order, or how many were drawn at once (R16)."""
+    """Not on earlier requests for numbers, their order, or how many were drawn at once."""
     stream = Stream(7)
     wanted = {(purpose, i): stream.uniforms(purpose, i, 6) for purpose in (VERIFY, DRAFT, NOISE) for i in range(9)}
     again = Stream(7)

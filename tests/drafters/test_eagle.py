@@ -84,7 +84,7 @@ def q_by_hand(
 class TestDraftTokens:
     @pytest.mark.parametrize("version", [1, 3])
     def test_greedy_chains_are_what_true_features_give_at_every_step(self, version: int) -> None:
-        """A wrong token shift, a stale state in the cache, a wrong norm or position: each fails here (R23)."""
+        """A wrong token shift, a stale state in the cache, a wrong norm or position: each fails here."""
         drafter, other = eagle_drafter(V, version), toy()
         eagle_head = drafter.runtime.head
         for text, drafted in greedy_drafts(drafter, 3, steps=4, max_tokens=14):

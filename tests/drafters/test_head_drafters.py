@@ -40,7 +40,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_equals_a_recomputation_from_true_features_for_any_accepted_path(kind: str) -> None:
-    """R23, with accepted siblings that are not the first."""
+    """Accepted siblings that are not the first included."""
     target, other, drafter, strayed = toy(), toy(), KINDS[kind](), 0
     seqs = [Sequence(p, SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]
     for index in range(9):

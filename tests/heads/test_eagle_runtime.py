@@ -139,7 +139,7 @@ def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple
 
 def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
     """Their blocks are interleaved; one is released in between, one begins later. None of the head's own states remain
-    in the cache (R23)."""
+    in the cache."""
     runtime, tolerance = run
     texts = [Text(made, n, seed) for seed, n in enumerate((80, 90, 75))]
     for at in range(0, 70, 7):

@@ -7,6 +7,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError
+from slipstream.training import regenerate as regenerate_module
 from slipstream.training.packing import Stream
 from slipstream.training.regenerate import prefixes, regenerate, self_prompts
 
@@ -66,6 +67,15 @@ def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_pa
     assert list(tmp_path.glob("b-*.bin"))
     assert made("b.bin").tokens.tolist() == whole.tokens.tolist()
     assert not list(tmp_path.glob("b-*"))
+
+
+def test_texts_that_all_loop_and_a_target_that_writes_no_message_are_refused(tiny: LLM, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(regenerate_module, "looping", lambda answers: True)
+    for prompts, said in (([[5]], "each of 1 answers of the target ends in a loop"), ([], "wrote no message")):
+        with pytest.raises(ParameterError, match=said) as refused:
+            regenerate(tiny, lambda rng, count, all=prompts: all, tmp_path / "x.bin", 10, 4)
+        assert refused.value.why
+        assert refused.value.fix
 
 
 def test_a_target_without_a_chat_template_is_refused(tiny: LLM) -> None:

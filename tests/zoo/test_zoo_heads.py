@@ -1,4 +1,4 @@
-"""The heads that ship with the embedded target still draft as well as on the day they were added (R23): a
+"""The heads that ship with the embedded target still draft as well as on the day they were added: a
 changed norm, shift or tap does not crash, it halves the acceptance."""
 
 from collections.abc import Sequence as Seq

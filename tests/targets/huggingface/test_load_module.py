@@ -53,9 +53,7 @@ def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so
         llm = LLM(folder, dtype="float64", device="cpu")
         done = llm.generate(PROMPTS, SHORT)
     said = [r.getMessage() for r in caplog.records if r.name == "slipstream"]
-    assert said == [
-        "the architecture 'gpt_neox' is not supported by the decoder target: transformers runs it instead, slower"
-    ]
+    assert said == ["our own decoder does not run the architecture 'gpt_neox': transformers runs it instead, slower"]
     runtime = llm.target.capabilities.runtime
     assert (runtime.backend, runtime.dtype, runtime.source) == ("transformers", torch.float64, folder)
     module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
