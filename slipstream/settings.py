@@ -1,5 +1,6 @@
 """Allowed values of the settings for loading models, shared by library and command line. Does not import torch."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,12 @@ WEIGHT_FORMATS = {
 FORMAT_BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}, "int4": {"target": "w4a8", "draft": "w4a8"}}
 """Values of `quantize` that leave the format to the role: the distribution of a target should change least; that of a
 draft affects only the acceptance rate, so it is the fastest."""
+
+
+def few_bits(stored: str) -> bool:
+    """Whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
+    return re.match("I?[QW][2-5]", stored, re.IGNORECASE) is not None
+
 
 QUANTISATIONS = (*FORMAT_BY_ROLE, *WEIGHT_FORMATS)
 DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")

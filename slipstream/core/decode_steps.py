@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,20 @@ def best_steps_per_call(weight_bytes: int, most: int = 12) -> int:
 
 
 @dataclass(frozen=True, eq=False)
+class Worth:
+    """How far draft tokens are worth drawing, by their confidence: the highest probability of the softmax at the
+    sequence's temperature (1 if it is greedy), whatever token is drawn (to look at the token would bias the output).
+
+    rates  float64 [B, C]: acceptance rates of tokens with a confidence in [c / C, (c + 1) / C).
+    least  float64 [B, K]: after token j the call goes on if the product of its rate and those before it is at least
+           this, for any sequence.
+    """
+
+    rates: np.ndarray
+    least: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class StepSampling:
     """How K tokens of each of B sequences are picked. With neither uniforms nor noise: the first maximum.
 
@@ -38,12 +53,14 @@ class StepSampling:
     noise     [K, B, V'], or what broadcasts to that: the first maximum of logits * inv_temperature + noise. Gumbel
               noise makes it a sample of the softmax.
     vocab     ids from here on are never picked; None: all V' may be.
+    worth     when the call may end before K tokens; None: never. Not every call does.
     """
 
     inv_temperature: Tensor | None = None
     uniforms: Tensor | None = None
     noise: Tensor | None = None
     vocab: int | None = None
+    worth: Worth | None = None
 
     @property
     def kind(self) -> str:
@@ -66,13 +83,14 @@ ARGMAX = StepSampling()
 
 
 class DecodedSteps(NamedTuple):
-    """K tokens of each of B sequences.
+    """K tokens of each of B sequences; fewer where they were not worth drawing.
 
     tokens  int64 [K, B]. logits: [K, B, V'], raw. Both valid until the next call.
     probs   float64 [K, B, V'] that each token was drawn from, if the call drew in float64; None if it took the first
             maximum, or drew in the logits' own precision. The caller's to keep.
     hidden  where the layers were left early, the residual stream there, [M, d] of the rows that were pending ...
     later   ... and [K, B, d] of the new tokens. Both valid until the next call.
+    confidence  float64 [K, B] (see `Worth`), if the call computed it.
     """
 
     tokens: Tensor
@@ -80,3 +98,4 @@ class DecodedSteps(NamedTuple):
     probs: Tensor | None = None
     hidden: Tensor | None = None
     later: Tensor | None = None
+    confidence: Tensor | None = None

@@ -24,7 +24,7 @@ class DrafterTraits:
     drafts          False: it never drafts nor learns, so it need not be asked.
     chains_only     it drafts at most one token for each depth.
     lookup          it finds its draft tokens in text: it is a `Lookup`.
-    prices_rows     it ends a draft where a token is less likely to be accepted than `Sequence.row_cost`.
+    prices_rows     it ends a draft where a token is less likely to be accepted than `Sequence.row_costs`.
     reads_predictions  it copies from `Sequence.prediction`, too.
     remembers       it keeps something of one request for the next ones.
     reads_prompts   it is a `PromptReader`.

@@ -45,8 +45,9 @@ class Sequence:
     error     what ended it if `finish` is "error".
     drafted   one entry per output token: True for an accepted draft token, False for a token of the target's own.
     drafter   name of its drafter. Set by the engine.
-    row_cost  what verifying one more draft token costs, as a share of a plain step, for drafters that leave out what is
-              not worth it; None: as they were told. Set by the engine where draft lengths are chosen.
+    row_costs  for drafters that leave out what is not worth its row: with which probability draft token 1, 2, .. must
+              be accepted to pay for it; the last counts for all further ones. Empty: as they were told. Set by the
+              engine where draft lengths are chosen.
     proposers  one entry per output token: name of the drafter that proposed it (of a member, if its drafter has
               several); None for a token of the target's own.
     """
@@ -74,7 +75,7 @@ class Sequence:
     drafted: list[bool] = field(init=False, default_factory=list)
     proposers: list[str | None] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
-    row_cost: float | None = field(init=False, default=None)
+    row_costs: Seq[float] = field(init=False, default=())
     finish: str | None = field(init=False, default=None)
     stop_cause: int | str | None = field(init=False, default=None)
     error: Exception | None = field(init=False, default=None)

@@ -15,7 +15,7 @@ chain then ends with the token. To drop the token, or the whole draft, would bia
 
 import logging
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.warp import distributions_after, warp
+from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.errors import TargetError
 
 log = logging.getLogger("slipstream")
@@ -69,15 +70,18 @@ class Chain:
 
 
 class Chains:
-    """Drafts chains with `source`. vocab_size: width V of the target's logits."""
+    """Drafts chains with `source`. vocab_size: width V of the target's logits. confident: ends chains by confidence;
+    None: they are as long as asked for."""
 
-    def __init__(self, source: Source, vocab_size: int):
-        self.source, self.vocab_size = source, vocab_size
+    def __init__(self, source: Source, vocab_size: int, confident: ConfidentDrafts | None = None):
+        self.source, self.vocab_size, self.confident = source, vocab_size, confident
         self._vocab = vocab_size if source.width > vocab_size else None  # ids from here on are padding
 
     def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
         """A chain of at most depth[b] draft tokens for each sequence."""
         chains = [Chain() for _ in seqs]
+        if self.confident is not None:
+            self.confident.begin()
         # How a sequence is drafted must not depend on the rest of the batch: the two ways round differently.
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
@@ -106,10 +110,12 @@ class Chains:
         members = [seqs[b] for b in rows]
         each = [seq.params for seq in members]
         draws = self._draws(members, each, steps)
+        if self.confident is not None:
+            draws = replace(draws, worth=self.confident.worth(members, steps))
         drawn = self.source.decode_steps(members, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
-            most, chain, probs = depth[b], tokens[r], None
+            most, chain, probs = min(depth[b], len(drawn.tokens)), tokens[r], None
             if not each[r].greedy:
                 raw = drawn.logits[:most, r, : self.vocab_size]  # [K, V]
                 row_probs = _warped(raw, each[r]) if drawn.probs is None else drawn.probs[:most, r, : self.vocab_size]
@@ -119,8 +125,17 @@ class Chains:
                 if drawn.probs is None:
                     chain = self._again(probs, raw, draws, r, each[r])
                     most = next((n for n in range(1, most) if chain[n - 1] != tokens[r][n - 1]), most)
+            if self.confident is not None and seqs[b].row_costs:
+                confidence = drawn.confidence
+                each_top = self._tops(drawn.logits[:, r], each[r]) if confidence is None else confidence[:, r].tolist()
+                most = self.confident.kept(seqs[b], chain[:most], each_top[:most])
             chains[b] = Chain(chain[:most], None if probs is None else probs[:most])
         return left
+
+    def _tops(self, logits: Tensor, params: SamplingParams) -> list[float]:
+        """The confidence (see `Worth`) of the tokens drawn from logits [n, V']."""
+        temperature = 1.0 if params.greedy else params.divisor
+        return torch.softmax(logits[:, : self.vocab_size].double() / temperature, -1).amax(-1).tolist()
 
     def _again(self, probs: Tensor, raw: Tensor, draws: StepSampling, r: int, params: SamplingParams) -> list[int]:
         """The tokens of row `r` of a multi-step call, picked again in float64 from its logits and `probs` [K, V]."""
@@ -159,6 +174,7 @@ class Chains:
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
         """One call of the model per draft token."""
         distributions: list[list[Tensor]] = [[] for _ in seqs]  # per sequence, one [V] per draft token
+        tops: list[list[float]] = [[] for _ in seqs]
         first = rows
         while rows:
             members, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
@@ -177,14 +193,20 @@ class Chains:
                     [members[r] for r in alive],
                     [so_far[r] for r in alive],
                 )
-                probs = probs[alive]
+                probs, logits = probs[alive], logits[alive]
                 if not rows:
                     break
             tokens = sample_draft_tokens(probs, members, len(so_far[0])).tolist()
+            ended = set[int]()
             for r, (b, token) in enumerate(zip(rows, tokens, strict=True)):
                 chains[b].tokens.append(token)
                 distributions[b].append(probs[r])
-            rows = [b for b in rows if len(chains[b].tokens) < depth[b]]
+                if self.confident is not None and seqs[b].row_costs:
+                    tops[b] += self._tops(logits[r : r + 1], seqs[b].params)
+                    if self.confident.kept(seqs[b], tuple(chains[b].tokens), tops[b]) < len(chains[b].tokens):
+                        del chains[b].tokens[-1], distributions[b][-1]
+                        ended.add(b)
+            rows = [b for b in rows if len(chains[b].tokens) < depth[b] and b not in ended]
         for b in first:
             if chains[b].tokens:
                 chains[b].probs = None if seqs[b].params.greedy else torch.stack(distributions[b])

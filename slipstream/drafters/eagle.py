@@ -26,18 +26,20 @@ from torch import Tensor
 
 from slipstream.backends.table import backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
-from slipstream.core.draft import Draft
+from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.params import Strict, check_integer
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import HEAD_HOST, Target, needed
+from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible
+from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_format import fit, load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime, HeadDrafter
+from slipstream.settings import few_bits
 
 log = logging.getLogger("slipstream")
 
@@ -76,7 +78,7 @@ class EagleDrafter(HeadDrafter):
         parallel = runtime.mask is not None
         self.traits = DrafterTraits(
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True,
-            longest=runtime.config.depths if parallel else None,
+            longest=runtime.config.depths if parallel else None, prices_rows=self.config.shape == "chain",
         )  # fmt: skip
         if parallel and self.config.shape == "tree":
             raise ParameterError(
@@ -85,7 +87,8 @@ class EagleDrafter(HeadDrafter):
                 fix="leave it out",
             )
         self._pass = MaskedPass(self, self._masked) if parallel else None
-        self._chains = Chains(self._pass or self, vocab_size)
+        self._confident = ConfidentDrafts()
+        self._chains = Chains(self._pass or self, vocab_size, self._confident)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         whole = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)
@@ -106,6 +109,10 @@ class EagleDrafter(HeadDrafter):
         trees = [Tree(seqs[b], depth[b], c.width, c.nodes, not seqs[b].params.greedy) for b in drafting]
         self._grow(trees)
         return forest(len(seqs), dict(zip(drafting, trees, strict=True)), self.vocab_size, self.device)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
+        super().observe(seqs, draft, out, verdict)
+        self._confident.learn(seqs, draft, verdict)
 
     # --- chains: see `chains.Source` -------------------------------------------------------------------------------
 
@@ -132,7 +139,7 @@ class EagleDrafter(HeadDrafter):
         return self._scattered(logits)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """Tokens [K, R] and logits [K, R, V]. Sampling with uniform numbers cumulates probabilities in the order of the
+        """See `chains.Source`. Sampling with uniform numbers cumulates probabilities in the order of the
         draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
         and the distribution is still exact."""
         batch, features = self.pending(seqs)
@@ -144,7 +151,7 @@ class EagleDrafter(HeadDrafter):
         tokens = drawn.tokens if self._ids is None else self._ids[drawn.tokens]
         # Logits of maxima are not read.
         logits = drawn.logits if sampling.kind == "maximum" else self._scattered(drawn.logits)
-        return DecodedSteps(tokens, logits, probs)
+        return drawn._replace(tokens=tokens, logits=logits, probs=probs)
 
     def _masked(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[Tensor]:
         batch, features = self.pending(seqs, masks=[d - 1 for d in depth])
@@ -211,8 +218,8 @@ def make(
     target: Target, *, head: str | Path | EagleHead | None = None, quantize: str | None = None, **options: Any
 ) -> EagleDrafter:
     """See `registry`. head: folder or hub id of an EAGLE-1, -2 or -3 head, or a head in memory; None: the one that
-    ships for this target. quantize: "none", "int8" (w8a8), "w8a16" or "w8a8" for the head's weights on the native
-    backend; None: "int8" if the target's weights are quantised, too. Draft tokens may change, the output distribution
+    ships for this target. quantize: "none", "int8" (w8a8), "int4" or another weight format for the head on the native
+    backend; None: about as many bits as the target's weights have. Draft tokens may change, the output distribution
     does not. options: as in `EagleDraftConfig`.
     Raises ParameterError and the families of LoadError and PairError."""
     return _make(target, head, quantize, "eagle", options)
@@ -243,7 +250,7 @@ def _make(
         loaded = load_eagle(head, host.layers)
     fitted = fit(loaded, host)
     if quantize is None and host.runtime.backend == "native" and host.runtime.quantize is not None:
-        quantize = "int8"
+        quantize = "int4" if few_bits(host.runtime.quantize) else "int8"
     backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
     runtime = backend.eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)

@@ -34,6 +34,9 @@ from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
 
+HEAD_READS = 4
+"""How many times as long a text a head may read as a draft model, for the same output."""
+
 
 @dataclass(frozen=True)
 class HybridConfig(Strict):
@@ -110,11 +113,17 @@ class HybridDrafter:
     def _neural_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
         deep = [min(d, self.config.neural) for d in depth]
         for b, seq in enumerate(seqs):
-            if seq.id not in self._chain_stats and len(seq.tokens) > self.config.max_prefill_ratio * seq.room:
+            if seq.id not in self._chain_stats and self._is_long(seq):
                 deep[b] = 0
             elif deep[b] and seq.id not in self._chain_stats:  # initial estimate: a chain of five is accepted with 0.44
                 self._chain_stats[seq.id] = DepthStats(self.config.neural, prior=0.85, weight=4.0, fade=31 / 32)
         return deep
+
+    def _is_long(self, seq: Sequence) -> bool:
+        """Whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft model
+        several: that of SmolLM2 reads a text in a twelfth of the target's time."""
+        ratio = self.config.max_prefill_ratio * (HEAD_READS if self.traits.taps else 1)
+        return len(seq.tokens) > ratio * seq.room
 
     def _continued(
         self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]
@@ -143,7 +152,7 @@ class HybridDrafter:
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`; neural members do not read prompts that they would not draft after."""
-        short = [b for b, seq in enumerate(seqs) if len(seq.tokens) <= self.config.max_prefill_ratio * seq.room]
+        short = [b for b, seq in enumerate(seqs) if not self._is_long(seq)]
         whole = Draft.empty(len(seqs))
         for b in short:
             for member in self.members:

@@ -64,7 +64,7 @@ class LookupState(Generic[S]):
         match: int,
         followers: Iterator[tuple[int, float]],
         depth: int,
-        row_cost: float,
+        row_costs: Seq[float],
         usual: MatchLengthStats | None,
     ) -> Continuation:
         """followers: the tokens after the match, each with its share of the occurrences of all before it."""
@@ -72,7 +72,7 @@ class LookupState(Generic[S]):
         for token, share in followers:
             tokens.append(token)
             probability *= share * self.stats.rate(match + len(tokens) - 1, usual)
-            if len(tokens) > depth or probability < row_cost:
+            if len(tokens) > depth or probability < row_costs[min(len(tokens), len(row_costs)) - 1]:
                 return Continuation(match, tokens, tokens[:-1], expected)
             expected += probability
         return Continuation(match, tokens, tokens, expected)
@@ -123,8 +123,8 @@ class LookupDrafter(ABC, Generic[S]):
     def _best(self, state: LookupState[S], drafted: Seq[int], depth: int) -> Continuation:
         """Of the match after which most draft tokens are expected to be accepted; among equals, of the first. Where
         rows have a measured cost, no seed repeats a sampled text anyway: there other requests may teach, too."""
-        cost = state.seq.row_cost
-        ends = (depth, self.row_cost, None) if cost is None else (depth, cost, self._usual)
+        costs = state.seq.row_costs
+        ends = (depth, costs, self._usual) if costs else (depth, (self.row_cost,), None)
         continuations = [state.continuation(*match, *ends) for match in self._matches(state, drafted)]
         return max(continuations, key=attrgetter("expected"), default=NOTHING)
 

@@ -44,6 +44,9 @@ from slipstream.engine.step_history import Mean, Survival, Times
 
 log = logging.getLogger("slipstream")
 
+COLD = 4
+"""First steps that draft whose cost is not held against a drafter which ends its drafts itself: its weights are not in
+any cache."""
 FIRST = 4
 """Draft tokens of the first steps that draft."""
 TRIAL_STEPS = 3
@@ -69,11 +72,12 @@ SHORTEST = 1e-9
 LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
-MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
-"""The cost of a row is the mean of so many more, or of those that were timed: kernels take rows in tiles, so that the
-next row may be free and the one after it expensive. Its bounds, because times may be those of a bad moment."""
-KEEP = 4
-"""Steps for which lengths are kept while nobody joins or leaves: choosing takes a tenth of a millisecond."""
+MORE_ROWS, CHEAPEST, DEAREST, UNKNOWN_COST = 16, 0.05, 0.7, 0.15
+"""Rows of a request whose costs are told apart, where they were timed; any further one costs their mean. Bounds of the
+cost, because times may be those of a bad moment."""
+KEEP, KEEP_COSTS = 4, 16
+"""Steps for which lengths, or the costs of rows, are kept while nobody joins or leaves: choosing takes a tenth of a
+millisecond."""
 
 
 class State(Enum):
@@ -119,19 +123,20 @@ class DraftLengths:
 
     most   longest draft.
     prior  assumed acceptance rate before any draft token was verified.
-    whole  whether the drafter ends each draft where a token is not worth `row_cost`: it knows more of them than what
-           became of earlier ones. Then a request that drafts gets all that it may draft.
+    whole  whether the drafter ends each draft where a token is not worth its row (`row_costs`): it knows more of them
+           than what became of earlier ones. Then a request that drafts gets all that it may draft.
     """
 
     most: int = 8
     prior: float = 0.7
     whole: bool = False
-    row_cost: float | None = field(init=False, default=None)
+    row_costs: tuple[float, ...] = field(init=False, default=(UNKNOWN_COST,))
     state: State = field(init=False, default=State.TRIAL)
 
     def __post_init__(self) -> None:
         self._survival = Survival(self.most, self.prior)
-        self._plain, self._forward = Times(), Times()  # by requests, by rows
+        self._forward = Times()  # by rows; for a drafter that ends its drafts itself, it sets the pace of all times
+        self._plain = Times(self._forward.pace)  # by requests
         self._compared = False  # whether a plain step was timed
         self._with_prompts = Mean(64)  # the share of steps that read prompts
         self._reading = Mean(16)  # seconds in which the drafter reads a row of a prompt
@@ -162,8 +167,8 @@ class DraftLengths:
         if not self._drafting or not self._compared:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
-        if key != tuple(ids) or used >= KEEP:
-            self.row_cost, used = self._row_cost(len(ids)), 0
+        if key != tuple(ids) or used >= (KEEP_COSTS if self.whole else KEEP):
+            self.row_costs, used = self._row_costs(len(ids)), 0
             lengths, gain = (limits, self._measured_gain()) if self.whole else self._best(ids, limits, prompt_rows)
             if not self._trial:
                 least = 1.0 if self.state is State.DRAFTING else 1 + MARGIN
@@ -201,13 +206,17 @@ class DraftLengths:
         """Tokens of recent steps that drafted over the plain steps that they took."""
         return self._tokens.value / max(SHORTEST, self._took.value)
 
-    def _row_cost(self, count: int) -> float | None:
-        """Tokens that plain decoding of so many requests gains in the time of one more row; None: not known yet."""
+    def _row_costs(self, count: int) -> tuple[float, ...]:
+        """See `Sequence.row_costs`: tokens that decoding of so many requests gains at its present speed in the time in
+        which each gets draft token 1, 2, .. verified."""
         if self._forward.numbers < 2:
-            return None
-        more = min(MORE_ROWS, max(1, self._forward.most - count))
-        one, many = self._forward.estimate(np.array([count, count + more])).tolist()
-        return min(max(CHEAPEST, (many - one) / more * count / max(SHORTEST, self._plainly(count))), DEAREST)
+            return self.row_costs
+        timed = min(MORE_ROWS, max(1, (self._forward.most - count) // count))
+        times = self._forward.estimate(count * np.arange(1, timed + 2))
+        usual = (times[-1] - times[0]) / timed
+        each = np.append((np.diff(times) + usual) / 2, usual)  # differences of medians are noisy
+        speed = max(1.0, self._measured_gain()) / max(SHORTEST, self._plainly(count))
+        return tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist())
 
     def _levels(self, drafting: int) -> Times:
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
@@ -252,13 +261,13 @@ class DraftLengths:
             self._compared, self._drafted, self._renew = True, 0, min(4 * self._renew, RENEW)
             if not step.prompt_rows:
                 seconds = (step.draft + step.rest) / step.repeats
-                self._forward.add(count, seconds)
+                self._forward.add(count, seconds, sets_pace=self.whole)
                 self._plain.add(count, seconds)
             return
         self._drafted += 1
         rows = count + sum(step.nodes)
         if not step.prompt_rows:
-            self._forward.add(rows, step.rest)
+            self._forward.add(rows, step.rest, sets_pace=self.whole)
         if not self.whole:
             drafted = [b for b, length in enumerate(step.lengths) if length]
             each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
@@ -277,14 +286,16 @@ class DraftLengths:
             if not self._trial:
                 self._chosen = (), [], 0
         if drafting not in self._drafting:
-            self._drafting[drafting] = Times()
+            self._drafting[drafting] = Times(self._forward.pace)
             self._drafting[drafting].add(0, 0.0)
-        self._drafting[drafting].add(max(step.lengths), step.draft)
-        usual += self._drafting[drafting].nearest(max(step.lengths))
-        self._tokens.add(tokens)
-        self._took.add(usual / plain)
-        self._enter(tokens - usual / plain)
+        levels = max(step.nodes if self.whole else step.lengths)
+        self._drafting[drafting].add(levels, step.draft)
+        usual += self._drafting[drafting].nearest(levels)
         self._counts.steps += 1
+        if not self.whole or self._counts.steps > COLD:
+            self._tokens.add(tokens)
+            self._took.add(usual / plain)
+            self._enter(tokens - usual / plain)
         self._counts.turns += count
         self._counts.tokens += count + sum(step.accepted)
 

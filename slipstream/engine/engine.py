@@ -259,7 +259,7 @@ class Engine:
         if self.lengths is not None and any(requests[b].chosen for b in choosing):
             ids, limits = [seqs[b].id for b in choosing], [lengths[b] for b in choosing]
             for b, length in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
-                lengths[b], seqs[b].row_cost = length, self.lengths.row_cost
+                lengths[b], seqs[b].row_costs = length, self.lengths.row_costs
         return lengths
 
     def _run_alone(self, seqs: Seq[Sequence], lengths: Seq[int], fault: Exception) -> None:

@@ -10,16 +10,38 @@ import numpy as np
 STALE = 8
 """Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
 
+SETTLED = 5
+"""Samples of a number from which on its median tells whether a step was slow."""
+
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
 WEIGHT = 8.0
 """Draft tokens of other requests that count in the record of each."""
 
 
-class Times:
-    """Seconds by a number (of rows, of levels): the median of the last few of each, and estimates between them."""
+class Pace:
+    """How slow steps are now, as a multiple of the times that are kept. Texts grow, and other programs take the
+    processor: that slows steps of all numbers of rows by about the same factor (SmolLM2 in 4 bits: after 600 tokens 1
+    to 5 rows take 1.5 to 1.7 times as long). A number of rows that was timed before the change stays comparable."""
 
     def __init__(self) -> None:
+        self.value = 1.0
+        self._last: deque[float] = deque(maxlen=9)
+
+    def add(self, ratio: float) -> None:
+        """Of the time of a step to what is usual for its number."""
+        self._last.append(ratio)
+        self.value = statistics.median(self._last)
+
+
+class Times:
+    """Seconds by a number (of rows, of levels): the median of the last few of each, and estimates between them.
+
+    pace  times are kept and told as multiples of it; by default, it never changes.
+    """
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()
         self._samples: dict[int, deque[float]] = {}
         self._known: list[int] = []
         self._medians: dict[int, float] = {}
@@ -41,7 +63,11 @@ class Times:
         self._line = self._line or self._line_of_medians()
         return int(self._line[0][-1])
 
-    def add(self, n: int, seconds: float) -> None:
+    def add(self, n: int, seconds: float, sets_pace: bool = False) -> None:
+        """sets_pace: whether it may tell that all steps take longer now."""
+        if sets_pace and len(self._samples.get(n, ())) >= SETTLED and min(seconds, self._medians[n]) > 0:
+            self.pace.add(seconds / self._medians[n])
+        seconds /= self.pace.value
         if n not in self._samples:
             self._samples[n] = deque(maxlen=9)
             insort(self._known, n)
@@ -68,7 +94,7 @@ class Times:
         """The median of the nearest number that was timed."""
         at = bisect_left(self._known, n)
         around = self._known[max(0, at - 1) : at + 1]
-        return self._medians[min(around, key=lambda known: abs(known - n))]
+        return self._medians[min(around, key=lambda known: abs(known - n))] * self.pace.value
 
     def estimate(self, numbers: np.ndarray) -> np.ndarray:
         """Seconds for each of these numbers: between timed ones on a line that does not fall; beyond them with half the
@@ -80,7 +106,7 @@ class Times:
         xs, ys, slope = self._line
         inside = np.interp(numbers, xs, ys)
         beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
-        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond)
+        return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond) * self.pace.value
 
     def _line_of_medians(self) -> tuple[np.ndarray, np.ndarray, float]:
         """(numbers, seconds, seconds for each further number), for `estimate`."""

@@ -105,7 +105,7 @@ class RowDrafts:
         cost = self._row_cost(len(decoded))
         most = FIRST if self.timed and not cost else self.most
         for seq in decoded:
-            seq.row_cost = cost or None
+            seq.row_costs = (cost,) if cost else ()
         limits = [max(0, min(most, seq.room - 1)) for seq in decoded]
         drafts: list[list[int]] = [[] for _ in rows]
         self._asked = {rows[i].id for i, limit in zip(decoding, limits, strict=True) if limit}

@@ -53,7 +53,7 @@ def test_a_draft_ends_where_a_token_is_less_likely_than_a_row_costs(name: str, r
         worth = [d for d in range(1, 30) if match * (match + 1) / ((match + d) * (match + d + 1)) >= row_cost]
         seq, following = Sequence([*text, 5, *text[20 - match : 20]]), text[20 : 20 + len(worth)]
         assert CASES[name].make(ToyTarget(128), row_cost=row_cost).propose([seq], [64]).ids == following
-        seq.row_cost = row_cost
+        seq.row_costs = (row_cost,)
         assert CASES[name].make(ToyTarget(128), row_cost=0.7).propose([seq], [64]).ids == following
 
 
@@ -66,7 +66,7 @@ def test_other_requests_teach_only_sequences_whose_rows_have_a_measured_cost() -
         drafter.observe([past], Draft.empty(1), TargetOut(torch.zeros(1, 128)), Verdict([[]], [2], [None], [False]))
         drafter.release(past.id)
     new, measured = Sequence([1, 2, 3, 9, 1]), Sequence([1, 2, 3, 9, 1])
-    measured.row_cost = 0.5
+    measured.row_costs = (0.5,)
     assert drafter.propose([new], [4]).ids == []
     assert drafter.propose([measured], [4]).ids == [2]
 

@@ -197,7 +197,7 @@ class Priced(DraftLengths):
     """Chosen lengths, in a world where rows have this cost."""
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
-        self.row_cost = 0.45
+        self.row_costs = (0.45,)
         return [min(limit, self.most) for limit in limits]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from slipstream.engine.draft_lengths import TRIAL_STEPS, DraftLengths, Step
+from slipstream.engine.draft_lengths import TRIAL_STEPS, UNKNOWN_COST, DraftLengths, Step
 from slipstream.engine.step_history import Times
 
 
@@ -364,13 +364,41 @@ def test_a_lookup_without_copies_loses_at_most_3_percent_and_is_tried_again() ->
     assert looked_up(policy, 30, 20) >= 0.9 * looked_up(None, 30, 20)
 
 
-@pytest.mark.parametrize(("times", "cost"), [({1: 1.0, 3: 1.0, 6: 1.0, 17: 4.2}, 0.2), ({1: 1.0, 3: 1.6}, 0.3)])
-def test_the_cost_of_a_row_is_a_mean_of_those_timed_because_kernels_take_rows_in_tiles(times, cost: float) -> None:
-    """Rows that were never timed do not make it look cheap."""
+@pytest.mark.parametrize(
+    ("times", "costs"),
+    [({1: 1.0, 3: 1.0, 6: 1.0, 17: 4.2}, [0.1] * 5 + [0.1 + 1.6 / 11] * 11 + [0.2]), ({1: 1.0, 3: 1.6}, [0.3] * 3)],
+)
+def test_rows_cost_what_they_took_halfway_to_their_mean(times: dict[int, float], costs: list[float]) -> None:
+    """Kernels take rows in tiles, so one is free and the next is not. Rows that were never timed do not look cheap."""
     policy = DraftLengths(16, whole=True)
-    assert policy.row_cost is None
+    assert policy.row_costs == (UNKNOWN_COST,)
     for rows, seconds in times.items():
         for _ in range(4):
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))
     policy.choose([0], [16])
-    assert policy.row_cost == pytest.approx(cost)
+    assert policy.row_costs == pytest.approx(costs)
+
+
+def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
+    """A row costs the tokens that decoding at its present speed gains in that time, not those of plain decoding."""
+    policy, costs = DraftLengths(8, whole=True), list[float]()
+    for accepted in (1, 3):
+        for _ in range(400):
+            policy.learn(Step([0], [0], rest=1.0))
+            policy.learn(Step([0], [8], [3], [accepted], 0.1, 1.3))
+        policy.release(0)
+        policy.choose([accepted], [8])
+        costs.append(policy.row_costs[0])
+    assert costs == pytest.approx([0.1 * 2 / 1.4, 0.1 * 4 / 1.4], rel=0.01)
+
+
+def test_times_of_all_numbers_follow_when_steps_become_slower() -> None:
+    """A text of 600 tokens slows 1 row and 3 rows alike. Only 3 rows are run, yet the plain step stays comparable."""
+    policy = DraftLengths(8, whole=True)
+    for slow in (1.0, 1.6):
+        for _ in range(20):
+            if slow == 1.0:
+                policy.learn(Step([0], [0], rest=1.0))
+            policy.learn(Step([0], [8], [2], [1], 0.1 * slow, 1.2 * slow))
+    assert policy._plainly(1) == pytest.approx(1.6)
+    assert policy._measured_gain() == pytest.approx(2 / 1.3, rel=0.02)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchEagle
-from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling
+from slipstream.core.decode_steps import ARGMAX, ARGMAX_INV_TEMPERATURE, DecodedSteps, StepSampling, Worth
 from slipstream.core.target import HeadHost, Runtime
 from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
@@ -106,6 +107,41 @@ def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead,
         chain = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: pick(x, j, b))
         assert tokens[:, b].tolist() == [token for token, _ in chain]
         assert_close(logits[:, b], torch.stack([x for _, x in chain]), tolerance)
+
+
+@pytest.mark.parametrize("kind", ["maximum", "noise", "uniforms"])
+def test_a_call_ends_where_no_sequence_is_worth_a_further_token(made: EagleHead, kind: str) -> None:
+    """With the tokens and logits of a longer call. A greedy sequence among sampled ones is judged at temperature 1."""
+    runtime = NativeEagle(made)
+    texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
+    draws = torch.rand(4, 2, made.config.draft_vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inverse = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
+    sampling = {
+        "maximum": ARGMAX,
+        "noise": StepSampling(inverse, noise=-(-draws.log()).log()),
+        "uniforms": StepSampling(inverse, draws[..., 0] * torch.tensor([1.0, 0.0])),
+    }[kind]
+
+    def drafted(worth: Worth | None) -> DecodedSteps:
+        batch, features = true_batch(texts, [0, 0], [4, 7])
+        return runtime.decode_steps(batch, features, 4, replace(sampling, worth=worth))
+
+    whole = drafted(None)
+    heat = torch.tensor([1.0 if kind == "maximum" else 0.8, 1.0])
+    confidence = torch.softmax(whole.logits * heat[:, None], -1).amax(-1)  # [K, B]
+    rates = np.linspace(0.1, 1.0, 7)[None].repeat(2, 0)
+    reach = np.take_along_axis(rates, np.minimum((7 * confidence.numpy()).astype(int), 6).T, 1).cumprod(1)  # [B, K]
+    for least, steps in (
+        (np.zeros((2, 4)), 4),
+        (reach + [[0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], 3),
+        (reach + 1, 1),
+    ):
+        found = drafted(Worth(rates, least - 1e-9))
+        assert len(found.tokens) == steps
+        assert torch.equal(found.tokens, whole.tokens[:steps])
+        assert torch.equal(found.logits, whole.logits[:steps])
+        assert found.confidence is not None
+        torch.testing.assert_close(found.confidence, confidence[:steps].double(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:

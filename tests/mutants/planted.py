@@ -168,6 +168,12 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
             "None if self.q is None or not nodes else self.q[: len(nodes)]",
         ),
     },
+    ("drafters.chains", ("drafters/test_confidence.py",)): {
+        "a draft ends where the drawn token is unlikely": (
+            "seqs[b].params)\n                    if",
+            "seqs[b].params)\n                    tops[b][-1] = float(probs[r, token])\n                    if",
+        ),
+    },
     ("drafters.chains", DRAFTERS): {
         "all draft tokens share a number": (
             "len(seqs[b].tokens), depth + 1)[depth]", "len(seqs[b].tokens), depth + 1)[0]",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native.kernels import passes
+from slipstream.backends.native.kernels.arithmetic import MAXIMUM, Picks
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA
 from slipstream.backends.native.packed_weights import (
@@ -54,25 +55,31 @@ class NativeEagle(NativePaged):
             self._workspace = Workspace(threads, self._layout.nbytes)
             self._padded = int(self._head["decoder"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
-            self._run(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), False, 1, ARGMAX)
+            self.decode_steps(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden), 1)
         self._reset_cache()
 
     def extend(self, batch: Batch, features: Tensor, from_head: bool = False) -> tuple[Tensor, Tensor]:
-        _, after, logits, _ = self._run(batch, features, from_head, 0, ARGMAX)
+        picks = picks_of(ARGMAX, 0, len(batch.select), self.config.draft_vocab)
+        _, after, logits, _ = self._run(batch, features, from_head, 0, picks)
         return after, logits[0]
 
     def decode_steps(self, batch: Batch, features: Tensor, steps: int, sampling: StepSampling = ARGMAX) -> DecodedSteps:
         check_steps(steps)
-        drawn, _, logits, probs = self._run(batch, features, False, steps, sampling)
-        return DecodedSteps(drawn, logits, probs)
+        picks = picks_of(sampling, steps, len(batch.select), self.config.draft_vocab)
+        drawn, _, logits, probs = self._run(batch, features, False, steps, picks)
+        if sampling.worth is None:
+            return DecodedSteps(drawn, logits, probs)
+        ran = int((picks.confidence[:, 0] >= 0).sum())
+        each = torch.from_numpy(picks.confidence[:ran])
+        return DecodedSteps(drawn[:ran], logits[:ran], None if probs is None else probs[:ran], confidence=each)
 
     def _run(
-        self, batch: Batch, features: Tensor, from_head: bool, steps: int, sampling: StepSampling
+        self, batch: Batch, features: Tensor, from_head: bool, steps: int, picks: Picks
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Draft ids [K, B], next features [A, d], logits [K or 1, A, V], distributions (`passes.draft_eagle`)."""
         vocab = self.config.draft_vocab
         wanted = np.asarray(batch.select, np.int64)
-        count, sampled = len(wanted), sampling.kind != "maximum"
+        count, sampled = len(wanted), picks.kind != MAXIMUM
         drawn = np.empty((steps, count if steps else 0), np.int64)
         after = np.empty((count, self.config.hidden_size), np.float32)
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
@@ -85,7 +92,7 @@ class NativeEagle(NativePaged):
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
                 *(passes.draft_eagle, self._head, self._caches(batch), rows.record[:1], rows.record[1:]),
-                *(as_int64(batch.tokens), given, from_head, wanted, picks_of(sampling, steps, count, vocab)),
+                *(as_int64(batch.tokens), given, from_head, wanted, picks),
                 *(drawn, after, logits, probs),
                 rows=batch.splits[-1],
             )

@@ -215,7 +215,13 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     elif sampling.noise is not None:
         noise = sampling.noise.double().expand(steps, count, -1).contiguous().numpy()
     vocab = vocab if sampling.vocab is None else min(sampling.vocab, vocab)
-    return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise)
+    rates, least = np.empty((0, 0)), np.empty((0, 0))
+    if sampling.worth is not None:
+        rates, least = sampling.worth.rates, sampling.worth.least
+    confidence = np.full((steps, len(rates)), -1.0)
+    return Picks(
+        _KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, rates, least, confidence, np.ones(len(rates))
+    )
 
 
 def check_finite(status: int) -> None:

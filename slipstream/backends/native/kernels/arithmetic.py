@@ -11,6 +11,7 @@ from slipstream.backends.native.kernels.compiled import EXACT, FAST, kernel
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import GELU, GELU_TANH, RELU, SILU
 from slipstream.backends.native.kernels.tiles import sum_of, sum_of_squares
+from slipstream.core.decode_steps import ARGMAX_INV_TEMPERATURE
 
 _FACTORIALS = tuple(float(math.factorial(k)) for k in range(12, -1, -1))
 
@@ -210,6 +211,15 @@ def softmax(logits, inv_temperature, probs):
         probs[i] /= total
 
 
+@kernel(fastmath=FAST)
+def highest_probability(logits, n, inv_temperature):
+    """The maximum of softmax(logits[:n] * inv_temperature)."""
+    top, total = maximum(logits, n), np.float32(0)
+    for i in range(n):
+        total += exp((logits[i] - top) * inv_temperature)
+    return np.float32(1) / total
+
+
 @kernel()
 def first_above(probs, u):
     """The first id whose cumulative probability exceeds u in [0, 1); never an id of probability 0."""
@@ -248,12 +258,23 @@ class Picks(NamedTuple):
     inv_temperature: np.ndarray  # float64 [B]
     uniforms: np.ndarray  # float64 [K, B]
     noise: np.ndarray  # float64 [K, B, V]
+    rates: np.ndarray  # float64 [B, C]; B = 0: all K steps run
+    least: np.ndarray  # float64 [B, K]
+    confidence: np.ndarray  # float64 [K, B], receives that of each step that ran
+    reach: np.ndarray  # float64 [B], receives the products of rates
 
 
 @kernel()
 def pick(picks, j, logits, probs, drawn):
     """drawn[b] = the token of step j, from logits [B, >= V]; unless it is a maximum, probs [B, V] receives its
-    distribution in float64."""
+    distribution in float64. Returns whether a further token is worth drawing (see `Worth`)."""
+    classes, goes_on = picks.rates.shape[1], picks.rates.shape[0] == 0
+    for b in range(picks.rates.shape[0]):
+        heat = picks.inv_temperature[b]
+        top = highest_probability(logits[b], picks.vocab, np.float32(heat if heat < ARGMAX_INV_TEMPERATURE else 1.0))
+        picks.confidence[j, b] = top
+        picks.reach[b] *= picks.rates[b, min(int(top * classes), classes - 1)]
+        goes_on |= picks.reach[b] >= picks.least[b, j]
     for b in range(drawn.shape[0]):
         if picks.kind == MAXIMUM:
             drawn[b] = argmax(logits[b], picks.vocab)
@@ -265,3 +286,4 @@ def pick(picks, j, logits, probs, drawn):
             drawn[b] = first_above(row, picks.uniforms[j, b])
         else:
             drawn[b] = first_maximum(logits[b], picks.inv_temperature[b], picks.noise[j, b, : picks.vocab])
+    return goes_on

@@ -210,7 +210,7 @@ def draft_eagle(
                    [R, d]
     after_rows     ROWS with room for B rows
     wanted         int64 [A], increasing; if K > 0, the last row of each sequence: A = B
-    picks          `Picks`: how tokens are picked
+    picks          `Picks`: how tokens are picked, and whether the call ends before K
     drawn          [K, B] receives the draft ids; K = 0: one pass, nothing is drawn
     after          [A, d] receives the next features of the wanted rows, those of the last step
     logits, probs  [K or 1, A, padded V] and float64 [K, B, V]: see `decode`
@@ -239,8 +239,8 @@ def draft_eagle(
             if result != NOT_FINITE:
                 return result
             state = result
-        if j < steps:
-            pick(picks, j, logits[j], probs[j], drawn[j])
+        if j < steps and not pick(picks, j, logits[j], probs[j], drawn[j]):
+            break
     return state
 
 
