@@ -306,6 +306,6 @@ def needed(capability: T | None, target: Target, what: str, asked_by: str) -> T:
         raise PairError(
             f"{asked_by} needs {what}, which the target {type(target).__name__} does not offer",
             why="what a target can do beyond a forward pass is declared in its `capabilities`",
-            fix="load the target from a checkpoint (LLM or Decoder.load), or choose another drafter",
+            fix="choose another drafter; or load a target in memory from its checkpoint (LLM or Decoder.load)",
         )
     return capability
