@@ -18,8 +18,7 @@ from torch import Tensor
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
-from slipstream.heads.eagle_format import fill
-from slipstream.heads.eagle_save import layer_config
+from slipstream.heads.eagle_format import fill, layer_config
 from slipstream.heads.recognition import check_host, opened, write
 from slipstream.models.config import DecoderConfig, object_of
 

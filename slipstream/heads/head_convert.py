@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
-from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_format import load_eagle, native, speculators
 from slipstream.heads.eagle_head import EagleConfig
-from slipstream.heads.eagle_save import native, speculators
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.medusa_heads import MedusaHeads
 from slipstream.heads.recognition import recognise, stored, write

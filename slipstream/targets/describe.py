@@ -114,7 +114,7 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
 def _by_other(source: str | Path, settings: LoadSettings, *refusals: str) -> Described:
     """Run by llama.cpp or transformers, whose import takes long."""
     if is_gguf(source):
-        from slipstream.targets.gguf.load_gguf import DescribedGguf
+        from slipstream.targets.gguf.gguf_target import DescribedGguf
 
         return DescribedGguf.of(source, settings, refusals)
     from slipstream.targets.huggingface.load_module import DescribedModule

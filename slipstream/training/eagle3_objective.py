@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.errors import ParameterError
+from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_taps, rotary_tables
-from slipstream.heads.eagle_save import save_eagle
 from slipstream.models.config import DecoderConfig
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims

@@ -14,7 +14,7 @@ from slipstream.drafters.hybrid import HybridDrafter
 from slipstream.drafters.ngram import NgramConfig, NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import CheckpointError, PairError, ParameterError
-from slipstream.heads.eagle_save import save_eagle
+from slipstream.heads.eagle_format import save_eagle
 from slipstream.models.checkpoint import read_json
 from slipstream.models.load_settings import LoadSettings
 from slipstream.plan.tuning import configurations

@@ -21,9 +21,8 @@ from slipstream.drafters import eagle
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter, make, make_eagle3
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import PairError, ParameterError
-from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_format import load_eagle, native, save_eagle, speculators
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_save import native, save_eagle, speculators
 from slipstream.heads.recognition import write
 from slipstream.targets.decoder import Decoder
 from tests.drafters.conformance import Recorder

@@ -16,9 +16,9 @@ from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError
 from slipstream.heads import eagle_rows
 from slipstream.heads.dflash_format import save_dflash
+from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import Rows
-from slipstream.heads.eagle_save import save_eagle
 from tests.core.worlds import Shape
 from tests.drafters.conformance import Recorder
 from tests.drafters.head_targets import PROMPTS, V, features, fitting_head, prefilled, tiny_decoder, toy

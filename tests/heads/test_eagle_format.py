@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream.errors import CheckpointError, ConfigError, LoadError, UnsupportedModelError
-from slipstream.heads.eagle_format import load_eagle
-from slipstream.heads.eagle_save import save_eagle
+from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.recognition import TAPS, recognise
 from tests.checkpoints import rewrite
 from tests.heads.dense_eagle import VARIANTS, Damage, assert_refused, same_logits

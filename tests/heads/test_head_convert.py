@@ -17,9 +17,8 @@ from torch import Tensor
 from slipstream import zoo
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
 from slipstream.heads.dflash_format import save_dflash
-from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleConfig
-from slipstream.heads.eagle_save import save_eagle
 from slipstream.heads.head_convert import convert_head
 from slipstream.heads.medusa_format import load_medusa, save_medusa
 from slipstream.heads.recognition import TAPS, recognise

@@ -13,9 +13,8 @@ import torch
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.bench.configs import Choice
 from slipstream.bench.vllm_server import ENVIRONMENT, LOADING, VllmServer, interpreter
-from slipstream.heads.eagle_format import load_eagle
+from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_save import save_eagle
 from slipstream.heads.head_convert import convert_head
 from slipstream.settings import HEAD_FORMATS
 from slipstream.targets.decoder import Decoder
