@@ -45,8 +45,7 @@ from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO, SAME
-from slipstream.targets.describe import describe, loaded
-from slipstream.targets.memory_plan import plan as memory_plan
+from slipstream.targets.describe import describe, loaded, plan as memory_plan
 
 log = logging.getLogger("slipstream")
 

@@ -228,8 +228,7 @@ def check_memory(models: ModelOptions) -> None:
     models, and of GPUs, nothing is foretold."""
     import torch
 
-    from slipstream.targets.describe import describe
-    from slipstream.targets.memory_plan import plan
+    from slipstream.targets.describe import describe, plan
 
     target = checkpoint_of(models.target, "target")
     if torch.cuda.is_available() or not Path(target).exists():

@@ -132,8 +132,7 @@ def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | N
     """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
     what the models and the cache will take. Of a model that transformers runs: as asked, or None, and its cache grows.
     Raises LoadError if it does not fit."""
-    from slipstream.targets.describe import describe
-    from slipstream.targets.memory_plan import plan
+    from slipstream.targets.describe import describe, plan
 
     if models.device_map is not None:
         return models.kv_tokens

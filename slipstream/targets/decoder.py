@@ -30,10 +30,9 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
 from slipstream.settings import AUTO
-from slipstream.targets.describe import Described
+from slipstream.targets.describe import Described, plan
 from slipstream.targets.early_exit import EarlyExitCache
 from slipstream.targets.huggingface.kinds import DECODER, Kind
-from slipstream.targets.memory_plan import plan
 
 
 class Decoder:

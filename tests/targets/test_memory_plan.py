@@ -13,10 +13,8 @@ from slipstream.errors import LoadError, ParameterError
 from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
 from slipstream.models.load_settings import LoadSettings
-from slipstream.targets import memory_plan
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.describe import describe
-from slipstream.targets.memory_plan import MemoryPlan, plan
+from slipstream.targets.describe import MemoryPlan, describe, plan
 from tests.checkpoints import Tiny
 
 CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
@@ -48,7 +46,7 @@ def test_the_largest_cache_leaves_a_tenth_free() -> None:
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 2**20)
+    monkeypatch.setattr("slipstream.targets.describe.available_bytes", lambda device: 2**20)
     monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
     said = r"1\.0 MB of memory are free, and .*.* weights, .* the draft's weights, .* a KV cache for 100000 tokens"
     with pytest.raises(LoadError, match=said):

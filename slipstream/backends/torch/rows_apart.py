@@ -8,6 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+FOLD_ROWS = 64
+"""With at most this many new tokens, query heads of a group become rows; with more, the mask is too large."""
+
 
 class Attend(Protocol):
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from slipstream.backends.torch.rows_apart import Attend, rows_apart
+from slipstream.backends.torch.rows_apart import FOLD_ROWS, Attend, rows_apart
 from slipstream.errors import TargetError
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ NAME = "slipstream_packed"
 
 KINDS = ("blocks", "gathered", "dense")
 """How a model takes part, the fastest first."""
-
-_FOLD_ROWS = 64
-"""With at most this many new tokens, query heads of a group become rows; with more, the mask is too large."""
 
 
 class PackedError(TargetError):
@@ -328,7 +325,7 @@ def packed_attention(
         else:
             keys, values = crossed[b]
         kv_heads = len(keys)
-        fold = heads // kv_heads if n <= _FOLD_ROWS or softcap is not None or s_aux is not None else 1
+        fold = heads // kv_heads if n <= FOLD_ROWS or softcap is not None or s_aux is not None else 1
         q = query[0, :, row.start : row.stop].reshape(heads // fold, fold * n, query.shape[-1])  # [Hk, G n, D]
         mask = None if crossed is not None else attention_mask.additive(b, fold, query, position_bias)
         attend: Attend
