@@ -200,7 +200,7 @@ def read(timed: Timed) -> Answered:
             usage = chunk.get("usage") or usage
             for choice in chunk.get("choices") or ():
                 ended = ended or bool(choice.get("finish_reason"))
-                if _has_text(choice):
+                if choice.get("text") or any((choice.get("delta") or {}).get(name) for name in TEXT):
                     texts.append(at)
     except (ValueError, AttributeError):  # not JSON, or other JSON
         fault = "not a stream of completions"
@@ -228,8 +228,3 @@ def _chunks(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
                 yield at, None if data == b"[DONE]" else json.loads(data)
-
-
-def _has_text(choice: Mapping[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text") or any(delta.get(name) for name in TEXT))

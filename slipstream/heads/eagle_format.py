@@ -265,9 +265,6 @@ def _within(head: EagleHead, vocab_size: int) -> EagleHead:
     return head
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
-
-
 def save_eagle(
     head: EagleHead, folder: str | Path, dtype: torch.dtype = torch.float16, target: str | None = None
 ) -> None:

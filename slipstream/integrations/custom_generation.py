@@ -124,8 +124,6 @@ class custom_generate:
         self.stats = [seq.stats for seq in seqs]
         return _result(input_ids, outputs, generation_config)
 
-    # --- parts -------------------------------------------------------------------------------------------------
-
     def _target(self, model: Any) -> Target:
         """The target around a model; made anew when the model has been moved."""
         first = next(model.parameters())

@@ -181,8 +181,6 @@ class BlockPool:
             if not self._counts[block]:
                 self._free[block] = 1
 
-    # --- parts ---------------------------------------------------------------------------------------------------
-
     def _table(self, seq_id: int, length: int = 0) -> list[int]:
         """The blocks of a sequence that holds at least `length` slots."""
         table = self.tables.get(seq_id)

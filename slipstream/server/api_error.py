@@ -54,14 +54,14 @@ class ApiError(Exception):
         return JSONResponse(body, self.status, headers=self.headers)
 
 
-def api_error(fault: Exception, param: str | None = None) -> ApiError:
+def api_error(fault: Exception) -> ApiError:
     """The answer to a fault. Details of what is not the request's fault stay in the log."""
     if isinstance(fault, ApiError):
         return fault
     if isinstance(fault, (RequestError, RuleError)):
-        return ApiError(400, str(fault), param)
+        return ApiError(400, str(fault))
     if isinstance(fault, DeadEndError):
-        return ApiError(400, str(fault), param, "dead_end")
+        return ApiError(400, str(fault), code="dead_end")
     if isinstance(fault, EngineError):
         return ApiError(503, str(fault), code="engine_unavailable", retry_after=10)
     if isinstance(fault, SlipstreamError):

@@ -82,12 +82,9 @@ FIELDS = (
     Field("echo", "Put the prompt before the text, and its logprobs if they are asked for. Refused for "
           "encoder-decoders, whose prompt is a source.", _BOOLEAN, (COMPLETIONS,), unset=(False,)),
     _sampling("temperature", "0 is greedy. Default: as the checkpoint says, else 1.", _NUMBER),
-    _sampling("top_p", "Keep the most likely tokens up to this total probability.", _NUMBER),
     _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, unset=(-1,)),
-    _sampling("min_p", "Drop tokens below this share of the highest probability.", _NUMBER),
-    _sampling("repetition_penalty", "Above 1 discourages repetition.", _NUMBER),
-    _sampling("frequency_penalty", "Penalty per occurrence in the output, -2 to 2.", _NUMBER),
-    _sampling("presence_penalty", "Penalty for tokens in the output, -2 to 2.", _NUMBER),
+    *(_sampling(name, declared(SamplingParams)[name].help, _NUMBER)
+      for name in ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")),
     _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
     _sampling("bad_words", "Texts or token ids that may not appear.", {"type": "array"}),
     _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
@@ -168,10 +165,12 @@ def fields_of(where: str) -> dict[str, Field]:
     return {each.name: each for each in FIELDS if where in each.where}
 
 
-def passed_on(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Those of the fields given at an endpoint that are fields of a chat, too."""
+def passed_on(given: Mapping[str, Any], where: str, **names: str) -> dict[str, Any]:
+    """Those of the fields given at an endpoint that are fields of a chat, too; under their names there. names: those
+    that mean the same without being the same field."""
     known, chat = fields_of(where), fields_of(CHAT)
-    return {name: value for name, value in given.items() if known[name] is chat.get(name)}
+    same = {name: name for name in given if known[name] is chat.get(name)} | names
+    return {same[name]: value for name, value in given.items() if name in same}
 
 
 def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:

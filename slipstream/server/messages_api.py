@@ -39,13 +39,9 @@ async def token_count(service: Service, given: Object) -> int:
 
 def chat_of(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    body = passed_on(given, MESSAGES)
+    body = passed_on(given, MESSAGES, max_tokens="max_tokens", stop_sequences="stop")
     system = [{"role": "system", "content": plain_text(given["system"], "system")}] if "system" in given else []
     body["messages"] = system + _messages(given.get("messages"))
-    if "max_tokens" in given:
-        body["max_tokens"] = given["max_tokens"]
-    if "stop_sequences" in given:
-        body["stop"] = given["stop_sequences"]
     output = members(given, "output_config", ("format", "effort"))
     if "effort" in output:
         body["reasoning_effort"] = output["effort"]

@@ -28,11 +28,9 @@ async def response(service: Service, given: Object) -> Script:
 
 def chat_of(given: Object) -> Object:
     """The fields of the chat that a request asks for. Raises ApiError 400."""
-    body = passed_on(given, RESPONSES)
+    body = passed_on(given, RESPONSES, max_output_tokens="max_tokens")
     messages = [] if "instructions" not in given else [{"role": "system", "content": given["instructions"]}]
     body["messages"] = messages + _messages(given["input"])
-    if "max_output_tokens" in given:
-        body["max_tokens"] = given["max_output_tokens"]
     if "effort" in (reasoning := members(given, "reasoning", ("effort",))):
         body["reasoning_effort"] = reasoning["effort"]
     wanted = members(given, "text", ("format",)).get("format")

@@ -56,12 +56,8 @@ class Server(uvicorn.Server):
             return
         self.should_exit = self._service.draining = True
         loop = asyncio.get_event_loop()
-        loop.call_soon_threadsafe(loop.call_later, self._grace, self._end_all)
-
-    def _end_all(self) -> None:
-        self._service.streams.end_all(
-            EngineError(f"the server stops, and the request did not end within {self._grace:g} seconds")
-        )
+        late = EngineError(f"the server stops, and the request did not end within {self._grace:g} seconds")
+        loop.call_soon_threadsafe(loop.call_later, self._grace, self._service.streams.end_all, late)
 
     def end(self) -> None:
         """Stop as soon as answers that are under way were sent; may be called in any thread."""

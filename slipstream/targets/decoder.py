@@ -124,8 +124,6 @@ class Decoder:
         weights = from_module(model, config, chosen.load_dtype or settings.dtype)
         return Decoder(chosen.executor(weights.config, weights, settings), chunk, weights)
 
-    # --- Target ------------------------------------------------------------------------------------------------
-
     def run(
         self,
         seqs: Seq[Sequence],
@@ -190,8 +188,6 @@ class Decoder:
     def release(self, seq_id: int) -> None:
         self._early_exits.drop(seq_id)
         self.executor.release(seq_id)
-
-    # --- parts -------------------------------------------------------------------------------------------------
 
     def _run_long(self, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> TargetOut:
         """Prefill all but the last chunk of each long prompt, then run as usual."""

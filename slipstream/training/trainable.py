@@ -57,16 +57,12 @@ class TrainableModel(nn.Module):
         skipped = [layer for layer, stays in zip(layers, keep or [True] * len(layers), strict=True) if not stays]
         try:
             for layer in skipped:
-                layer.forward = _pass_on
+                layer.forward = lambda hidden_states, *args, **kwargs: hidden_states
             out = base(input_ids=tokens, use_cache=False, output_hidden_states=bool(taps))
         finally:
             for layer in skipped:
                 del layer.forward
         return [*(norm(out.hidden_states[1 + tap]) for tap in taps), out.last_hidden_state]
-
-
-def _pass_on(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden_states
 
 
 class ModelObjective(Objective):

@@ -111,8 +111,6 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             self._inv_freq = inv_freq.to(self.device)
         self._weight_bytes = nbytes
 
-    # --- the contract --------------------------------------------------------------------------------------
-
     @all_threads()
     @torch.inference_mode()
     def forward(
@@ -160,8 +158,6 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
 
     def memory(self) -> dict[str, int]:
         return {"weights": self._weight_bytes, "kv": self._blocks.nbytes}
-
-    # --- parts -------------------------------------------------------------------------------------------------
 
     def _embeddings(self, tokens: Tensor, positions: Tensor) -> Tensor:
         assert self._embed is not None

@@ -107,8 +107,6 @@ class ChainsOnly:
         assert parent is not None
         self._caches[child_id] = parent.copied()  # what it holds beyond `length` is rolled back by its next run
 
-    # --- parts -------------------------------------------------------------------------------------------------
-
     def _run_one(self, seq: Sequence, chain: Seq[int], taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [n + 1, V] of the last pending token and the chain; hidden states of all pending tokens and the
         chain."""

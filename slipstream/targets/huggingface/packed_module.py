@@ -119,8 +119,6 @@ class PackedModule(PackedLayers):
     def memory(self) -> dict[str, int]:
         return {"weights": sum(p.nbytes for p in self.parts.module.parameters()), "kv": self._blocks.nbytes}
 
-    # --- parts -------------------------------------------------------------------------------------------------
-
     def _through(
         self,
         batch: Batch,

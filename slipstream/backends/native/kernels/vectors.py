@@ -60,9 +60,8 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
     def fetch_ahead(self, pointer: Any) -> None:
         """Have the memory `AHEAD` bytes after a pointer brought into the cache; where none is mapped, nothing happens.
         With several rows the processor has more to do than it can look ahead by itself."""
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, INT, INT, INT])
-        function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0")
-        self.call(function, [self.gep(pointer, [WORD(AHEAD)]), INT(0), INT(3), INT(1)])  # to read, into all caches
+        place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # to read, into all caches
+        self.built_in("llvm.prefetch.p0", ir.VoidType(), place, *how)
 
     def take(self, v: Any, lanes: range | list[int]) -> Any:
         places = ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes))
