@@ -23,7 +23,7 @@ from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import counted
-from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, setting
 from slipstream.core.stats import SpecStats
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
@@ -52,9 +52,9 @@ class BenchConfig(Strict):
     sampling     further fields of `SamplingParams`.
     """
 
-    tokens: int = 64
-    rounds: int = 5
-    seconds: float = 60.0
+    tokens: int = setting(64, check=integer(1))
+    rounds: int = setting(5, check=integer(1))
+    seconds: float = setting(60.0, check=number(0.0, float("inf")))
     temperatures: tuple[float, ...] = (0.0,)
     batches: tuple[int, ...] = (1,)
     contexts: tuple[int | None, ...] = (None,)
@@ -62,9 +62,7 @@ class BenchConfig(Strict):
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_integer("tokens", self.tokens, 1)
-        check_integer("rounds", self.rounds, 1)
-        check_number("seconds", self.seconds, 0.0, float("inf"))
+        super().__post_init__()
         if not self.temperatures or not self.batches or not self.contexts:
             raise ParameterError("no temperature, batch size or context was given", fix="give at least one of each")
         for context in self.contexts:

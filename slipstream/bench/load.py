@@ -24,7 +24,7 @@ from slipstream.bench.load_client import LoadClient, Request, Timed, read
 from slipstream.bench.load_figures import Pass, figures, warnings
 from slipstream.bench.provenance import conditions, public_values
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.errors import ParameterError, ServedError
 
 if TYPE_CHECKING:
@@ -43,20 +43,15 @@ class Load(Strict):
     requests     of one pass.  warm_up: requests before the first pass, which do not count.
     """
 
-    concurrency: int | None = None
-    rate: float | None = None
-    requests: int = LEAST
-    warm_up: int = 0
+    concurrency: int | None = setting(None, check=integer(1))
+    rate: float | None = setting(None, check=number(0.0, 1e6, open_low=True))
+    requests: int = setting(LEAST, check=integer(1))
+    warm_up: int = setting(0, check=integer(0))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.concurrency is None) == (self.rate is None):
             raise ParameterError("a load has either a concurrency or a rate", fix="give one of them")
-        if self.concurrency is not None:
-            check_integer("concurrency", self.concurrency, 1)
-        if self.rate is not None:
-            check_number("rate", self.rate, 0.0, 1e6, open_low=True)
-        check_integer("requests", self.requests, 1)
-        check_integer("warm_up", self.warm_up, 0)
 
     @property
     def label(self) -> str:
@@ -92,16 +87,10 @@ class LoadConfig(Strict):
     timeout   seconds that one request may take.
     """
 
-    rounds: int = 3
-    seconds: float = 1e9
-    timeout: float = 300.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_integer("rounds", self.rounds, 1)
-        check_integer("seed", self.seed, 0)
-        check_number("seconds", self.seconds, 0.0, 1e9)
-        check_number("timeout", self.timeout, 0.0, 1e9, open_low=True)
+    rounds: int = setting(3, check=integer(1))
+    seconds: float = setting(1e9, check=number(0.0, 1e9))
+    timeout: float = setting(300.0, check=number(0.0, 1e9, open_low=True))
+    seed: int = setting(0, check=integer(0))
 
 
 def requests_of(arms: Seq[LoadArm], config: LoadConfig) -> int:

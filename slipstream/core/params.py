@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from slipstream.core.parameter_declaration import DISTRIBUTION, Check, Effect, declared, parameter
-from slipstream.core.strict import Strict, check_text
+from slipstream.core.strict import Strict, check_text, setting as setting
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
 from slipstream.settings import MOST_DRAFT_TOKENS
@@ -71,7 +71,7 @@ def _as_python(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-# --- checks of sampling parameters: each returns the value as it is stored -------------------------------------------
+# --- checks of parameters: each returns the value as it is stored ----------------------------------------------------
 
 
 def number(low: float, high: float, **more: Any) -> Check:

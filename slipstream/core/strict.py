@@ -1,15 +1,30 @@
-"""`Strict`: configurations that refuse what they do not know; `check_text`: refuses text that no tokenizer reads."""
+"""`Strict`: configurations that refuse what they do not know, and values that their fields' checks refuse (`setting`);
+`check_text`: refuses text that no tokenizer reads."""
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar
 
 from slipstream.errors import ParameterError, RequestError, did_you_mean
 
 
+def setting(
+    default: Any = MISSING, help: str = "", *names: str, shown: str | None = None,
+    check: Callable[[str, Any], Any] | None = None, **more: Any,
+) -> Any:  # fmt: skip
+    """A field with a check, or that becomes an option of a command if it has a help.
+
+    help   one sentence for `--help`; names: as typed, if they do not follow from the field's name; shown: the default
+           in `--help`, in words; None: the default; more: `metavar`.
+    check  of its name and value: raises ParameterError for values that do not work.
+    """
+    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check, **more})
+
+
 class Strict:
     """Mixin for configuration dataclasses: an unknown keyword is a `ParameterError` that says what was meant, and so is
-    a value of another type for a field that is True or False. `prefix`: stands before
-    the name of such a field in errors."""
+    a value that the check of its field refuses, or of another type for a field that is True or False. None is allowed
+    where it is the default. `prefix`: stands before the name of a field that is True or False in errors."""
 
     prefix: ClassVar[str] = ""
 
@@ -27,6 +42,12 @@ class Strict:
                     f"{cls.prefix}{name} is {kwargs[name]!r}, must be True or False", fix=f"write {name}=True"
                 )
         return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            check, value = each.metadata.get("check"), getattr(self, each.name)
+            if check is not None and not (value is None and each.default is None):
+                check(each.name, value)
 
 
 def check_text(name: str, text: str, error: type[RequestError] = ParameterError) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, check_number, integer, setting
 from slipstream.errors import ConfigError, PairError
 
 Accuracies = tuple[tuple[float, ...], ...]
@@ -40,25 +40,22 @@ class MedusaConfig(Strict):
                    which the candidate of exactly that rank is right, so a row sums to at most 1.
     """
 
-    heads: int
-    layers: int
-    hidden_size: int
-    vocab_size: int
-    draft_vocab: int | None = None
+    heads: int = setting(check=integer(1))
+    layers: int = setting(check=integer(1))
+    hidden_size: int = setting(check=integer(1))
+    vocab_size: int = setting(check=integer(1))
+    draft_vocab: int | None = setting(None, check=integer(1))
     own_lm_head: bool = True
     bias: bool = True
     accuracies: Accuracies | None = None
 
     def __post_init__(self) -> None:
-        for name in ("heads", "layers", "hidden_size", "vocab_size"):
-            check_integer(name, getattr(self, name), 1)
-        if self.draft_vocab is not None:
-            check_integer("draft_vocab", self.draft_vocab, 1)
-            if self.draft_vocab > self.vocab_size:
-                raise ConfigError(
-                    f"the heads can draft {self.draft_vocab} ids, the target has {self.vocab_size}",
-                    fix="correct truncated_vocab_size or vocab_size in config.json",
-                )
+        super().__post_init__()
+        if self.width > self.vocab_size:
+            raise ConfigError(
+                f"the heads can draft {self.draft_vocab} ids, the target has {self.vocab_size}",
+                fix="correct truncated_vocab_size or vocab_size in config.json",
+            )
         if self.accuracies is not None:
             if len(self.accuracies) < self.heads:
                 raise ConfigError(

@@ -7,19 +7,13 @@ command-line option and its help follow from the field; a new setting is a field
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from slipstream import settings
-from slipstream.core.params import check_integer
+from slipstream.core.params import check_integer, setting
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.kv.blocks import BLOCK
-
-
-def setting(default: Any, help: str = "", *, shown: str | None = None) -> Any:
-    """A field of `LoadSettings`. help: one sentence for `--help`; without it there is no option. shown: the default in
-    `--help`, in words; None: the default."""
-    return field(default=default, metadata={"help": help, "shown": shown})
 
 
 @dataclass(frozen=True)

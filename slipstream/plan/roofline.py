@@ -27,13 +27,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, check_number, integer, number, setting
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import Rates, StepCosts, forecast
 
 if TYPE_CHECKING:
     from slipstream.models.facts import ModelFacts
+
+_ABOVE_ZERO, _SHARE = number(0.0, math.inf, open_low=True), number(0.0, 1.0, open_low=True)
 
 
 @dataclass(frozen=True)
@@ -52,26 +54,17 @@ class Hardware(Strict):
     """
 
     name: str
-    bandwidth: float
-    flops: float
-    memory: float
-    link: float = 32e9
-    devices: int = 1
-    reading: float = 0.74
-    computing: float = 0.6
-    talking: float = 0.7
-    overhead: float = 5e-4
-    exchange: float = 2e-5
+    bandwidth: float = setting(check=_ABOVE_ZERO)
+    flops: float = setting(check=_ABOVE_ZERO)
+    memory: float = setting(check=_ABOVE_ZERO)
+    link: float = setting(32e9, check=_ABOVE_ZERO)
+    devices: int = setting(1, check=integer(1))
+    reading: float = setting(0.74, check=_SHARE)
+    computing: float = setting(0.6, check=_SHARE)
+    talking: float = setting(0.7, check=_SHARE)
+    overhead: float = setting(5e-4, check=number(0.0, math.inf))
+    exchange: float = setting(2e-5, check=number(0.0, math.inf))
     source: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("bandwidth", "flops", "memory", "link"):
-            check_number(name, getattr(self, name), 0.0, float("inf"), open_low=True)
-        for name in ("reading", "computing", "talking"):
-            check_number(name, getattr(self, name), 0.0, 1.0, open_low=True)
-        for name in ("overhead", "exchange"):
-            check_number(name, getattr(self, name), 0.0, float("inf"))
-        check_integer("devices", self.devices, 1)
 
     def times(self, devices: int) -> Hardware:
         return replace(self, devices=devices)
@@ -143,14 +136,13 @@ class ModelSize(Strict):
     experts: int = 0
     picked: int = 0
     mixtures: float = 0.0
-    bits: float = 16
-    kv_bits: float = 16
+    bits: float = setting(16, check=number(1, 64))
+    kv_bits: float = setting(16, check=number(1, 64))
 
     def __post_init__(self) -> None:
         for name in ("parameters", "step"):
             check_number(f"{name} of {self.name}", getattr(self, name), 0.0, 1e15, open_low=True)
-        check_number("bits", self.bits, 1, 64)
-        check_number("kv_bits", self.kv_bits, 1, 64)
+        super().__post_init__()
 
     @staticmethod
     def of(facts: ModelFacts, name: str = "") -> ModelSize:

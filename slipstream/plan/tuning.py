@@ -24,7 +24,7 @@ from slipstream.bench.measured_steps import CountingArm, Measured, measured, tar
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, setting
 from slipstream.drafters.draft_plan import embedded_role
 from slipstream.plan.diagnosis import diagnose
 from slipstream.theory.cost_curve import CostCurve
@@ -48,19 +48,13 @@ class TuneConfig(Strict):
     rounds, seconds   timed passes and time limit of that measurement, as in `BenchConfig`.
     """
 
-    tokens: int = 64
-    confirm: int = 3
-    rounds: int = 5
-    seconds: float = 45.0
-    batch: int = 1
+    tokens: int = setting(64, check=integer(2))
+    confirm: int = setting(3, check=integer(1))
+    rounds: int = setting(5, check=integer(1))
+    seconds: float = setting(45.0, check=number(0.0, float("inf")))
+    batch: int = setting(1, check=integer(1))
     seed: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
-
-    def __post_init__(self) -> None:
-        check_integer("tokens", self.tokens, 2)
-        for name in ("confirm", "rounds", "batch"):
-            check_integer(name, getattr(self, name), 1)
-        check_number("seconds", self.seconds, 0.0, float("inf"))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, check_integer, check_number, integer, number, setting
 from slipstream.errors import ParameterError
 from slipstream.theory import closed_forms
 from slipstream.theory.cost_curve import CostCurve
@@ -67,16 +67,11 @@ class StepCosts(Strict):
     basis   where the costs come from, in a phrase.
     """
 
-    c: float = 0.05
+    c: float = setting(0.05, check=number(0.0, float("inf")))
     target: CostCurve | None = None
-    batch: int = 1
-    host: float = 0.0
+    batch: int = setting(1, check=integer(1))
+    host: float = setting(0.0, check=number(0.0, float("inf")))
     basis: str = "costs as given"
-
-    def __post_init__(self) -> None:
-        check_number("c", self.c, 0.0, float("inf"))
-        check_number("host", self.host, 0.0, float("inf"))
-        check_integer("batch", self.batch, 1)
 
     def verify(self, draft_tokens: int) -> float:
         """Cost of the target's forward that verifies so many draft tokens for each sequence."""

@@ -7,22 +7,21 @@ these. Importing this does not import torch.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.core.params import check_number
+from slipstream.core.params import Strict, number, setting
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.settings import EXECUTORS, one_of
-from slipstream.training.training_settings import COUNT, FROM_ZERO, POSITIVE, SHARE, TWO, Checked, LoopConfig, setting
+from slipstream.training.training_settings import COUNT, FROM_ZERO, POSITIVE, SHARE, TWO, LoopConfig
 
-DECAYS = partial(check_number, low=0.0, high=1.0, open_low=True)
+DECAYS = number(0.0, 1.0, open_low=True)
 DEPTH = setting(4, "Draft length for which acceptance is simulated.", check=COUNT)
 TAPS = setting(None, "Target layer that the head reads; repeatable.", "--tap", shown="low, middle, high")
 
 
 @dataclass(frozen=True)
-class MedusaOptions(Checked):
+class MedusaOptions(Strict):
     """`own_head`: each lm_head is initialised with the target's; else all heads share the target's."""
 
     heads: int = setting(4, "Number of heads; each predicts one position further.", check=COUNT)
@@ -32,7 +31,7 @@ class MedusaOptions(Checked):
 
 
 @dataclass(frozen=True)
-class EagleOptions(Checked):
+class EagleOptions(Strict):
     """`steps` is also the length of the chains that are simulated. `speculators` and SpecForge give parallel heads four
     layers."""
 
@@ -50,7 +49,7 @@ class EagleOptions(Checked):
 
 
 @dataclass(frozen=True)
-class DFlashOptions(Checked):
+class DFlashOptions(Strict):
     """A block is the last token, and one row for each draft token."""
 
     block: int = setting(8, "Rows of a block; one less is the number of draft tokens.", check=TWO)
@@ -66,7 +65,7 @@ class DFlashOptions(Checked):
 
 
 @dataclass(frozen=True)
-class DraftOptions(Checked):
+class DraftOptions(Strict):
     """From scratch, the shape is by default that of the embedded draft, with a head size of 64."""
 
     start: str | None = setting(
@@ -90,7 +89,7 @@ class DraftOptions(Checked):
 
 
 @dataclass(frozen=True)
-class LayerSkipOptions(Checked):
+class LayerSkipOptions(Strict):
     """Defaults suit eight layers trained from scratch. Sections are those of 2404.16710.
 
     p_max       at the end of the time schedule (section 4.1.1).
@@ -102,9 +101,7 @@ class LayerSkipOptions(Checked):
     exit: int | None = setting(
         None, "Exit layer for which acceptance is simulated.", shown="half of the layers", check=COUNT
     )
-    p_max: float = setting(
-        0.1, "Layer dropout rate of the last layer.", check=partial(check_number, low=0.0, high=0.99)
-    )
+    p_max: float = setting(0.1, "Layer dropout rate of the last layer.", check=number(0.0, 0.99))
     exit_scale: float = setting(0.3, "Weight of the early exits in the loss.")
     rotation: int = setting(7, "Each exit contributes to the loss once in this many steps.", check=FROM_ZERO)
     depth: int = DEPTH
@@ -185,7 +182,7 @@ class RunConfig(LoopConfig):
     kind: str
     options: Any
     target: str = setting("embedded", "Target model: folder, hub id, 'embedded' or 'smollm2'.", "--target", "-m")
-    out: Path = setting(None, "Output folder.", shown="runs/METHOD")  # noqa: RUF009
+    out: Path = setting(None, "Output folder.", shown="runs/METHOD")
     data: Seq[str] = setting(None, "Data: text file, folder, .jsonl or .bin stream; repeatable.")
     shares: Seq[float] | None = setting(
         None, "Sampling weight of a --data; repeatable, one per --data.", "--share", shown="by size"
@@ -198,9 +195,7 @@ class RunConfig(LoopConfig):
         metavar="TOKENS",
         check=FROM_ZERO,
     )
-    heldout_share: float = setting(
-        0.03, "Share of the documents held out for evaluation.", check=partial(check_number, low=0.0, high=0.5)
-    )
+    heldout_share: float = setting(0.03, "Share of the documents held out for evaluation.", check=number(0.0, 0.5))
     regenerate: int = setting(
         0,
         "First let the target generate this many tokens after prefixes of the data, and train on them, too.",

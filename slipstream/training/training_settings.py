@@ -1,41 +1,16 @@
 """Settings of the training loop that all objectives share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.errors import ParameterError
 from slipstream.settings import one_of
 
-Check = Callable[[str, Any], None]
-"""(name of a setting, value) -> ParameterError for values that do not work."""
-
-COUNT: Check = partial(check_integer, low=1)
-TWO: Check = partial(check_integer, low=2)
-FROM_ZERO: Check = partial(check_integer, low=0)
-POSITIVE: Check = partial(check_number, low=0.0, high=1e9, open_low=True)
-SHARE: Check = partial(check_number, low=0.0, high=1.0)
+COUNT, TWO, FROM_ZERO, POSITIVE = integer(1), integer(2), integer(0), number(0.0, 1e9, open_low=True)
+SHARE = number(0.0, 1.0)
 OPTIMISERS = ("adamw", "muon")
-
-
-def setting(
-    default: Any, help: str = "", *names: str, shown: str | None = None, check: Check | None = None, **more: Any
-) -> Any:
-    """A field that is an option of `slipstream train` if it has a help. help: one sentence; names: as typed, if they do
-    not follow from the field's name; shown: the default in `--help`, in words; None: the default; more: `metavar`."""
-    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check, **more})
-
-
-class Checked(Strict):
-    """Settings whose fields have checks. None is allowed where it is the default."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
-            check, value = each.metadata.get("check"), getattr(self, each.name)
-            if check is not None and not (value is None and each.default is None):
-                check(each.name, value)
 
 
 def check_budget(tokens: int | None, minutes: float | None) -> None:
@@ -49,7 +24,7 @@ def check_budget(tokens: int | None, minutes: float | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopConfig(Checked):
+class LoopConfig(Strict):
     """Settings of the training loop. What is None by default and has another type is filled in by `RunConfig`.
 
     budget_tokens, budget_minutes   exactly one is set. Minutes count while it runs.
@@ -62,7 +37,7 @@ class LoopConfig(Checked):
     budget_tokens: int | None = setting(
         None, "Training tokens, instead of minutes; the result is then reproducible by seed.", check=COUNT
     )
-    length: int = setting(512, "Tokens per window.", check=partial(check_integer, low=8))
+    length: int = setting(512, "Tokens per window.", check=integer(8))
     rows: int = setting(8, "Windows per optimiser step.", check=COUNT)
     micro_rows: int | None = setting(None, "Windows per forward pass; fewer need less memory.", check=COUNT)
     lr: float = setting(None, "Peak learning rate.", shown="by method", check=POSITIVE)

@@ -26,7 +26,7 @@ from slipstream.bench.endpoint import Answer, Endpoint
 from slipstream.bench.provenance import conditions, text_digest
 from slipstream.bench.results import Result, recording
 from slipstream.bench.tables import Alarm, Column, Section, Table, small, words
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.text_ends import common_beginning
 from slipstream.verify.outcomes import SCREEN, decisive_level
 from slipstream.verify.report_verify import short, verdict
@@ -55,21 +55,14 @@ class ServedConfig(Strict):
     more         further sampling parameters of all requests, by their names in the API.
     """
 
-    tokens: int = 128
-    samples: int = 200
-    length: int = 16
-    temperature: float = 1.0
-    clients: int = 8
-    level: float = 1e-3
-    seed: int = 0
+    tokens: int = setting(128, check=integer(1))
+    samples: int = setting(200, check=integer(1))
+    length: int = setting(16, check=integer(1))
+    temperature: float = setting(1.0, check=number(0.0, 100.0, open_low=True))
+    clients: int = setting(8, check=integer(1))
+    level: float = setting(1e-3, check=number(0.0, 0.5, open_low=True))
+    seed: int = setting(0, check=integer(0))
     more: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "samples", "length", "clients"):
-            check_integer(name, getattr(self, name), 1)
-        check_integer("seed", self.seed, 0)
-        check_number("temperature", self.temperature, 0.0, 100.0, open_low=True)
-        check_number("level", self.level, 0.0, 0.5, open_low=True)
 
 
 def requests_of(prompts: int, config: ServedConfig) -> int:

@@ -36,7 +36,7 @@ import numpy as np
 from slipstream.bench.prompts import PromptSet
 from slipstream.bench.provenance import provenance
 from slipstream.bench.results import Result, recording
-from slipstream.core.params import SamplingParams, Strict, check_integer, check_number
+from slipstream.core.params import SamplingParams, Strict, integer, number, setting
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -72,16 +72,13 @@ class VerifyConfig(Strict):
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=48))
     checks: tuple[str, ...] = CHECKS
-    texts: int = 10
-    reach: int = 512
-    level: float = 1e-3
-    seed: int = 0
+    texts: int = setting(10, check=integer(1))
+    reach: int = setting(512, check=integer(0))
+    level: float = setting(1e-3, check=number(0.0, 0.5, open_low=True))
+    seed: int = setting(0, check=integer(0))
 
     def __post_init__(self) -> None:
-        check_integer("texts", self.texts, 1)
-        check_integer("reach", self.reach, 0)
-        check_integer("seed", self.seed, 0)
-        check_number("level", self.level, 0.0, 0.5, open_low=True)
+        super().__post_init__()
         for name in self.checks:
             if name not in CHECKS:
                 raise ParameterError(f"there is no check {name!r}", fix=did_you_mean(name, CHECKS))
