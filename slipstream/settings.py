@@ -93,6 +93,7 @@ def check_threads(threads: Any) -> None:
     )
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ParameterError(f"{name} is {value!r}, must be one of {', '.join(known)}", fix=did_you_mean(value, known))
+    return value

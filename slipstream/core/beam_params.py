@@ -3,8 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from slipstream.core.params import flag, id_list, integer, number
-from slipstream.core.strict import Strict
+from slipstream.core.params import Strict, flag, id_list, integer, number, setting
 from slipstream.errors import ParameterError
 
 NEVER = "never"
@@ -30,21 +29,17 @@ class BeamParams(Strict):
     stop_token_ids  ids that end a text, besides the model's EOS.
     """
 
-    beams: int = 4
-    n: int = 1
-    length_penalty: float = 1.0
+    beams: int = setting(4, check=integer(1))
+    n: int = setting(1, check=integer(1))
+    length_penalty: float = setting(1.0, check=number(-STEEPEST, STEEPEST))
     early_stopping: bool | str = False
-    min_tokens: int = 0
-    max_tokens: int = 128
-    ignore_eos: bool = False
-    stop_token_ids: Seq[int] = ()
+    min_tokens: int = setting(0, check=integer(0))
+    max_tokens: int = setting(128, check=integer(1))
+    ignore_eos: bool = setting(False, check=flag)
+    stop_token_ids: Seq[int] = setting((), check=id_list)
 
     def __post_init__(self) -> None:
-        for name, low in (("beams", 1), ("n", 1), ("min_tokens", 0), ("max_tokens", 1)):
-            object.__setattr__(self, name, integer(low)(name, getattr(self, name)))
-        object.__setattr__(self, "length_penalty", number(-STEEPEST, STEEPEST)("length_penalty", self.length_penalty))
-        flag("ignore_eos", self.ignore_eos)
-        object.__setattr__(self, "stop_token_ids", id_list("stop_token_ids", self.stop_token_ids))
+        super().__post_init__()
         if self.beams == 1:
             raise ParameterError(
                 "beams is 1", why="a search with one beam is greedy decoding", fix="use generate, or 2 beams and more"

@@ -9,6 +9,8 @@ from enum import Enum, auto
 from functools import cache
 from typing import Any
 
+from slipstream.core.strict import Check
+
 
 class Effect(Enum):
     """What a sampling parameter acts on. The first four together make the distribution out of the logits."""
@@ -28,9 +30,6 @@ class Effect(Enum):
 
 
 DISTRIBUTION = (Effect.TEMPERATURE, Effect.FILTERS_PROBABILITIES, Effect.EDITS_LOGITS, Effect.NEEDS_HISTORY)
-
-Check = Callable[[str, Any], Any]
-"""(name, value) -> the value as it is stored; raises ParameterError with the name if it is not allowed."""
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,16 @@ from typing import Any, ClassVar
 
 from slipstream.errors import ParameterError, RequestError, did_you_mean
 
+Check = Callable[[str, Any], Any]
+"""(name, value) -> the value as it is stored; raises ParameterError with the name if it is not allowed."""
+
 
 def setting(
-    default: Any = MISSING, help: str = "", *names: str, shown: str | None = None,
-    check: Callable[[str, Any], Any] | None = None, **more: Any,
-) -> Any:  # fmt: skip
-    """A field with a check, or that becomes an option of a command if it has a help.
-
-    help   one sentence for `--help`; names: as typed, if they do not follow from the field's name; shown: the default
-           in `--help`, in words; None: the default; more: `metavar`.
-    check  of its name and value: raises ParameterError for values that do not work.
-    """
-    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check, **more})
+    default: Any = MISSING, help: str = "", *names: str, shown: str | None = None, check: Check | None = None
+) -> Any:
+    """A field, which is an option of a command if it has a help: one sentence for `--help`. names: as typed, if they do
+    not follow from the field's name; shown: the default in `--help`, in words; None: the default."""
+    return field(default=default, metadata={"help": help, "names": names, "shown": shown, "check": check})
 
 
 class Strict:
@@ -47,7 +45,7 @@ class Strict:
         for each in fields(self):  # type: ignore[arg-type]
             check, value = each.metadata.get("check"), getattr(self, each.name)
             if check is not None and not (value is None and each.default is None):
-                check(each.name, value)
+                object.__setattr__(self, each.name, check(each.name, value))
 
 
 def check_text(name: str, text: str, error: type[RequestError] = ParameterError) -> None:

@@ -192,14 +192,12 @@ class RunConfig(LoopConfig):
         0,
         "Train on conversations of about this many tokens that the target, a chat model, writes by itself.",
         "--self",
-        metavar="TOKENS",
         check=FROM_ZERO,
     )
     heldout_share: float = setting(0.03, "Share of the documents held out for evaluation.", check=number(0.0, 0.5))
     regenerate: int = setting(
         0,
         "First let the target generate this many tokens after prefixes of the data, and train on them, too.",
-        metavar="TOKENS",
         check=FROM_ZERO,
     )
     regenerate_share: float = setting(0.5, "Share of the target's own text in a batch.", check=SHARE)
