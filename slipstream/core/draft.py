@@ -17,7 +17,7 @@ parents count from 0 within that range.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
@@ -248,21 +248,11 @@ class Verdict:
         """The verdicts of parts of a batch as one: each part names its sequences."""
         place = {b: (verdict, i) for members, verdict in parts for i, b in enumerate(members)}
         each = [place[b] for b in range(len(place))]
-        return Verdict(
-            [verdict.path[i] for verdict, i in each],
-            [verdict.next[i] for verdict, i in each],
-            [verdict.finish[i] for verdict, i in each],
-            [verdict.cut[i] for verdict, i in each],
-        )
+        return Verdict(*([getattr(verdict, part.name)[i] for verdict, i in each] for part in fields(Verdict)))
 
     def part(self, members: Seq[int]) -> Verdict:
         """The verdict of these sequences alone, in this order."""
-        return Verdict(
-            [self.path[b] for b in members],
-            [self.next[b] for b in members],
-            [self.finish[b] for b in members],
-            [self.cut[b] for b in members],
-        )
+        return Verdict(*([part[b] for b in members] for part in vars(self).values()))
 
     def accepted(self, b: int) -> int:
         """How many draft tokens of sequence `b` are accepted."""

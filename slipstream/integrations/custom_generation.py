@@ -178,35 +178,35 @@ class custom_generate:
 
 def _refuse(model: Any, input_ids: Tensor, config: Any, given: Mapping[str, Any], streamer: Any) -> None:
     """Raise ParameterError for what transformers asks and we do not do."""
-
-    def no(what: str, why: str, fix: str) -> ParameterError:
-        return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
-
     if model.config.is_encoder_decoder:
-        raise no(
+        raise _no(
             f"a {type(model).__name__}",
             "transformers has encoded the source already, and does not hand over its tokens, which drafters read",
             "LLM(model, draft=...).generate(sources)",
         )
     if _streamer_of_caller() is not None:
-        raise no(
+        raise _no(
             "streamer", "transformers does not hand its streamer over", "write custom_generate(..., streamer=streamer)"
         )
     for name, nothing in _NOT_OFFERED.items():
         value = getattr(config, name, nothing)
         if value not in (nothing, None):
-            raise no(f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate")
+            raise _no(f"{name}={value!r}", "speculative decoding does not offer it", "leave it out, or custom_generate")
     for name, value in given.items():
         if name not in _READ and value is not None:
-            raise no(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
+            raise _no(f"the model input {name!r}", "only ids and their mask are read", "leave it out")
     for name in ("past_key_values", "cache_params"):
         cache = given.get(name)
         if cache is not None and (not hasattr(cache, "get_seq_length") or _length(cache)):
-            raise no(f"{name} of an earlier call", "the KV cache is our own", "leave it out: the prompt is read again")
+            raise _no(f"{name} of an earlier call", "the KV cache is our own", "leave it out: the prompt is read again")
     if streamer is not None and len(input_ids) > 1:
-        raise no(f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time")
+        raise _no(f"a streamer for {len(input_ids)} texts", "streamers take one", "stream one text at a time")
     if not input_ids.shape[1]:
-        raise no("an empty prompt", "there is nothing to continue", "give at least one token")
+        raise _no("an empty prompt", "there is nothing to continue", "give at least one token")
+
+
+def _no(what: str, why: str, fix: str) -> ParameterError:
+    return ParameterError(f"{what} was asked of custom_generate", why=why, fix=fix)
 
 
 def _length(cache: Any) -> int:
@@ -286,11 +286,9 @@ def sampling_of(processors: Seq[Any], sampled: bool, read: int, vocab_size: int)
         elif name == "SequenceBiasLogitsProcessor" and all(len(ids) == 1 for ids in one.sequence_bias):
             biases = {ids[0]: bias for ids, bias in one.sequence_bias.items()} | biases
         elif name != "LogitNormalization":  # which changes no distribution
-            raise ParameterError(
-                f"the logits processor {type(one).__name__} was asked of custom_generate",
-                why="none of our sampling parameters does the same",
-                fix="leave it out, or generate without custom_generate",
-            )
+            what = f"the logits processor {type(one).__name__}"
+            why = "none of our sampling parameters does the same"
+            raise _no(what, why, "leave it out, or generate without custom_generate")
     return fields | {"logit_bias": biases or None}
 
 
