@@ -85,7 +85,7 @@ def closed_form(kit: Kit) -> str:
 
 
 def pairs(kit: Kit) -> str:
-    from slipstream.cli.simulate_tables import assumed, published, rate
+    from slipstream.cli.simulate import assumed, published, rate
     from slipstream.plan.known_pairs import PAIRS, outlook
     from slipstream.plan.roofline import find_hardware
 

@@ -20,7 +20,6 @@ from slipstream.core.target import HeadHost, Runtime, Target
 from slipstream.errors import ParameterError, SlipstreamError, UnsupportedModelError
 from slipstream.models.module_shape import ModuleShape, shape_of
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.huggingface.activation_rounding import measured_limit, runtime_of
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.encoder_decoder import (
@@ -42,6 +41,8 @@ from slipstream.targets.huggingface.trials import (
     check_together,
     fault_of,
     forward_logits,
+    measured_limit,
+    runtime_of,
 )
 
 log = logging.getLogger("slipstream")

@@ -1,28 +1,49 @@
 """Trials: a few tokens are run as the engine would run them, and compared with the model's own forward, which has no
-cache."""
+cache.
+
+A trial must tell quantised activations from a fault. float32 and float64 round too little to matter. But some libraries
+round the *activations* of each linear layer to a few digits (LLM.int8 of bitsandbytes, dynamic int8 of torchao), or
+compute in 16 bits inside. An activation that lies between two steps then falls to one or the other, depending on the
+last bits of what was computed before it, or on the rows beside it. How far that moves the logits depends on the model,
+so it is measured here:
+
+    rounding  x is split at random into two parts, and the mean of f(2 a) and f(2 (x - a)) replaces f(x) in every
+              quantised layer f. Without rounding that is f(x); with it, all activations are rounded anew.
+    mistake   the logits after a text in which one token, the last but one, is another one: the least that a wrong
+              rollback or a wrong mask would do.
+"""
 
 import inspect
-from collections.abc import Callable, Sequence as Seq
+import logging
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Target, released
+from slipstream.core.target import Runtime, Target, released
 from slipstream.errors import SlipstreamError, TargetError
+from slipstream.settings import TRANSFORMERS
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
-from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
 from slipstream.targets.huggingface.packed_module import PackedModule
+
+log = logging.getLogger("slipstream")
 
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference that rounding explains, relative to the largest logit; transformers computes norms and softmax in
 float32 at least."""
 _ROUGH = 0.05
 """The same for 16 bits, for the median row: there experts may be picked differently."""
+_PROBES = 3
+_MARGIN = 2.0
+"""The trials compare more rows than are measured here, so the largest difference may be larger."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,7 @@ class Trial:
 
 
 def limit_of(dtype: torch.dtype) -> Limit:
-    """What rounding in this dtype explains. See `activation_rounding` for what quantised activations add."""
+    """What rounding in this dtype explains. See `measured_limit` for what quantised activations add."""
     return Limit(_TOLERANCE[dtype]) if dtype in _TOLERANCE else Limit(_ROUGH, every_row=False)
 
 
@@ -148,3 +169,76 @@ def check_together(sources: EncodedSources, trial: Trial) -> None:
         alone = [sources.encoded([each])[0] for each in trial.sources]
         for hidden, wanted in zip(sources.encoded(trial.sources), alone, strict=True):
             same(hidden[0], wanted[0], trial.limit, "a pass over two sources")
+
+
+def quantised_layers(module: nn.Module) -> list[nn.Module]:
+    """Linear layers whose weights are not plain tensors of floating-point numbers. `in_features` is a name that all
+    libraries use; a layer with parts is a wrapper around a linear one."""
+    linears = (
+        layer
+        for layer in module.modules()
+        if isinstance(getattr(layer, "in_features", None), int) and not layer._modules
+    )
+    weights = ((layer, layer._parameters.get("weight")) for layer in linears)
+    return [layer for layer, weight in weights if weight is None or not is_plain(weight)]
+
+
+def measured_limit(module: Any, run: Callable[[Seq[int]], Tensor], text: Seq[int]) -> Limit:
+    """What rounding explains in this model: more than its dtype says where activations are quantised, but at most half
+    of what a mistake would do. A warning then says what that means.
+
+    run   the model's own forward: the logits [n, V] of a text of n tokens.
+    text  of seven tokens or more.
+    """
+    usual, layers = limit_of(module.dtype), quantised_layers(module)
+    if not layers or not usual.every_row:
+        return usual
+    truth = run(text)
+    rounding = 0.0
+    for probe in range(_PROBES):
+        with _rounded_anew(layers, probe):
+            rounding = max(rounding, float(distances(run(text), truth).max()))
+    if not _MARGIN * rounding > usual.largest:
+        return usual
+    mistake = float("inf")
+    for at in range(1, len(text) - 1, 2):
+        wrong = [*text[:at], text[at - 1], *text[at + 1 :]]
+        mistake = min(mistake, float(distances(run(wrong)[at + 1 : at + 2], truth[at + 1 : at + 2])))
+    log.warning(
+        "a %s rounds its activations: logits depend on the rows that are computed together, by up to %.1e of the "
+        "largest. The text is the target's up to that rounding: where two tokens are nearly equally likely, a greedy "
+        "text may part from that of generate",
+        type(module).__name__,
+        rounding,
+    )
+    return Limit(max(usual.largest, min(_MARGIN * rounding, mistake / 2)))
+
+
+def runtime_of(module: Any, limit: Limit, source: Path | None) -> Runtime:
+    """What runs the model. limit: of its trials."""
+    layers = quantised_layers(module)
+    name = None
+    if layers:
+        method = module.config.to_dict().get("quantization_config", {}).get("quant_method")
+        weight = layers[0].weight if type(layers[0]) is nn.Linear else layers[0]
+        name = type(weight).__name__ if method is None else str(getattr(method, "value", method))
+    exact = name is not None and limit == limit_of(module.dtype)
+    return Runtime(TRANSFORMERS, module.dtype, name, source=source, weights_only=exact)
+
+
+@contextmanager
+def _rounded_anew(layers: Seq[nn.Module], seed: int) -> Iterator[None]:
+    """In this block, quantised layers round other numbers than they are given, which have the same sum."""
+    chance = torch.Generator().manual_seed(seed)
+
+    def split(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return None
+        x = args[0]
+        part = (x * torch.rand(x.shape, generator=chance).to(x)).contiguous()
+        return (layer.forward(2 * part) + layer.forward(2 * (x - part))) / 2
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(split).remove)
+        yield

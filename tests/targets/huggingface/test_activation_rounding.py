@@ -13,11 +13,10 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import UnsupportedModelError
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface import huggingface_target, packed_module
-from slipstream.targets.huggingface.activation_rounding import measured_limit, quantised_layers
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.module_parts import ModuleParts
 from slipstream.targets.huggingface.packed_pass import PackedRow
-from slipstream.targets.huggingface.trials import Limit, forward_logits, limit_of
+from slipstream.targets.huggingface.trials import Limit, forward_logits, limit_of, measured_limit, quantised_layers
 from slipstream.verify.texts import QUANTISED, ROUNDING, rounding
 from tests.targets.huggingface.architectures import VOCAB, random_model
 from tests.targets.huggingface.rounding_linear import ROUNDS, behind, with_int8_layers
