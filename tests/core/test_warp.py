@@ -32,8 +32,8 @@ def reference(
         x[sorted({*range(len(x))} - may_follow(params.structured, output, stop, range(len(x))))] = NEVER
     given = params, list(prompt), list(output), frozenset(stop)
     if params.temperature == 0:
-        return np.eye(len(x))[edited(x, *given).argmax()].tolist()
-    return distribution(x, *given).tolist()
+        return np.eye(len(x))[edited(x, given).argmax()].tolist()
+    return distribution(x, given).tolist()
 
 
 def may_follow(structured: Structured, output: Seq[int], stop: Seq[int], vocab: Iterable[int]) -> set[int]:
