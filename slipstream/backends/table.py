@@ -85,29 +85,23 @@ def resolve(settings: LoadSettings) -> LoadSettings:
 def usable_device(device: torch.device | str, of: str = "device") -> torch.device:
     """The device of that name. of: the setting that names it. Raises ParameterError if PyTorch does not know it or
     cannot use it here."""
+    either, cpu = f"choose {of}='cpu' or 'cuda'", f"choose {of}='cpu'"
     try:
         on = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ParameterError(
-            f"{of} is {device!r}, which is not a device of PyTorch", fix=f"choose {of}='cpu' or 'cuda'"
-        ) from error
-    if on.type == "meta" or (on.type == "cpu" and on.index):
-        what = (
-            "computes nothing: it has shapes without values"
-            if on.type == "meta"
-            else "does not exist: PyTorch has one CPU"
-        )
-        raise ParameterError(f"{of} is {str(on)!r}, which {what}", fix=f"choose {of}='cpu' or 'cuda'")
+        raise ParameterError(f"{of} is {device!r}, which is not a device of PyTorch", fix=either) from error
+    named = f"{of} is {str(on)!r},"
+    if on.type == "meta":
+        raise ParameterError(f"{named} which computes nothing: it has shapes without values", fix=either)
+    if on.type == "cpu" and on.index:
+        raise ParameterError(f"{named} which does not exist: PyTorch has one CPU", fix=either)
     if on.type == "cuda" and not torch.cuda.is_available():
-        raise ParameterError(f"{of} is {str(on)!r}, but PyTorch finds no CUDA device", fix=f"choose {of}='cpu'")
+        raise ParameterError(f"{named} but PyTorch finds no CUDA device", fix=cpu)
     try:
         torch.empty(0, device=on)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ParameterError(
-            f"{of} is {str(on)!r}, which PyTorch cannot use here",
-            why=str(error).splitlines()[0][:200],
-            fix=f"choose {of}='cpu'",
-        ) from error
+        why = str(error).splitlines()[0][:200]
+        raise ParameterError(f"{named} which PyTorch cannot use here", why=why, fix=cpu) from error
     return on
 
 
