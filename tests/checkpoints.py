@@ -27,6 +27,8 @@ SHAPE = {
     "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0,
 }  # fmt: skip
 """Of `random_llama`."""
+EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
+"""Settings of loading under which texts are the same to the last bit."""
 
 
 @dataclass(frozen=True)

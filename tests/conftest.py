@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from slipstream.llm import LLM
 from tests.bench.small_results import (
     bench_result as bench_result,
     contenders as contenders,
@@ -19,7 +20,7 @@ from tests.bench.small_results import (
     tiny_llm as tiny_llm,
     trace_result as trace_result,
 )
-from tests.checkpoints import Tiny, make_family, make_tiny
+from tests.checkpoints import EXACT, Tiny, make_family, make_tiny
 from tests.durations import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -48,6 +49,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A tiny target and draft with a tokenizer; do not change the files, `clone` them."""
     return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def plain(tiny: Tiny) -> LLM:
+    """Plain decoding with the tiny target; do not change it."""
+    return LLM(tiny.target, **EXACT, draft_tokens=4)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from slipstream import LLM, AsyncLLM, SamplingParams, Structured
 from slipstream.errors import EngineError, ParameterError, PromptError, RuleError, TargetError
 from slipstream.llm import Chunk, Completion
 from tests.engine.paged_toy import PagedToy
+from tests.server.hosting import break_engine
 from tests.targets.toy import ToyTarget
 
 T = TypeVar("T")
@@ -131,10 +132,7 @@ def test_a_dead_engine_ends_every_request_and_refuses_new_ones(monkeypatch: pyte
         while llm.load.running < 3:
             await asyncio.sleep(0.001)
 
-        def broken() -> None:
-            raise MemoryError("no block is left")
-
-        monkeypatch.setattr(llm._thread.engine, "step", broken)
+        break_engine(monkeypatch, llm)
         for task in tasks:
             with pytest.raises(EngineError, match="no block is left"):
                 await task

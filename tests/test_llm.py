@@ -13,16 +13,10 @@ from slipstream.cli.options import ModelOptions
 from slipstream.core.drafter import DrafterTraits
 from slipstream.drafters.none import NoDrafter
 from slipstream.errors import ParameterError, PromptError, RuleError
-from tests.checkpoints import Tiny
+from tests.checkpoints import EXACT, Tiny
 from tests.targets.toy import ToyTarget
 
-EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 PROMPTS = ["def add(", "for name in", "café"]
-
-
-@pytest.fixture(scope="module")
-def plain(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, **EXACT, draft_tokens=4)
 
 
 @pytest.fixture(scope="module")

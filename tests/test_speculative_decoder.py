@@ -5,9 +5,7 @@ import torch
 
 from slipstream import LLM, SamplingParams, SpeculativeDecoder, load_model_pair
 from slipstream.errors import PairError, ParameterError
-from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
-
-EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
+from tests.checkpoints import EXACT, OTHER_TEXTS, Tiny, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from slipstream.bench.results import Result
 from slipstream.bench.tracing import trace
 from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
-from tests.checkpoints import Tiny
+from tests.checkpoints import EXACT, Tiny
 
 
 @pytest.fixture(scope="session")
 def tiny_llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
+    return LLM(tiny.target, **EXACT, draft_tokens=4)
 
 
 @pytest.fixture(scope="session")

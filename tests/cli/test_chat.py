@@ -5,14 +5,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.cli.chat import FENCE, Session
 from slipstream.errors import ParameterError, PromptError
-from tests.checkpoints import CONTEXT, Tiny
-
-EXACT = {"executor": "torch", "dtype": "float64", "device": "cpu"}
-
-
-@pytest.fixture(scope="module")
-def plain(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, **EXACT, draft_tokens=4)
+from tests.checkpoints import CONTEXT, EXACT, Tiny
 
 
 @pytest.fixture

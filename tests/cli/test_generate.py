@@ -10,23 +10,18 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.targets.decoder import Decoder
-from tests.checkpoints import Tiny
+from tests.checkpoints import EXACT
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-@pytest.fixture(scope="module")
-def llm(tiny: Tiny) -> LLM:
-    return LLM(tiny.target, executor="torch", dtype="float64", device="cpu", draft_tokens=4)
 
 
 def text_of(llm: LLM, prompt: str, n: int = 16, **more) -> str:
     return llm.generate(prompt, SamplingParams(max_tokens=n, **more))[0].text
 
 
-def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, llm):
+def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, plain):
     result = cli("generate", "def add(", "-n", "16", *pair, code=0)
-    assert result.out == text_of(llm, "def add(")
+    assert result.out == text_of(plain, "def add(")
     assert "speculative decoding: draft model, up to 8 draft tokens, rejection rule (lossless)" in result.said
     assert re.search(r"16 tokens, \d+ tokens/s, acceptance rate \d+%, mean acceptance length \d\.\d\d", result.said)
     assert "rejection rule (lossless), finish reason length" in result.said
@@ -34,19 +29,19 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, llm):
 
 
 @pytest.mark.parametrize("where", [["for name\n"], ["-"], ["--file", "prompt"]], ids=["argument", "stdin", "file"])
-def test_quiet_prints_the_text_alone_wherever_the_prompt_comes_from(cli, pair, llm, tmp_path, monkeypatch, where):
+def test_quiet_prints_the_text_alone_wherever_the_prompt_comes_from(cli, pair, plain, tmp_path, monkeypatch, where):
     (tmp_path / "prompt").write_text("for name\n")
     monkeypatch.chdir(tmp_path)
     result = cli("generate", *where, "-q", "-n", "16", *pair, stdin="for name\n")
-    assert (result.out, result.err) == (text_of(llm, "for name\n"), "")
-    expected = llm.chat("for name\n", SamplingParams(max_tokens=8)).text
+    assert (result.out, result.err) == (text_of(plain, "for name\n"), "")
+    expected = plain.chat("for name\n", SamplingParams(max_tokens=8)).text
     assert cli("generate", *where, "--chat", "-q", "-n", "8", *pair, stdin="for name\n").out == expected
 
 
-def test_json_is_one_object_with_everything(cli, pair, llm):
+def test_json_is_one_object_with_everything(cli, pair, plain):
     result = cli("generate", "def add(", "-n", "16", "--json", "--logprobs", "2", *pair)
     output = json.loads(result.out)
-    assert output["text"] == text_of(llm, "def add(")
+    assert output["text"] == text_of(plain, "def add(")
     assert output["finish_reason"] == "length"
     assert output["lossless"] is True
     assert len(output["token_ids"]) == len(output["drafted"]) == len(output["logprobs"]) == 16
@@ -60,17 +55,15 @@ def test_logprobs_are_shown(cli, pair):
     assert len(re.findall(r"(draft|target) +-\d+\.\d{3}", result.err)) == 4
 
 
-def test_sampling_options_reach_the_model(cli, pair, llm):
+def test_sampling_options_reach_the_model(cli, pair, tiny):
     options = ["--temperature", "0.9", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01", "--seed", "3"]
     more = {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 3}
-    llm.rule = "coupled"
-    expected = text_of(llm, "for", **more)
-    llm.rule = "rejection"
+    expected = text_of(LLM(tiny.target, rule="coupled", **EXACT), "for", **more)
     assert cli("generate", "for", "-q", "-n", "16", "--rule", "coupled", *options, *pair).out == expected
 
 
-def test_stop_strings_end_the_text(cli, pair, llm):
-    whole = text_of(llm, "for", 40)
+def test_stop_strings_end_the_text(cli, pair, plain):
+    whole = text_of(plain, "for", 40)
     stop = whole[8:10]
     result = cli("generate", "for", "-n", "40", "--stop", stop, *pair)
     assert result.out == whole[: whole.find(stop)]
@@ -87,13 +80,13 @@ def test_stop_strings_end_the_text(cli, pair, llm):
         (["--rule", "block"], "speculative decoding: draft model, up to 8 draft tokens, block rule (lossless)"),
     ],
 )
-def test_every_way_to_speculate_gives_the_same_text_and_reports_its_settings(cli, pair, llm, options, start):
+def test_every_way_to_speculate_gives_the_same_text_and_reports_its_settings(cli, pair, plain, options, start):
     result = cli("generate", "def add(", "-n", "16", *options, *pair)
     assert start in result.said
-    assert result.out == text_of(llm, "def add(")
+    assert result.out == text_of(plain, "def add(")
 
 
-def test_colours_show_where_tokens_came_from(cli, pair, llm, monkeypatch):
+def test_colours_show_where_tokens_came_from(cli, pair, plain, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     result = cli("generate", "def add(", "-n", "16", "-k", "3", *pair)
@@ -106,8 +99,8 @@ def test_colours_show_where_tokens_came_from(cli, pair, llm, monkeypatch):
     assert "accepted draft token" not in result.err
 
 
-def test_control_characters_never_reach_a_terminal(cli, pair, llm, monkeypatch):
-    assert "\x11" in text_of(llm, "def add("), "the random model writes control characters"
+def test_control_characters_never_reach_a_terminal(cli, pair, plain, monkeypatch):
+    assert "\x11" in text_of(plain, "def add("), "the random model writes control characters"
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     shown = cli("generate", "def add(", "-n", "16", *pair).out
@@ -115,7 +108,7 @@ def test_control_characters_never_reach_a_terminal(cli, pair, llm, monkeypatch):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_ctrl_c_keeps_what_was_generated(cli, pair, llm, monkeypatch, as_json):
+def test_ctrl_c_keeps_what_was_generated(cli, pair, plain, monkeypatch, as_json):
     calls, run = [], Decoder.run
 
     def interrupted(self, *arguments, **options):
@@ -127,7 +120,7 @@ def test_ctrl_c_keeps_what_was_generated(cli, pair, llm, monkeypatch, as_json):
     monkeypatch.setattr(Decoder, "run", interrupted)
     result = cli("generate", "def add(", "-n", "100", *pair, *["--json"] * as_json, code=130)
     text = json.loads(result.out)["text"] if as_json else result.out
-    whole = text_of(llm, "def add(", 100)
+    whole = text_of(plain, "def add(", 100)
     assert 0 < len(text) < len(whole)
     assert whole.startswith(text.rstrip("\ufffd"))
     if not as_json:

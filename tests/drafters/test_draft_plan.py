@@ -23,7 +23,6 @@ from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer, ran
 from tests.heads.tiny_heads import config as eagle_config, head as eagle_head
 from tests.targets.toy import ToyTarget
 
-EXACT: dict[str, Any] = {"executor": "torch", "dtype": "float64", "device": "cpu"}
 V = 6
 
 

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -10,6 +9,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from slipstream.core import step as steps
 from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
@@ -21,6 +21,7 @@ from slipstream.errors import RuleError, TargetError
 from tests.drafters.fakes import MultiStepToy
 from tests.drafters.makers import maker
 from tests.drafters.scripted_drafters import ScriptedDrafter
+from tests.end_to_end.sampling import Sampled, hurry
 from tests.engine.paged_toy import PagedToy
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
@@ -178,15 +179,16 @@ def test_sampled_texts_keep_their_distribution_in_any_company(rule: str) -> None
     toy_engine = engine(target, drafter, rule=RULES[rule], max_batch=16, prompt_rows=16, prefix_cache=True)
     text, draw = prompt(random.Random(5), 20), random.Random(6)
     params = SamplingParams(temperature=1.0, max_tokens=4)
-    seqs = [Sequence(text, SamplingParams(temperature=1.0, max_tokens=4, seed=seed)) for seed in range(2000)]
-    waiting = list(seqs)
-    while waiting or toy_engine.unfinished:
-        for _ in range(draw.randint(0, 6)):
-            if waiting:
-                toy_engine.add(waiting.pop())
-        if waiting and draw.random() < 0.1:
-            toy_engine.add(Sequence(prompt(draw, 30), SamplingParams(max_tokens=draw.randint(20, 100))))
-        toy_engine.step()
+    seqs = [Sampled(text, params, stream=Stream(seed)) for seed in range(2000)]
+    waiting = list[Sequence](seqs)
+    with hurry():
+        while waiting or toy_engine.unfinished:
+            for _ in range(draw.randint(0, 6)):
+                if waiting:
+                    toy_engine.add(waiting.pop())
+            if waiting and draw.random() < 0.1:
+                toy_engine.add(Sequence(prompt(draw, 30), SamplingParams(max_tokens=draw.randint(20, 100))))
+            toy_engine.step()
     assert toy_engine.stats.preemptions > 20
     wanted = joint_distribution(Oracle(toy()), text, params)
     assert_distribution(beginnings(seq.output for seq in seqs), wanted)
@@ -442,8 +444,9 @@ def test_sampled_texts_keep_their_distribution_whatever_lengths_are_chosen(name:
     toy_engine = engine(target, maker(name)(target), draft_tokens=lengths, max_batch=8, prefix_cache=True)
     text = prompt(random.Random(5), 20)
     params = SamplingParams(temperature=1.0, max_tokens=4)
-    seqs = [Sequence(text, replace(params, seed=seed)) for seed in range(2000)]
-    drain(toy_engine, *seqs)
+    seqs = [Sampled(text, params, stream=Stream(seed)) for seed in range(2000)]
+    with hurry():
+        drain(toy_engine, *seqs)
     assert min(lengths.rests, lengths.plain_steps, lengths.drafting_steps) > 5
     assert sum(seq.stats.proposed for seq in seqs) > 500
     assert_distribution(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(toy()), text, params))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
 from slipstream import LLM, AsyncLLM
 from slipstream.server.app import create_app
@@ -71,6 +72,7 @@ def hosted(
     text = tokenizer or llm.tokenizer
     service = Service("embedded", facts_of(llm), text, async_llm.streams, limits, keys, replies, metrics_prefix)
     with bound("127.0.0.1", 0) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # soon full, if nobody reads
         server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -92,6 +94,19 @@ def eventually(holds: Callable[[], object], seconds: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def break_engine(patch: pytest.MonkeyPatch, llm: AsyncLLM, steps: int = 0) -> None:
+    """Its engine fails after so many further steps."""
+    engine = llm._thread.engine
+    step, left = engine.step, iter(range(steps))
+
+    def faulty() -> Any:
+        if next(left, None) is None:
+            raise MemoryError("no block is left")
+        return step()
+
+    patch.setattr(engine, "step", faulty)
 
 
 def request_by_hand(url: str, head: bytes, body: bytes = b"") -> socket.socket:

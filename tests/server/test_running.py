@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-import threading
+import socket
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.server.script import EventStream
 from slipstream.server.service import Limits
-from tests.server.hosting import Host, eventually, hosted, refused, request_by_hand
+from tests.server.hosting import Host, break_engine, eventually, hosted, refused, request_by_hand
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\nHost: a\nContent-Type: application/json\n"
@@ -81,9 +81,9 @@ def test_a_client_that_goes_before_or_within_its_prompt_leaves_nothing(host: Hos
 
 def test_a_full_queue_refuses_further_requests_at_once(pair: LLM) -> None:
     with hosted(pair, Limits(waiting=2)) as host, ThreadPoolExecutor(10) as pool:
-        running = [pool.submit(host.post, PATH, **LONG | {"max_tokens": 300}) for _ in range(10)]
+        running = [pool.submit(host.post, PATH, **LONG | {"max_tokens": 100}) for _ in range(10)]
         eventually(lambda: host.service.admitted == 10)
-        for _ in range(20):
+        for _ in range(8):
             answered = host.post(PATH, **LONG, stream=True)
             assert answered.status_code == 429
             assert int(answered.headers["Retry-After"]) >= 1
@@ -130,7 +130,8 @@ def test_limits_of_time_do_not_follow_the_clock_on_the_wall(host: Host, monkeypa
 def test_a_reader_that_is_too_slow_loses_its_request_and_no_other(pair: LLM) -> None:
     with hosted(pair, Limits(send_seconds=0.3)) as host:
         body = json.dumps(LONG | {"stream": True, "logprobs": 20, "n": 8, "max_tokens": 500}).encode()
-        with request_by_hand(host.url, HEAD, body):  # megabytes that nobody reads
+        with request_by_hand(host.url, HEAD, body) as reader:  # megabytes that nobody reads
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             eventually(lambda: host.service.admitted == 8)
             assert host.post(PATH, prompt="def f(", max_tokens=8).status_code == 200
             eventually(lambda: idle(host))
@@ -139,20 +140,9 @@ def test_a_reader_that_is_too_slow_loses_its_request_and_no_other(pair: LLM) -> 
 def test_a_dead_engine_shows_in_health_and_ends_streams_with_an_error(pair, monkeypatch):
     with hosted(pair) as host, httpx.Client(base_url=host.url, timeout=30) as other:
         assert other.get("/health").status_code == other.get("/ready").status_code == 200
-        engine, blow = host.llm._thread.engine, threading.Event()
-        step = engine.step
-
-        def faulty() -> list:  # type: ignore[type-arg]
-            if blow.is_set():
-                raise MemoryError("no block is left")
-            return step()
-
-        monkeypatch.setattr(engine, "step", faulty)
-        with other.stream("POST", PATH, json=LONG | {"stream": True}) as answered:
-            lines = answered.iter_lines()
-            next(lines)
-            blow.set()
-            *_, error, _, done, _ = lines
+        break_engine(monkeypatch, host.llm, steps=3)
+        first, *_, error, _, done, _ = other.post(PATH, json=LONG | {"stream": True}).text.splitlines()
+        assert json.loads(first.removeprefix("data: "))["choices"]
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
         assert done == "data: [DONE]"
         for path in ("/health", "/ready"):

@@ -21,7 +21,7 @@ from tests.server.browser import (
     put,
     ready,
 )
-from tests.server.hosting import Host, eventually, hosted
+from tests.server.hosting import Host, break_engine, eventually, hosted
 
 REPEATED = "x = [1, 2, 3]\nx = [1, 2, 3]\nx ="
 
@@ -280,16 +280,7 @@ class TestErrors:
     def test_a_dead_engine_and_a_stream_that_fails_are_said(self, chromium, pair, monkeypatch):
         with hosted(pair) as host, opened(chromium, host) as page:
             ready(page)
-            engine = host.llm._thread.engine
-            step, left = engine.step, [3]
-
-            def faulty() -> list:  # type: ignore[type-arg]
-                left[0] -= 1
-                if left[0] < 0:
-                    raise MemoryError("no block is left")
-                return step()
-
-            monkeypatch.setattr(engine, "step", faulty)
+            break_engine(monkeypatch, host.llm, steps=3)
             put(page, "#tokens", 800)
             put(page, "#temperature", 2)
             ask(page, "def f(", "completion")
