@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.native.kernels.processor import has_bfloat16_dots
@@ -116,8 +117,6 @@ def test_drafters_can_be_changed_between_requests(tiny, plain):
 
 
 def test_loaded_models_are_used_directly(tiny, llm):
-    from transformers import AutoModelForCausalLM
-
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (tiny.target, tiny.draft)]
     loaded = LLM(*models, tokenizer=llm.tokenizer, draft_tokens=4)
     assert loaded.generate(PROMPTS[0], greedy())[0].text == llm.generate(PROMPTS[0], greedy())[0].text
@@ -222,8 +221,6 @@ def test_sampling_parameters_as_a_dict_are_refused_with_the_way_to_write_them(ll
 
 
 def test_the_repr_is_one_line_that_names_the_parts(tiny: Tiny, llm: LLM) -> None:
-    from transformers import AutoModelForCausalLM
-
     assert repr(llm) == (
         f"LLM(target={str(tiny.target)!r}, backend='torch', dtype='float64', drafter='model', draft_tokens=4, "
         "rule='rejection')"

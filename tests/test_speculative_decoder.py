@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams, SpeculativeDecoder, load_model_pair
 from slipstream.errors import PairError, ParameterError
@@ -16,8 +17,6 @@ def pair(tiny: Tiny):
 @pytest.fixture(scope="module")
 def expected(tiny: Tiny):
     """Plain greedy output of transformers itself, in float64."""
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny.target, dtype=torch.float64)
 
     def run(ids: torch.Tensor, new: int) -> torch.Tensor:
@@ -41,8 +40,6 @@ def test_decode_equals_transformers_greedy(tiny, pair, expected, k):
 
 
 def test_loaded_transformers_models_and_paths_agree(tiny, pair):
-    from transformers import AutoModelForCausalLM
-
     ids = torch.tensor([[5, 6, 7]])
     loaded = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (tiny.target, tiny.draft)]
     outputs = [

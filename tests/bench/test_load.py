@@ -8,7 +8,7 @@ import pytest
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.load import Load, LoadArm, LoadConfig, figures_of, measure
 from slipstream.bench.load_client import CHAT, Request
-from slipstream.bench.load_figures import Pass, warnings
+from slipstream.bench.load_figures import Pass, speed, warnings
 from slipstream.errors import ParameterError, ServedError
 from tests.bench.virtual_time import Script, ScriptedServer, run
 
@@ -158,7 +158,5 @@ def test_impossible_loads_are_refused() -> None:
 
 
 def test_a_pass_without_tokens_has_no_speed() -> None:
-    from slipstream.bench.load_figures import speed
-
     assert speed([Pass(1.0, [])]) is None
     assert all(b >= a for a, b in pairwise(Load(rate=5.0).arrivals([0, 0])))

@@ -25,11 +25,15 @@ def untraced(llm: LLM, contender: Contender, ids: list[int], params: SamplingPar
     return llm.generate([ids], params)[0]
 
 
-def test_tracing_does_not_change_the_text(tiny_llm, contenders, trace_result):
-    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+@pytest.mark.parametrize("more", [{"max_tokens": 40, "seed": 3}, {"max_tokens": 12, "repetition_penalty": 1.3}])
+def test_tracing_does_not_change_the_text(tiny_llm, contenders, more):
+    """Parameters that need a history, too: a token's probability is that of its own distribution."""
+    params = SamplingParams(temperature=1.0, ignore_eos=True, **{"seed": 2} | more)
+    traced = trace(tiny_llm, contenders[0], [5, 6, 7], params).data["tokens"]
     plain = untraced(tiny_llm, contenders[0], [5, 6, 7], params)
-    assert plain.token_ids == [t["token"] for t in trace_result.data["tokens"]]
-    assert plain.drafted == [t["drafted"] for t in trace_result.data["tokens"]]
+    assert plain.token_ids == [t["token"] for t in traced]
+    assert plain.drafted == [t["drafted"] for t in traced]
+    assert all(t["p"] > 0 for t in traced)
 
 
 def test_every_token_has_its_drafter_and_the_rejected_draft_token(trace_result):
@@ -74,14 +78,6 @@ def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
     traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params).data["stats"]
     assert traced["proposed"] == plain.proposed
     assert traced["histogram"] == plain.as_dict()["histogram"]
-
-
-def test_parameters_with_a_history_are_traced_under_their_own_distribution(tiny_llm, contenders):
-    params = SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=1.3, seed=2, ignore_eos=True)
-    traced = trace(tiny_llm, contenders[0], [5, 6, 7], params)
-    plain = untraced(tiny_llm, contenders[0], [5, 6, 7], params)
-    assert plain.token_ids == [t["token"] for t in traced.data["tokens"]]
-    assert all(t["p"] > 0 for t in traced.data["tokens"])
 
 
 def test_the_rolling_rate_forgets():

@@ -91,16 +91,10 @@ def test_a_busy_machine_is_reported_first(results):
 @pytest.mark.parametrize(
     ("value", "bar", "shown"),
     [
-        (1.0958, 1.10, "1.096"),
-        (1.1042, 1.10, "1.104"),
-        (1.1, 1.10, "1.10"),
-        (1.09999999, 1.10, "below 1.1"),
-        (0.998, 1, "0.998"),
-        (1.00001, 1, "above 1"),
-        (1.352, 1.35, "1.352"),
-        (2.345, 1.1, "2.35"),
+        (1.0958, 1.10, "1.096"), (1.1042, 1.10, "1.104"), (1.1, 1.10, "1.10"), (1.09999999, 1.10, "below 1.1"),
+        (0.998, 1, "0.998"), (1.00001, 1, "above 1"), (1.352, 1.35, "1.352"), (2.345, 1.1, "2.35"),
     ],
-)
+)  # fmt: skip
 def test_a_value_is_never_rounded_to_or_across_its_bar(value, bar, shown):
     assert beside(value, bar) == shown
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from slipstream.bench import measure
 from slipstream.bench.results import FORMAT_VERSION
 from slipstream.cli.measuring import LabModels, values_of
 from slipstream.errors import ParameterError
@@ -56,8 +57,6 @@ def test_a_bug_ends_with_code_1(cli, pair, texts, wrong_token):
 
 
 def test_ctrl_c_keeps_what_was_measured(cli, pair, texts, tmp_path, monkeypatch):
-    from slipstream.bench import measure
-
     timed, calls = measure._timed, []
 
     def interrupted(*given):

@@ -56,13 +56,9 @@ def test_commands_say_what_they_did(session, capsys):
     assert not session.handle("/quit")
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [("/rest", r"did you mean '/reset'\?$"), ("/nonsense", "there is no command /nonsense. Fix: /help lists them.$")],
-)
-def test_unknown_commands_are_refused(session, line, message):
-    with pytest.raises(ParameterError, match=message):
-        session.handle(line)
+def test_unknown_commands_are_refused(session):
+    with pytest.raises(ParameterError, match=r"there is no command /nonsense\. Fix: /help lists them\.$"):
+        session.handle("/nonsense")
 
 
 def test_stats_add_up(session, capsys):

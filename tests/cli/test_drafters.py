@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.cli.drafters import defaults, meanings, summary
 from slipstream.drafters.draft_plan import options_of
+from slipstream.drafters.ngram import NgramConfig
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.settings import RULES
 
@@ -28,8 +29,6 @@ def test_shows_the_draft_lengths_that_are_in_force(cli):
 
 
 def test_shows_the_options_that_the_drafter_accepts(cli):
-    from slipstream.drafters.ngram import NgramConfig
-
     options = json.loads(cli("drafters", "ngram", "--json").out)
     assert NgramConfig(**options) == NgramConfig()
     assert "max_ngram" in cli("drafters", "ngram").out

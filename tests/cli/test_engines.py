@@ -8,17 +8,21 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from slipstream.bench import load
+from slipstream.bench.results import Result
 from slipstream.cli.bench import LoadOptions
 from slipstream.cli.engines import EngineOptions, compared, vllm_server
-from slipstream.cli.measuring import LabModels
+from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.tune import TuneModels
+from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, ServedError
 from slipstream.server.serving import bound
 from tests.bench.vllm_environment import python as python
@@ -171,13 +175,6 @@ def test_serve_shows_why_vllm_ended(python: Callable[..., Path], mode: str, code
 def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured_when_interrupted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from contextlib import contextmanager
-
-    from slipstream.bench import load
-    from slipstream.bench.results import Result
-    from slipstream.cli.measuring import OutputOptions, PromptOptions
-    from slipstream.core.params import SamplingParams
-
     @contextmanager
     def started(servers: dict[str, Any], engine: EngineOptions) -> Any:
         for name in servers:

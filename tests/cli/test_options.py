@@ -7,7 +7,7 @@ import typer
 
 from slipstream.cli import options
 from slipstream.cli.loading import checked_arguments
-from slipstream.cli.main import app, canonical
+from slipstream.cli.main import app, canonical, main
 from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
@@ -107,8 +107,6 @@ def test_a_bug_is_reported_as_such_and_shows_its_traceback_with_debug_only(cli, 
     said = cli("info", "x", code=1).said
     assert "ZeroDivisionError" in said
     assert "--debug" in said
-    from slipstream.cli.main import main
-
     with pytest.raises(SystemExit):
         main(["--debug", "info", "x"])
     assert "Traceback" in capfd.readouterr().err

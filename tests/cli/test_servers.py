@@ -3,6 +3,8 @@
 import json
 import os
 
+from slipstream.bench.endpoint import Endpoint
+from slipstream.bench.load_client import LoadClient
 from slipstream.bench.load_figures import section
 from slipstream.bench.results import read
 from slipstream.cli.bench import LoadOptions
@@ -39,8 +41,6 @@ def test_tables_for_people(cli, report, host, texts, tmp_path):
 
 
 def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypatch):
-    from slipstream.bench.endpoint import Endpoint
-
     described = Endpoint.described
     monkeypatch.setattr(Endpoint, "described", lambda self: {**described(self), "root": "/home/somebody/models/tiny"})
     places = ["--serve", f"{host.url}/v1", "--serve", host.url.replace("127.0.0.1", "localhost") + "/v1"]
@@ -54,8 +54,6 @@ def test_several_servers_are_compared_with_the_first(cli, host, texts, monkeypat
 
 def test_requests_for_an_answer_go_to_chats_and_text_to_completions(cli, host, texts, monkeypatch):
     seen = []
-    from slipstream.bench.load_client import LoadClient
-
     ask = LoadClient.ask
 
     async def noted(self, request, scheduled):

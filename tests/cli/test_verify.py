@@ -3,6 +3,9 @@
 import json
 import re
 
+from slipstream.core import step
+from slipstream.core.rules import follow
+
 QUICK = ["-n", "8", "--texts", "3", "--reach", "0", "--seed", "1", "-k", "3"]
 
 
@@ -36,9 +39,6 @@ def test_too_few_draft_tokens_are_no_proof_and_end_with_code_1(cli, pair, texts)
 
 
 def test_a_bug_ends_with_code_1(cli, pair, texts, monkeypatch):
-    from slipstream.core import step
-    from slipstream.core.rules import follow
-
     def wrong(draft, picks):
         return follow(draft, [pick ^ 1 for pick in picks] if len(draft) else picks)
 

@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.bench.configs import PROGRAMS, Choice, equivalents, slipstream
 from slipstream.cli.drafters import defaults, summary
+from slipstream.cli.train import app
 from slipstream.core.drafter import Drafter
 from slipstream.core.rules import RULES
 from slipstream.drafters.draft_plan import options_of
@@ -88,8 +89,6 @@ def test_the_drafters_that_users_know_by_name() -> None:
 
 
 def test_every_training_method_serves_a_drafter_and_is_a_command() -> None:
-    from slipstream.cli.train import app
-
     assert {spec.trained_by for spec in SPECS} - {None} == set(METHODS)
     assert set(METHODS) == {"medusa", "eagle3", "dflash", "draft", "layerskip"}
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
@@ -106,66 +105,40 @@ def test_every_rule_is_a_command_line_choice_and_declares_whether_it_is_lossless
 
 IMPOSSIBLE: dict[str, list[tuple[dict[str, Any], str]]] = {
     "layerskip": [
-        ({"exit": 3}, "exit is 3, the target has 3 layers"),
-        ({"exit": 0}, "exit"),
-        ({"exit": "early"}, "exit"),
+        ({"exit": 3}, "exit is 3, the target has 3 layers"), ({"exit": 0}, "exit"), ({"exit": "early"}, "exit"),
         ({"exits": 2}, "did you mean 'exit'"),
     ],
     "ngram": [
-        ({"max_ngram": 0}, "max_ngram"),
-        ({"max_ngram": 2.5}, "max_ngram"),
-        ({"min_ngram": 0}, "min_ngram"),
-        ({"max_ngram": 2, "min_ngram": 3}, "max_ngram|min_ngram"),
-        ({"row_cost": 0.8}, "row_cost"),
-        ({"row_cost": -0.1}, "row_cost"),
-        ({"max_entries": 1}, "max_entries"),
+        ({"max_ngram": 0}, "max_ngram"), ({"max_ngram": 2.5}, "max_ngram"), ({"min_ngram": 0}, "min_ngram"),
+        ({"max_ngram": 2, "min_ngram": 3}, "max_ngram|min_ngram"), ({"row_cost": 0.8}, "row_cost"),
+        ({"row_cost": -0.1}, "row_cost"), ({"max_entries": 1}, "max_entries"),
     ],
     "suffix": [
-        ({"max_depth": 1}, "max_depth"),
-        ({"min_match": 0}, "min_match"),
-        ({"min_match": 24}, "min_match"),
-        ({"row_cost": 0.8}, "row_cost"),
-        ({"max_tokens": 1}, "max_tokens"),
-        ({"past_tokens": 0}, "past_tokens"),
+        ({"max_depth": 1}, "max_depth"), ({"min_match": 0}, "min_match"), ({"min_match": 24}, "min_match"),
+        ({"row_cost": 0.8}, "row_cost"), ({"max_tokens": 1}, "max_tokens"), ({"past_tokens": 0}, "past_tokens"),
     ],
     "lookahead": [
-        ({"window": 0}, "window"),
-        ({"ngram": 1}, "ngram"),
-        ({"guesses": 0}, "guesses"),
-        ({"pool": 0}, "pool"),
-        ({"row_cost": -1.0}, "row_cost"),
-        ({"from_text": 1}, "from_text"),
+        ({"window": 0}, "window"), ({"ngram": 1}, "ngram"), ({"guesses": 0}, "guesses"), ({"pool": 0}, "pool"),
+        ({"row_cost": -1.0}, "row_cost"), ({"from_text": 1}, "from_text"),
         ({"window": 100, "ngram": 5}, "window|ngram"),
     ],
     "medusa": [
-        ({"nodes": -1}, "nodes"),
-        ({"nodes": 1000}, "at most 256"),
-        ({"nodez": 4}, "did you mean 'nodes'"),
-        ({"tree": "2,x"}, "children at each depth"),
-        ({"tree": "2,0"}, "branches"),
-        ({"tree": "1,1,1,1,1"}, "5 deep"),
-        ({"tree": "8"}, "ranks up to 7"),
-        ({"tree": "6,6,6"}, "258 nodes"),
-        ({"tree": []}, "0 nodes"),
-        ({"tree": [[0, 1]]}, "no parent"),
-        ({"tree": "2", "nodes": 4}, "one or the other"),
+        ({"nodes": -1}, "nodes"), ({"nodes": 1000}, "at most 256"), ({"nodez": 4}, "did you mean 'nodes'"),
+        ({"tree": "2,x"}, "children at each depth"), ({"tree": "2,0"}, "branches"), ({"tree": "1,1,1,1,1"}, "5 deep"),
+        ({"tree": "8"}, "ranks up to 7"), ({"tree": "6,6,6"}, "258 nodes"), ({"tree": []}, "0 nodes"),
+        ({"tree": [[0, 1]]}, "no parent"), ({"tree": "2", "nodes": 4}, "one or the other"),
         ({"row_cost": -0.1}, "row_cost"),
     ],
     "eagle3": [
-        ({"width": 0}, "width"),
-        ({"nodes": 10_000}, "nodes"),
-        ({"shape": "bush"}, "shape"),
+        ({"width": 0}, "width"), ({"nodes": 10_000}, "nodes"), ({"shape": "bush"}, "shape"),
         ({"widht": 2}, "mean 'width'"),
     ],
     "hybrid": [
-        ({"min_match": 0}, "min_match"),
-        ({"neural": 0}, "neural"),
-        ({"append_token": 1}, "did you mean 'append_tokens'"),
-        ({"members": []}, "no members"),
-        ({"members": [3]}, "3 is not a drafter"),
-        ({"members": [RandomDrafter(5)], "model": ToyTarget()}, "both given"),
+        ({"min_match": 0}, "min_match"), ({"neural": 0}, "neural"),
+        ({"append_token": 1}, "did you mean 'append_tokens'"), ({"members": []}, "no members"),
+        ({"members": [3]}, "3 is not a drafter"), ({"members": [RandomDrafter(5)], "model": ToyTarget()}, "both given"),
     ],
-}
+}  # fmt: skip
 MAKE: dict[str, Callable[..., object]] = {
     "medusa": partial(medusa_drafter, 7),
     "eagle3": EagleDraftConfig,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.sequence import Sequence
@@ -36,8 +37,6 @@ def module(name: str) -> Any:
 
 
 def random_gpt2() -> Any:
-    import transformers
-
     state = torch.random.get_rng_state()
     torch.manual_seed(3)
     config = transformers.GPT2Config(

@@ -16,6 +16,7 @@ from slipstream.errors import LoadError
 from slipstream.models.config import FAMILIES as MODEL_TYPES
 from slipstream.models.folder_tokenizer import OTHER_CLASSES, FolderTokenizer
 from slipstream.models.text import decoder_of, load_tokenizer, stray_byte
+from slipstream.zoo import draft_dir, target_dir
 from tests.checkpoints import FAMILIES, TEXTS, make_tokenizer
 from tests.models import tokenizer_kinds
 from tests.models.tokenizer_kinds import TALK
@@ -123,8 +124,6 @@ def test_every_kind_of_tokenizer_json_is_read_as_transformers_reads_it(tmp_path,
 
 
 def test_the_embedded_tokenizer_and_that_of_the_tests_need_no_transformers(tmp_path):
-    from slipstream.zoo import draft_dir, target_dir
-
     make_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for folder in (target_dir(), draft_dir(), tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
 from slipstream.core.beam_params import BeamParams
@@ -45,8 +46,6 @@ def exact(folder: Path, **more: Any) -> LLM:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_texts_equal_generate_with_what_the_checkpoint_ships(rule: str, shipped: Callable[..., Path]) -> None:
-    from transformers import AutoModelForCausalLM
-
     folder = shipped(**RULES[rule])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     wanted = model.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False)[0, len(PROMPT) :].tolist()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.models.facts import facts
@@ -116,8 +117,6 @@ def test_a_broken_tokenizer_is_an_error_of_loading(tiny, tmp_path):
 
 
 def test_sizes_are_those_of_the_files(tiny, tmp_path):
-    from transformers import AutoModelForCausalLM
-
     seen = facts(tiny.target)
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
     assert seen.parameters == seen.active_parameters == count
@@ -130,8 +129,6 @@ def test_sizes_are_those_of_the_files(tiny, tmp_path):
 
 
 def test_only_the_chosen_experts_count_as_active(tmp_path):
-    from transformers import MixtralConfig
-
     MixtralConfig(
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=1,

@@ -8,6 +8,8 @@ from slipstream.bench.estimates import Estimate
 from slipstream.bench.measured_steps import Counting, Measured, Tally
 from slipstream.bench.results import read
 from slipstream.cli.report import section
+from slipstream.core import step
+from slipstream.core.params import SamplingParams
 from slipstream.llm import LLM
 from slipstream.plan import diagnosis, tuning
 from slipstream.plan.diagnosis import diagnose, without
@@ -215,8 +217,6 @@ def test_a_target_whose_cost_grows_with_every_row_is_compute_bound(monkeypatch):
 
 def test_host_work_is_detected(monkeypatch):
     """A slow verification of drafts."""
-    from slipstream.core import step
-
     follow = step.follow
 
     def slow(draft, picks):
@@ -251,8 +251,6 @@ def test_room_for_drafts_is_counted_separately():
     """The last steps of a text have no room for deep draft tokens; that does not lower the drafter's rates."""
     target, tally = ToyTarget(vocab=16), Tally()
     llm = LLM(target, Counting(scripted(target), tally), draft_tokens=4)
-    from slipstream.core.params import SamplingParams
-
     llm.generate([[1, 2]], SamplingParams(max_tokens=8))  # 1 by the prefill, 5, then 2 with room for one draft token
     assert dict(tally.able) == dict(tally.drafted) == {1: 2, 2: 1, 3: 1, 4: 1}
     assert tally.share(4) == 1

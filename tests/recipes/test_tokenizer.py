@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from recipes.embedded.request_pairs import Pair
 from recipes.embedded.token_cache import pair_ids
@@ -19,8 +20,6 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture
 def loaded(tokenizer: Tokenizer, tmp_path: Path) -> Any:
-    from transformers import AutoTokenizer
-
     save_tokenizer(tokenizer, tmp_path, 128)
     return AutoTokenizer.from_pretrained(tmp_path)
 

@@ -93,13 +93,10 @@ def test_rows_that_exceed_the_context_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": ()}, "rows are"),
-        ({"rows": (2, 4)}, "rows are"),
-        ({"rows": (1, 4, 4)}, "rows are"),
-        ({"repeats": 0}, "repeats is 0"),
-        ({"past": 0}, "past is 0"),
+        ({"rows": ()}, "rows are"), ({"rows": (2, 4)}, "rows are"), ({"rows": (1, 4, 4)}, "rows are"),
+        ({"repeats": 0}, "repeats is 0"), ({"past": 0}, "past is 0"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused(options: dict, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         measure_costs(ToyTarget(8), **options)

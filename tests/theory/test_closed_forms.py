@@ -21,14 +21,10 @@ from slipstream.theory.cost_curve import CostCurve
 @pytest.mark.parametrize(
     ("alpha", "gamma", "ops", "speed"),
     [
-        (0.6, 2, 1.53, 1.96),
-        (0.7, 3, 1.58, 2.53),
-        (0.8, 2, 1.23, 2.44),
-        (0.8, 5, 1.63, 3.69),
-        (0.9, 2, 1.11, 2.71),
+        (0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71),
         (0.9, 10, 1.60, 6.86),
     ],
-)
+)  # fmt: skip
 def test_leviathan_table_1(alpha: float, gamma: int, ops: float, speed: float) -> None:
     assert (gamma + 1) / expected_tokens(alpha, gamma) == pytest.approx(ops, abs=0.0051)  # theorem 3.11, c_hat = 0
     assert speedup(alpha, gamma, c=0) == pytest.approx(speed, abs=0.0051)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 from slipstream.errors import DataError, TrainingError
@@ -19,8 +20,6 @@ from slipstream.training.packing import Stream, write_masked, write_stream
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     """A byte-level tokenizer with the embedded models' chat template."""
-    from transformers import AutoTokenizer
-
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer: Tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 3, 300)
     save_tokenizer(tokenizer, folder, 128)

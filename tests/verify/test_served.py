@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream.bench.endpoint import Answer, Endpoint
+from slipstream.cli.main import main
 from slipstream.cli.report import section
 from slipstream.errors import ServedError
 from slipstream.verify.served import ServedConfig, judged, noise_between, permutation_test, requests_of, verify_served
@@ -182,8 +183,6 @@ def test_greedy_texts_that_were_compared_are_kept_when_a_server_fails(serve, mon
 
 
 def test_the_command_compares_servers(serve, capsys, tmp_path):
-    from slipstream.cli.main import main
-
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "ab"}\n{"prompt": "hc"}\n')
     places = ["--base-url", serve().base_url, "--against", serve().base_url]

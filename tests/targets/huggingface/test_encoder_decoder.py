@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import slipstream
 from slipstream import LLM, BeamParams, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -455,8 +456,6 @@ def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_a
 
 
 def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:
-    import slipstream
-
     with pytest.raises(ParameterError, match="leave kv_tokens out"):
         LLM(model("t5"), kv_tokens=100)
     with pytest.raises(ParameterError, match="a T5ForConditionalGeneration was asked of custom_generate"):

@@ -98,15 +98,10 @@ def test_a_loaded_model_whose_modules_were_changed_is_run_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ("gemma2", "qwen3-next"),
-        ("bloom", "gpt-neox"),
-        ("mamba2", "mamba2"),
-        ("deepseek-v3", "jamba"),
-        ("opt", "falcon"),
-        ("llama", "stablelm"),
-        ("stablelm", "llama"),
+        ("gemma2", "qwen3-next"), ("bloom", "gpt-neox"), ("mamba2", "mamba2"), ("deepseek-v3", "jamba"),
+        ("opt", "falcon"), ("llama", "stablelm"), ("stablelm", "llama"),
     ],
-)
+)  # fmt: skip
 def test_any_model_can_draft_for_any_other(ours: str, theirs: str) -> None:
     own = made(ours)
     llm = LLM(own, made(theirs), draft_tokens=3)
