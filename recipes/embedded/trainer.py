@@ -34,10 +34,9 @@ from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
 from slipstream.training.layerskip_objective import dropout_rates, exit_weights, kept_layers
 from slipstream.training.loop import SIGNALS, STOPPING, has_bfloat16_products, make_optimisers, update
-from slipstream.training.methods import LayerSkipOptions
+from slipstream.training.methods import LayerSkipOptions, check_budget
 from slipstream.training.resume_state import check_progress, load_checkpoint, save_checkpoint
 from slipstream.training.schedule import Display, Progress, Schedule
-from slipstream.training.training_settings import check_budget
 
 TARGET = ModelShape()
 """The embedded target (14.2M parameters)."""

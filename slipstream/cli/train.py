@@ -14,8 +14,7 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import grouped, option
 from slipstream.errors import ParameterError
 from slipstream.host.interrupt import Interrupt
-from slipstream.training.methods import METHODS, RunConfig, TrainingMethod
-from slipstream.training.training_settings import LoopConfig
+from slipstream.training.methods import METHODS, LoopConfig, RunConfig, TrainingMethod
 
 
 @dataclass(frozen=True)
