@@ -208,10 +208,11 @@ def test_picks_are_those_of_the_host() -> None:
     logits[:, vocab:] = 99
     heat, u, gumbel = np.array([0.3, 1.0, 4.0]), rng.random((2, count)), rng.gumbel(size=(2, count, vocab))
     expected = torch.softmax(torch.from_numpy(logits[:, :vocab]).double() * torch.from_numpy(heat)[:, None], -1)
+    without_worth = np.empty((0, 0)), np.empty((0, 0)), np.empty((2, 0)), np.empty(0)
     for kind in (MAXIMUM, UNIFORMS, NOISE):
         for j in (0, 1):
             probs, drawn = np.full((count, vocab + 4), 7.0), np.empty(count, np.int64)
-            picked(Picks(kind, vocab, heat, u, gumbel), j, logits, probs, drawn)
+            picked(Picks(kind, vocab, heat, u, gumbel, *without_worth), j, logits, probs, drawn)
             if kind == MAXIMUM:
                 assert drawn.tolist() == logits[:, :vocab].argmax(-1).tolist()
                 assert (probs == 7).all()
