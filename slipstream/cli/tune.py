@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from slipstream.bench.results import Result, check_writable, write_text
+from slipstream.bench.results import Result, check_writable, write as save, write_text
 from slipstream.cli import render
 from slipstream.cli.bench import LoadOptions, arms_of
 from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
@@ -194,7 +194,6 @@ def tune_vllm(
     loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
     from slipstream.bench.endpoint import Endpoint
     from slipstream.bench.load import LoadConfig, load_test, requests_of
-    from slipstream.bench.results import write as save, write_text
     from slipstream.plan.tuning import choose
 
     servers = compared(models, engine)

@@ -110,8 +110,9 @@ class Generation:
         self.service, self.prompts, self.params, self.n = service, prompts, params, n
         self.scores: list[list[TokenLogprob]] | None = [] if scored else None
         """Of each prompt, the log-probabilities of its tokens after the first, if they were asked for."""
+        seeded = [params if params.seed is None else replace(params, seed=params.seed + j) for j in range(n)]
         self.choices = [
-            Choice(p * n + j, p, Ask(prompt, self._seeded(j), rule, prediction), (reply or Reply)())
+            Choice(p * n + j, p, Ask(prompt, seeded[j], rule, prediction), (reply or Reply)())
             for p, prompt in enumerate(prompts)
             for j in range(n)
         ]
@@ -121,9 +122,6 @@ class Generation:
         """When it came, in seconds of `time.monotonic`."""
         self._predicted, self._marked = bool(prediction), reply is not None
         self.arrived = time.monotonic()
-
-    def _seeded(self, j: int) -> SamplingParams:
-        return self.params if self.params.seed is None else replace(self.params, seed=self.params.seed + j)
 
     @property
     def usage(self) -> dict[str, Any]:

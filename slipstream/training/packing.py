@@ -28,9 +28,9 @@ Marked = tuple[list[int], list[bool] | None]
 """Ids of a document, and which of them belong to an answer (None: no answers)."""
 
 
-def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None, vocab_size: int = 2**16) -> int:
+def write_stream(path: Path, documents: Iterable[list[int]], eos: int | None) -> int:
     """Write one stream, each document followed by `eos` if it is not None; returns the number of tokens."""
-    return write_masked(path, ((ids, None) for ids in documents), eos, vocab_size)
+    return write_masked(path, ((ids, None) for ids in documents), eos)
 
 
 def write_masked(path: Path, documents: Iterable[Marked], eos: int | None, vocab_size: int = 2**16) -> int:
