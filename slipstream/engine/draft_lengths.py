@@ -7,7 +7,8 @@ requests compete for rows, the most probable first (the goodput of SmartSpec, Li
 lengths of single requests). Length 0 for all is plain decoding.
 
 Nothing is measured beforehand. S is learned from each request's own steps, starting from that of the requests before it
-(`Survival`). Times are medians of recent steps; what was never timed is estimated from its neighbours.
+(`Survival`). Times are medians of recent steps; what was never timed is estimated from its neighbours. A drafter that
+ends its drafts itself (`whole`) is told what rows cost, and gets all the length that there is.
 
              TRIAL_STEPS steps drafted, gain at least 1 + MARGIN
     ┌───────┐ ──────────────────────────────────────────────────▶ ┌──────────┐ ──┐ after RENEW steps
@@ -20,10 +21,10 @@ Nothing is measured beforehand. S is learned from each request's own steps, star
         └─────────────────────▶ │ RESTING │   gain below 1
           gain below 1 + MARGIN └─────────┘
 
-The gain is that of the best lengths over plain decoding, as predicted. A drafter that ends its drafts itself (`whole`)
-rests when the account is overdrawn instead: texts are copied in places, and steps between them draft nothing. The
-account holds plain steps: `SAVED_FIRST`, what drafts gained, up to `MOST_SAVED`, less what they lost, and `TRIAL_SHARE`
-of each plain step. A trial is paid for when nothing is owed. Pauses double as long as trials fail.
+The gain is that of the best lengths over plain decoding, as predicted. A drafter that ends its drafts itself rests when
+the account is overdrawn instead: texts are copied in places, and steps between them draft nothing. The account holds
+plain steps: `SAVED_FIRST`, what drafts gained, up to `MOST_SAVED`, less what they lost, and `TRIAL_SHARE` of each plain
+step. A trial is paid for when nothing is owed. Pauses double as long as trials fail.
 
 Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
 the tokens (see `_without_drafts`). On a busy server nearly every step has such rows.
