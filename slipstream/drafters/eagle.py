@@ -78,7 +78,8 @@ class EagleDrafter(HeadDrafter):
         parallel = runtime.mask is not None
         self.traits = DrafterTraits(
             taps=runtime.config.taps, chains_only=self.config.shape == "chain", reads_prompts=True, keeps_prefixes=True,
-            longest=runtime.config.depths if parallel else None, prices_rows=self.config.shape == "chain",
+            longest=runtime.config.depths if parallel else None,
+            prices_rows=self.config.shape == "chain" and not parallel,  # one pass draws all that are asked for
         )  # fmt: skip
         if parallel and self.config.shape == "tree":
             raise ParameterError(
@@ -88,7 +89,7 @@ class EagleDrafter(HeadDrafter):
             )
         self._pass = MaskedPass(self, self._masked) if parallel else None
         self._confident = ConfidentDrafts()
-        self._chains = Chains(self._pass or self, vocab_size, self._confident)
+        self._chains = Chains(self._pass, vocab_size) if self._pass else Chains(self, vocab_size, self._confident)
         self._state: tuple[list[int], Tensor] | None = None  # ids and outputs [R, d] of what `extend` ran last
         whole = torch.arange(vocab_size, device=runtime.device)
         reduced = runtime.config.version == 3 and not torch.equal(runtime.ids, whole)

@@ -1,6 +1,6 @@
 """`ConfidentDrafts`: chains that end where a draft token is not worth its row keep the target's distribution."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from slipstream.llm import LLM
 from tests.drafters.conformance import Case, Conformance, Proposal, Recorder
 from tests.drafters.makers import V, target
 from tests.end_to_end.sampling import sample
-from tests.heads.tiny_heads import PARALLEL, eagle_drafter
+from tests.heads.tiny_heads import eagle_drafter
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
 
@@ -37,16 +37,10 @@ def priced(drafter: Drafter, costs: Seq[float] = COSTS) -> Drafter:
     return drafter
 
 
-PRICED: dict[str, Callable[..., Drafter]] = {
-    "eagle3": lambda target: priced(eagle_drafter(V, 3)),
-    "eagle3, parallel": lambda target: priced(eagle_drafter(V, 3, PARALLEL)),
-}
-
-
 class TestPriced(Conformance):
-    @pytest.fixture(params=PRICED)
-    def case(self, request: pytest.FixtureRequest) -> Case:
-        return Case(target, PRICED[request.param])
+    @pytest.fixture
+    def case(self) -> Case:
+        return Case(target, lambda target: priced(eagle_drafter(V, 3)))
 
     def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
         pytest.skip("other requests teach how far drafts go; texts do not depend on that: the other tests")
