@@ -28,7 +28,7 @@ from slipstream.backends.table import backend_for_head
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
-from slipstream.core.params import Strict, check_integer
+from slipstream.core.params import Strict, integer, setting
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.chains import Chains, MaskedPass, ended_early, possible
@@ -54,14 +54,13 @@ class EagleDraftConfig(Strict):
     """
 
     shape: str = "chain"
-    width: int = 4
-    nodes: int = 12
+    width: int = setting(4, check=integer(1))
+    nodes: int = setting(12, check=integer(1))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shape not in SHAPES:
             raise ParameterError(f"shape is {self.shape!r}", fix=did_you_mean(self.shape, SHAPES))
-        check_integer("width", self.width, 1)
-        check_integer("nodes", self.nodes, 1)
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} draft tokens can be verified at once")
 

@@ -27,7 +27,7 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict, consecutive
 from slipstream.core.drafter import Drafter, DrafterTraits, Lookup, read_prompts
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
@@ -50,19 +50,12 @@ class HybridConfig(Strict):
                         times the remaining output: prefilling it would cost more than it saves.
     """
 
-    min_match: int = 4
-    neural: int = 5
-    append_tokens: int = 6
-    append_match: int = 3
-    append_probability: float = 0.4
-    max_prefill_ratio: float = 4.0
-
-    def __post_init__(self) -> None:
-        for name in ("min_match", "neural", "append_match"):
-            check_integer(name, getattr(self, name), 1)
-        check_integer("append_tokens", self.append_tokens, 0)
-        check_number("max_prefill_ratio", self.max_prefill_ratio, 0.0, float("inf"))
-        check_number("append_probability", self.append_probability, 0.0, 1.0)
+    min_match: int = setting(4, check=integer(1))
+    neural: int = setting(5, check=integer(1))
+    append_tokens: int = setting(6, check=integer(0))
+    append_match: int = setting(3, check=integer(1))
+    append_probability: float = setting(0.4, check=number(0.0, 1.0))
+    max_prefill_ratio: float = setting(4.0, check=number(0.0, float("inf")))
 
 
 class HybridDrafter:

@@ -39,7 +39,7 @@ import torch
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.random import DRAFT
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
@@ -63,17 +63,15 @@ class LookaheadConfig(Strict):
     pool       most first tokens in the pool; the least recently used are dropped first. About 0.15 kB an n-gram.
     """
 
-    window: int = 5
-    ngram: int = 4
-    guesses: int = 5
+    window: int = setting(5, check=integer(1))
+    ngram: int = setting(4, check=integer(2))
+    guesses: int = setting(5, check=integer(1))
     from_text: bool = True
-    row_cost: float = 0.05
-    pool: int = 1 << 14
+    row_cost: float = setting(0.05, check=number(0.0, 1.0))
+    pool: int = setting(1 << 14, check=integer(1))
 
     def __post_init__(self) -> None:
-        for name, low in (("window", 1), ("ngram", 2), ("guesses", 1), ("pool", 1)):
-            check_integer(name, getattr(self, name), low)
-        check_number("row_cost", self.row_cost, 0.0, 1.0)
+        super().__post_init__()
         nodes = (self.window + self.guesses) * (self.ngram - 1)  # of the largest tree
         if nodes > MAX_NODES:
             raise ParameterError(

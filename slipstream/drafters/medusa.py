@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits, PrefixKeeper
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, check_integer, integer, number, setting
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.guard import MAX_NODES
@@ -42,16 +42,15 @@ class MedusaDraftConfig(Strict):
     """
 
     tree: str | int | Seq[int] | Seq[Seq[int]] | None = None
-    nodes: int = 0
-    row_cost: float = 0.05
+    nodes: int = setting(0, check=integer(0))
+    row_cost: float = setting(0.05, check=number(0.0, float("inf")))
 
     def __post_init__(self) -> None:
-        check_integer("nodes", self.nodes, 0)
+        super().__post_init__()
         if self.nodes > MAX_NODES:
             raise ParameterError(f"nodes is {self.nodes}, at most {MAX_NODES} can be verified in one step")
         if self.tree is not None and self.nodes:
             raise ParameterError("a fixed tree was given together with nodes", fix="give one or the other")
-        check_number("row_cost", self.row_cost, 0.0, float("inf"))
 
     def fixed_tree(self) -> Tree | None:
         """The tree given by the option `tree`. Raises ParameterError."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.target import Target
 from slipstream.drafters.lookups import ROW_COST, LookupDrafter, LookupState
 from slipstream.errors import ParameterError
@@ -56,15 +56,13 @@ class NgramConfig(Strict):
                  to the younger one, so the contexts dropped are those not seen for the longest time.
     """
 
-    max_ngram: int = 5
-    min_ngram: int = 1
-    row_cost: float = ROW_COST
-    max_entries: int = 1 << 18
+    max_ngram: int = setting(5, check=integer(1))
+    min_ngram: int = setting(1, check=integer(1))
+    row_cost: float = setting(ROW_COST, check=number(0.0, 0.7))
+    max_entries: int = setting(1 << 18, check=integer(2))
 
     def __post_init__(self) -> None:
-        for name, low in (("max_ngram", 1), ("min_ngram", 1), ("max_entries", 2)):
-            check_integer(name, getattr(self, name), low)
-        check_number("row_cost", self.row_cost, 0.0, 0.7)
+        super().__post_init__()
         if self.min_ngram > self.max_ngram:
             raise ParameterError(
                 f"min_ngram is {self.min_ngram}, max_ngram is {self.max_ngram}",

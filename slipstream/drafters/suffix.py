@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from slipstream.core.params import Strict, check_integer, check_number
+from slipstream.core.params import Strict, integer, number, setting
 from slipstream.core.target import Target
 from slipstream.drafters.lookups import ROW_COST, LookupDrafter, LookupState
 from slipstream.drafters.suffix_tree import END, Node, Store, SuffixTree
@@ -46,17 +46,15 @@ class SuffixConfig(Strict):
                  first. Used with `across` only.
     """
 
-    max_depth: int = 24
-    min_match: int = 1
-    row_cost: float = ROW_COST
-    max_tokens: int = 1 << 17
+    max_depth: int = setting(24, check=integer(2))
+    min_match: int = setting(1, check=integer(1))
+    row_cost: float = setting(ROW_COST, check=number(0.0, 0.7))
+    max_tokens: int = setting(1 << 17, check=integer(2))
     across: bool = False
-    past_tokens: int = 1 << 18
+    past_tokens: int = setting(1 << 18, check=integer(2))
 
     def __post_init__(self) -> None:
-        for name, low in (("max_depth", 2), ("min_match", 1), ("max_tokens", 2), ("past_tokens", 2)):
-            check_integer(name, getattr(self, name), low)
-        check_number("row_cost", self.row_cost, 0.0, 0.7)
+        super().__post_init__()
         if self.min_match >= self.max_depth:
             raise ParameterError(
                 f"min_match is {self.min_match}, max_depth is {self.max_depth}",
