@@ -84,6 +84,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     check_streams()
+    render.show_warnings()
     try:
         if arguments and arguments[0] in FORMER:
             raise ParameterError(

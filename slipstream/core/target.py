@@ -197,6 +197,7 @@ class HeadHost:
     packed_embedding  the embedding in the format of the backend that runs the target, for heads of the same backend;
                      None where it keeps none.
     module           the model of transformers that runs, whose checkpoint may bring MTP layers; None for another.
+    family           `model_type` of its configuration.
     """
 
     hidden_size: int
@@ -211,6 +212,7 @@ class HeadHost:
     runtime: Runtime
     packed_embedding: Any = None
     module: Any = None
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, needed
 from slipstream.drafters.eagle import EagleDraftConfig, EagleDrafter
 from slipstream.errors import ParameterError
-from slipstream.heads.mtp_names import TRANSFORMERS, are_built
+from slipstream.heads.mtp_names import TRANSFORMERS, are_built, without_layers
 
 if TYPE_CHECKING:
     from slipstream.targets.huggingface.mtp_layers import MtpLayers
@@ -43,7 +43,8 @@ def make(target: Target, **options: Any) -> MtpDrafter:
     PairError and the family of LoadError."""
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
-    module = needed(host.module, target, "a model that transformers runs", "drafter 'mtp'")
+    if host.module is None:
+        raise without_layers(host.family)
     if not are_built():
         raise ParameterError(
             f"drafter 'mtp' was asked of a transformers before {TRANSFORMERS}",
@@ -52,4 +53,4 @@ def make(target: Target, **options: Any) -> MtpDrafter:
         )
     from slipstream.targets.huggingface.mtp_layers import load_mtp  # imports transformers, which takes long
 
-    return MtpDrafter(load_mtp(module, host.runtime.source, host.device, host.context), host.vocab_size, config)
+    return MtpDrafter(load_mtp(host.module, host.runtime.source, host.device, host.context), host.vocab_size, config)

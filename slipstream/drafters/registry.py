@@ -6,7 +6,7 @@ the members of `core.drafter.Drafter`; and `make(target, **options)`, to which w
 `Needs` names. The first paragraph of the module's docstring is what `slipstream drafters` prints. A drafter that cannot
 be made from a target alone needs a line in `MAKERS` of `tests/drafters/makers.py`, which makes a small one.
 
-Only where it applies: a new kind of draft head is recognised by a line in `heads.recognition.SIGNS`; a drafter that is
+Only where it applies: a new kind of draft head is recognised by `heads.recognition.recognise`; a drafter that is
 trained here names its method in `trained_by`, which is a line in `training.methods`;
 what other programs call the method is written in `bench/configs.py`.
 """

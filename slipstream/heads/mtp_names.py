@@ -6,6 +6,7 @@ there are; for the others, what it has to be told is written here. Sources: `Mtp
 Qwen3-Next, ERNIE 4.5 and MiMo-V2 the loaders of vLLM 0.33. Importing this does not import torch.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import LoadError
+from slipstream.errors import LoadError, ParameterError
 from slipstream.models.checkpoint import INDEX, read_json, resolve, tensor_names
 from slipstream.zoo import checkpoint_of
+
+log = logging.getLogger("slipstream")
 
 TRANSFORMERS = "5.23"
 """The first version whose MTP layers are known to work here."""
@@ -82,9 +85,19 @@ def are_built() -> bool:
     return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
+def without_layers(family: str) -> ParameterError:
+    """What is said of a target whose family is not in `FAMILIES`."""
+    return ParameterError(
+        f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
+        why="they are known of " + ", ".join(sorted(FAMILIES)),
+        fix="use another drafter, or a target of one of these families",
+    )
+
+
 def has_mtp_layers(target: str) -> bool:
-    """Whether a checkpoint brings MTP layers that can be run. Of one on the hub, the small files are downloaded. False
-    where its files cannot be read: loading it says why."""
+    """Whether a checkpoint brings all MTP layers that it promises, and they can be run; a warning says where it lacks
+    some. Of one on the hub, the small files are downloaded. False where its files cannot be read: loading it says
+    why."""
     if not are_built():
         return False
     try:
@@ -94,9 +107,13 @@ def has_mtp_layers(target: str) -> bool:
         family = FAMILIES.get(text_config.get("model_type", ""))
         if family is None or config.get("quantization_config"):
             return False
-        return family.stored(tensors(folder), int(text_config["num_hidden_layers"])) > 0
+        stored = family.stored(tensors(folder), int(text_config["num_hidden_layers"]))
+        promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except (LoadError, KeyError, TypeError, ValueError):
         return False
+    if stored < promised:
+        log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)
+    return stored >= max(1, promised)
 
 
 def tensors(folder: Path) -> Iterable[str]:

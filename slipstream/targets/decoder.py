@@ -96,6 +96,7 @@ class Decoder:
             tied=weights.head == "embed_tokens.weight",
             runtime=self._runtime,
             packed_embedding=self.executor.packed_embedding,
+            family=self.config.model_type,
         )
 
     @staticmethod
@@ -160,11 +161,7 @@ class Decoder:
         return out
 
     def decode_steps(
-        self,
-        seqs: Seq[Sequence],
-        steps: int,
-        sampling: StepSampling = ARGMAX,
-        exit: int | None = None,
+        self, seqs: Seq[Sequence], steps: int, sampling: StepSampling = ARGMAX, exit: int | None = None
     ) -> DecodedSteps:
         """See `core.target.MultiStep`; only if `capabilities` declare it. Pending tokens must fit in one `chunk`. With
         `exit` the rows are kept for the `run` that verifies them, as by `run_first_layers`."""

@@ -281,20 +281,22 @@ class TestRefusals:
         assert refused.value.why
         assert refused.value.fix
 
-    def test_a_family_that_is_not_known(self) -> None:
-        with pytest.raises(ParameterError, match="'gpt_neox' model, whose MTP layers are not known") as refused:
-            make_drafter("mtp", as_target(random_model("gpt-neox", torch.float32)))
-        assert "deepseek_v3" in str(refused.value)
+    def test_a_family_that_is_not_known_to_bring_them(self) -> None:
+        ours = as_target(random_llama(), executor="torch")
+        for of, family in ((as_target(random_model("gpt-neox", torch.float32)), "gpt_neox"), (ours, "llama")):
+            with pytest.raises(ParameterError, match=f"{family!r} model, and no MTP layers are known of") as refused:
+                make_drafter("mtp", of)
+            assert "deepseek_v3" in str(refused.value)
+            assert "checkpoint" not in str(refused.value)
 
     def test_a_model_in_memory_that_names_no_checkpoint(self) -> None:
         with pytest.raises(CheckpointError, match="'a model in memory' is not a folder"):
             make_drafter("mtp", as_target(random_model("deepseek-v3", torch.float32)))
 
-    def test_a_target_that_our_own_decoder_runs_or_that_shows_no_hidden_states(self) -> None:
-        for of in (as_target(random_llama(), executor="torch"), ToyTarget(5)):
-            with pytest.raises(PairError, match="drafter 'mtp' needs") as refused:
-                make_drafter("mtp", of)
-            assert refused.value.fix
+    def test_a_target_that_shows_no_hidden_states(self) -> None:
+        with pytest.raises(PairError, match="drafter 'mtp' needs") as refused:
+            make_drafter("mtp", ToyTarget(5))
+        assert refused.value.fix
 
     def test_a_quantised_target(self, monkeypatch: pytest.MonkeyPatch) -> None:
         host = target("mellum", 1).capabilities.head_host
@@ -332,6 +334,15 @@ class TestTheDefault:
         assert ModelOptions(target=folder, draft="other").names == ("model",)
         assert LabModels(target=folder).specs() == ["mtp", "suffix"]
         assert TuneModels(target=folder).specs() == ["ngram", "suffix", "mtp"]
+
+    def test_of_fewer_layers_than_promised_it_says_once_that_it_goes_on_without_them(self, tmp_path, caplog) -> None:
+        folder = str(changed(tmp_path, drop=f"layers.{LAYERS + 1}.", mtp=2))
+        assert ModelOptions(target=folder, drafter="mtp").names == ("mtp",), "refused when it is loaded"
+        assert not caplog.messages
+        for _ in range(2):
+            assert ModelOptions(target=folder).names == ("suffix",)
+        (said,) = caplog.messages
+        assert "holds 1 of the 2 MTP layers that it promises" in said
 
     def test_of_sharded_weights_the_index_is_enough(self, tmp_path: Path) -> None:
         folder = write("glm4_moe", tmp_path)

@@ -23,8 +23,8 @@ from transformers.modeling_layers import MtpModel
 
 from slipstream.backends.torch.torch_paged import SPREAD
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
-from slipstream.errors import ConfigError, ParameterError, UnsupportedModelError
-from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors
+from slipstream.errors import ConfigError, UnsupportedModelError
+from slipstream.heads.mtp_names import COUNTS, FAMILIES, tensors, without_layers
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.checkpoint import resolve
 from slipstream.models.executor import Batch, check_ids, check_steps
@@ -193,11 +193,7 @@ def load_mtp(module: Any, source: Path | None, device: torch.device, context: in
     config = module.config.get_text_config(decoder=True)
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise ParameterError(
-            f"drafter 'mtp' was asked of a {config.model_type!r} model, whose MTP layers are not known",
-            why="they are known of " + ", ".join(sorted(FAMILIES)),
-            fix="use another drafter, or a target of one of these families",
-        )
+        raise without_layers(config.model_type)
     if getattr(module, "hf_quantizer", None) is not None:
         raise UnsupportedModelError(
             "drafter 'mtp' was asked of a quantised target",
