@@ -10,6 +10,7 @@ import torch
 from slipstream import LLM, SamplingParams, Structured
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
+from slipstream.zoo import EMBEDDED, checkpoint_of
 from tests.checkpoints import Tiny
 from tests.targets.toy import ToyTarget
 
@@ -198,3 +199,11 @@ def test_the_least_temperatures_are_greedy_in_every_way_of_decoding(tiny: Tiny, 
             greedy = llm.generate([[5, 6, 5, 6]], SamplingParams(max_tokens=20, ignore_eos=True))[0]
             params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=temperature, seed=1)
             assert llm.generate([[5, 6, 5, 6]], params)[0].token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_a_draft_head_given_as_the_target_says_how_it_is_used(kind: str) -> None:
+    head = checkpoint_of(EMBEDDED, kind)
+    with pytest.raises(ParameterError, match=rf"is a draft head \({kind}\), not a model") as refused:
+        LLM(head)
+    assert f"--draft {head}" in refused.value.fix

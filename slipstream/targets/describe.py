@@ -15,9 +15,10 @@ from slipstream.backends.table import usable_device
 from slipstream.core.sizes import size
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
+from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.checkpoint import is_gguf
+from slipstream.models.checkpoint import is_gguf, resolve
 from slipstream.models.facts import ModelFacts, facts
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Progress
@@ -91,6 +92,9 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
     other = LLAMACPP if gguf else TRANSFORMERS  # runs what our own decoder does not
     if not gguf:
         settings.check_device_map()
+        if kind := recognise(resolve(source, weights=False)):
+            fix = f"give the target that it drafts for, and this as its draft: --draft {source}"
+            raise ParameterError(f"{str(source)!r} is a draft head ({kind}), not a model", fix=fix)
     if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
