@@ -3,11 +3,11 @@
 A head predicts the target's text, not the text of the data, so training on the former raises acceptance (EAGLE,
 2401.15077, section 4.2; DistillSpec, 2310.08461, section 3). Drafting is lossless either way.
 
-The text is made in shards. A shard is a function of (seed, index of the shard) and written atomically, so an
-interrupted regeneration continues where it stopped and gives the same result.
+The text is made in shards. A shard is a function of (seed, index of the shard, tokens that are missing) and written
+atomically, so an interrupted regeneration continues where it stopped and gives the same result.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -17,9 +17,11 @@ import numpy as np
 
 from slipstream.bench.loops import looping, periodic_tail
 from slipstream.core.params import SamplingParams
+from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
-from slipstream.llm import LLM
+from slipstream.llm import LLM, Completion
 from slipstream.training.packing import Marked, Stream, write_masked
+from slipstream.training.schedule import counted
 
 MARK = "\ue000the user's message\ue000"
 """Stands for the message while the chat template is rendered."""
@@ -27,9 +29,13 @@ TURN = SamplingParams(temperature=1.0, min_p=0.03, max_tokens=160)
 SHORTEST = 12
 """Characters of a message; shorter ones say too little."""
 ROUNDS = 8
+LEAST = 16
+"""Prompts of a shard, at least: the answers to fewer may all loop by chance."""
 
 Prompts = Callable[[np.random.Generator, int], list[list[int]]]
 """(random numbers, count) -> at most so many prompts."""
+Show = Callable[[Seq[Sequence]], None]
+"""Called with all texts after each step."""
 
 
 def prefixes(streams: list[Stream], lengths: tuple[int, int], longest: int) -> Prompts:
@@ -83,12 +89,10 @@ def around_message(tokenizer: Any) -> list[list[int]]:
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered.partition(MARK)[::2]]
 
 
-def self_prompts(llm: LLM) -> Prompts:
+def self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
     """Conversations of a chat model with itself, up to the start of the answer (Magpie, 2406.08464, section 2): it
     continues its chat template where a user's message belongs. Messages that do not end, that loop or that repeat
-    another are left out.
-
-    Raises ParameterError for a target without a chat template."""
+    another are left out. say: told how many are written. Raises ParameterError for a target without a chat template."""
     tokenizer = llm.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ParameterError(
@@ -100,11 +104,16 @@ def self_prompts(llm: LLM) -> Prompts:
 
     def write(rng: np.random.Generator, count: int) -> list[list[int]]:
         rows, seen = list[list[int]](), set[str]()
+        counts = counted("as the user, the target wrote", say, "messages")
+
+        def show(seqs: Seq[Sequence]) -> None:
+            counts(min(count - 1, len(rows) + sum(seq.finish is not None for seq in seqs)), count)
+
         for _ in range(ROUNDS):
             if len(rows) >= count:
                 break
             params = [replace(TURN, seed=int(rng.integers(2**31))) for _ in range(count - len(rows))]
-            for turn in llm.generate([start] * len(params), params):
+            for turn in _written(llm, [start] * len(params), params, show):
                 ids = [token for token in turn.token_ids if token not in llm.target.capabilities.eos_ids]
                 text = turn.text.strip()
                 if turn.finish_reason != "stop" or len(text) < SHORTEST or periodic_tail(ids) or text in seen:
@@ -116,9 +125,19 @@ def self_prompts(llm: LLM) -> Prompts:
     return write
 
 
-def continued(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Marked]:
+def _written(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show) -> list[Completion]:
+    """As `LLM.generate`."""
+    seqs = [llm.sequence(*each) for each in zip(prompts, params, strict=True)]
+    for _ in llm.decode(seqs):
+        show(seqs)
+    return [llm.completion(seq) for seq in seqs]
+
+
+def continued(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show = lambda seqs: None
+) -> list[Marked]:
     """Prompts and what the target writes after them, which is marked as an answer."""
-    texts = zip(prompts, llm.generate(prompts, params), strict=True)
+    texts = zip(prompts, _written(llm, prompts, params, show), strict=True)
     return [
         ([*done.prompt_token_ids, *done.token_ids], [False] * len(prompt) + [True] * len(done.token_ids))
         for prompt, done in texts
@@ -139,19 +158,23 @@ def regenerate(
     """Write a stream with a mask of the answers, and return its path. Answers that loop are left out.
 
     total: tokens of answers, of at most `new_tokens` each. Each answer has one of `temperatures` at random.
-    say: called with (tokens of answers so far, total) after every shard of so many prompts. Raises ParameterError if
-    nearly all loop.
+    say: called with (tokens of answers so far, total) after every step. shard_size: most prompts of a shard. Raises
+    ParameterError if nearly all loop.
     """
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     parts, tokens, vocab_size = list[Path](), 0, llm.target.vocab_size
+
+    def show(seqs: Seq[Sequence]) -> None:
+        say(min(total - 1, tokens + sum(len(seq.output) for seq in seqs)), total)
+
     while tokens < total:
         shard = len(parts)
         part = path.with_name(f"{path.stem}-{shard:05d}.bin")
         if not part.is_file():
             rng = np.random.default_rng([seed, 17, shard])
-            asked = prompts(rng, shard_size)
+            asked = prompts(rng, min(shard_size, max(LEAST, -(-(total - tokens) // new_tokens))))
             params = [
                 SamplingParams(
                     temperature=float(rng.choice(temperatures)), max_tokens=new_tokens, seed=int(rng.integers(2**31))
@@ -160,7 +183,7 @@ def regenerate(
             ]
             texts = [
                 (ids, mask)
-                for ids, mask in continued(llm, asked, params)
+                for ids, mask in continued(llm, asked, params, show)
                 if not looping({0: list(compress(ids, mask or ()))})
             ]
             if not texts:
@@ -177,15 +200,11 @@ def regenerate(
         parts.append(part)
         say(tokens, total)
 
-    def everything() -> Iterator[Marked]:
-        seen = set[tuple[int, ...]]()
-        for part in parts:
-            for ids, mask in Stream.open(part, whole=True).documents():
-                if tuple(ids) not in seen:
-                    seen.add(tuple(ids))
-                    yield ids, mask
-
-    write_masked(path, everything(), None, vocab_size)
+    kept: dict[tuple[int, ...], list[bool] | None] = {}
+    for part in parts:
+        for ids, marks in Stream.open(part, whole=True).documents():
+            kept.setdefault(tuple(ids), marks)
+    write_masked(path, ((list(ids), marks) for ids, marks in kept.items()), None, vocab_size)
     for part in parts:
         for suffix in (".bin", ".starts.npy", ".mask.bin"):
             part.with_suffix(suffix).unlink(missing_ok=True)

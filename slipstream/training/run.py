@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,12 @@ from slipstream.training.trainable import check_trainable
 from slipstream.zoo import checkpoint_of
 
 Say = Callable[[str], None]
+LOG: Say = partial(print, flush=True)
 ROWS = 96
 """Texts that the target writes side by side."""
 
 
-def prepare(config: RunConfig, say: Say = print) -> Run:
+def prepare(config: RunConfig, say: Say = LOG) -> Run:
     """Do everything before the first step. Settings, folder and data are checked before the target is loaded.
 
     Raises the errors of `slipstream.errors`.
@@ -67,6 +69,10 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
             f"length is {config.length}, the target's context holds {shape.context} tokens",
             fix="give a smaller --length",
         )
+    least = 2 * config.length + 3
+    if 0 < config.self_tokens < least:
+        fix = f"give --self {least} or more, for a window to train on and one of held-out text; or a smaller --length"
+        raise ParameterError(f"--self {config.self_tokens} is less than two windows of {config.length} tokens", fix=fix)
     text = config.self_tokens or any(not name.endswith(".bin") for name in config.data)
     tokenizer = tokenizer_of(source) if text else None
     if config.data or not config.self_tokens:
@@ -84,7 +90,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     folder, encoder = config.out / "data", Encoder(tokenizer, min(shape.eos_ids, default=None))
     target = load() if config.self_tokens else None
     if target is not None:
-        conversations = written(target[1], self_prompts(target[1]), "self.bin", config.self_tokens)
+        conversations = written(target[1], self_prompts(target[1], say), "self.bin", config.self_tokens)
         config = replace(config, data=(*config.data, str(conversations)))
     prepared = prepare_data(folder, config.data, encoder, shape.vocab_size, config.length, config.heldout_share, say)
     streams, (decoder, llm) = prepared.train, target or load()
@@ -122,7 +128,7 @@ class Run:
     loop: Loop
     about: dict[str, Any]
 
-    def train(self, say: Say = print) -> dict[str, Any]:
+    def train(self, say: Say = LOG) -> dict[str, Any]:
         """Train, measure, export; returns the measured figures.
 
         After a signal, what was trained so far is exported, and KeyboardInterrupt is raised with its number.

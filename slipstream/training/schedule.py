@@ -80,9 +80,9 @@ class Schedule:
         return warm * max(0.0, 1 - (self.spent - begin) / (self.budget - begin))
 
 
-def counted(what: str, say: Callable[[str], None] = print) -> Callable[[int, int], None]:
-    """A function of (tokens done, tokens in total) that says both with the rate and the time left, at most every
-    `PAUSE` seconds. what: a sentence's beginning, e.g. "the target wrote".
+def counted(what: str, say: Callable[[str], None], unit: str = "tokens") -> Callable[[int, int], None]:
+    """A function of (units done, units in total) that says both with the rate and the time left, at most every `PAUSE`
+    seconds until all are done. what: a sentence's beginning, e.g. "the target wrote".
 
     The rate begins at the first call: what came before may be of an earlier run, or the compilation of kernels."""
     begun, first, said = 0.0, -1, -PAUSE
@@ -95,10 +95,10 @@ def counted(what: str, say: Callable[[str], None] = print) -> Callable[[int, int
         said = now
         if first < 0:
             begun, first = now, done
-            return say(f"{what} {done:,} of {total:,} tokens")
-        rate = max(1.0, (done - first) / max(1e-3, now - begun))
+            return say(f"{what} {done:,} of {total:,} {unit}")
+        rate = max(0.01, (done - first) / max(1e-3, now - begun))
         left = duration(max(0, total - done) / rate)
-        say(f"{what} {done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left} left")
+        say(f"{what} {done:,} of {total:,} {unit}, {rate:,.{rate < 10:d}f} {unit}/s, {left} left")
 
     return show
 

@@ -1,5 +1,6 @@
 """Text that the target writes for training: after prefixes of data, and conversations of a chat model with itself."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.errors import ParameterError
-from slipstream.training import regenerate as regenerate_module
+from slipstream.training import regenerate as regenerate_module, schedule
 from slipstream.training.packing import Stream
 from slipstream.training.regenerate import prefixes, regenerate, self_prompts
 
@@ -69,6 +70,21 @@ def test_shards_resume_and_give_the_same_text(tiny: LLM, tiny_data: Path, tmp_pa
     assert not list(tmp_path.glob("b-*"))
 
 
+def test_a_shard_holds_no_more_than_is_asked_for_and_is_counted_while_it_is_written(tiny, tiny_data, tmp_path) -> None:
+    prompts, asked, said = prefixes([Stream.open(tiny_data, whole=False)], (4, 12), 100), list[int](), list[int]()
+
+    def few(rng: np.random.Generator, count: int) -> list[list[int]]:
+        asked.append(count)
+        return prompts(rng, count)
+
+    regenerate(tiny, few, tmp_path / "x.bin", 200, 10, say=lambda done, total: said.append(done))
+    assert asked[0] == 20, "of 10 tokens each"
+    assert len({done for done in said if done < 160}) > 5
+    assert said[-1] >= 200
+    regenerate(tiny, few, tmp_path / "y.bin", 40, 10)
+    assert asked[-1] == 16
+
+
 def test_texts_that_all_loop_and_a_target_that_writes_no_message_are_refused(tiny: LLM, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(regenerate_module, "looping", lambda answers: True)
     for prompts, said in (([[5]], "each of 1 answers of the target ends in a loop"), ([], "wrote no message")):
@@ -76,6 +92,12 @@ def test_texts_that_all_loop_and_a_target_that_writes_no_message_are_refused(tin
             regenerate(tiny, lambda rng, count, all=prompts: all, tmp_path / "x.bin", 10, 4)
         assert refused.value.why
         assert refused.value.fix
+
+
+def test_messages_are_counted_while_they_are_written(llm: LLM, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(schedule, "PAUSE", 0.0)
+    self_prompts(llm)(np.random.default_rng(5), 6)
+    assert re.search(r"wrote [1-5] of 6 messages, [\d.,]+ messages/s, .* left", capsys.readouterr().out)
 
 
 def test_a_target_without_a_chat_template_is_refused(tiny: LLM) -> None:

@@ -264,6 +264,22 @@ def test_the_estimate_takes_at_most_its_limit(rate, seconds, tokens, prepared, m
     assert clock <= run_report.LIMIT
 
 
+def test_too_few_tokens_of_its_own_are_refused_before_the_target_writes_them(tiny_target, tiny_data, tmp_path) -> None:
+    config = replace(small("medusa", tiny_target, tiny_data, tmp_path / "run"), data=(), self_tokens=40)
+    with pytest.raises(ParameterError, match="--self 40 is less than two windows of 32") as refused:
+        prepare(config, quiet)
+    assert "--self 67" in refused.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_of_a_run_are_in_a_file_at_once(tiny_target, tiny_data, tmp_path, monkeypatch) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        prepare(small("medusa", tiny_target, tiny_data, tmp_path / "run"))
+        assert "held-out texts" in log.read_text()
+
+
 def test_regenerated_text_becomes_a_source_of_its_own_weight(prepared):
     more = {"answers_only": True, "regenerate": 400, "regenerate_tokens": 12, "regenerate_share": 0.25}
     run = prepared("medusa", **more)
