@@ -44,11 +44,7 @@ class AsyncLLM:
         return self.streams.load
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        rule: str | None = None,
-        prediction: Prompt = (),
+        self, prompt: Prompt, params: SamplingParams | None = None, rule: str | None = None, prediction: Prompt = ()
     ) -> AsyncGenerator[Chunk, None]:
         """Complete one prompt; yields what each step added, and the completion in the last chunk. Closing the iterator,
         or cancelling who waits for it, aborts the request.

@@ -127,8 +127,7 @@ class Session:
             return self.commands[name][0]()
         near = get_close_matches(name, self.commands, n=1)
         raise ParameterError(
-            f"there is no command /{name}",
-            fix=f"did you mean '/{near[0]}'?" if near else "/help lists them",
+            f"there is no command /{name}", fix=f"did you mean '/{near[0]}'?" if near else "/help lists them"
         )
 
     def _reset(self) -> None:

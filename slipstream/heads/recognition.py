@@ -113,11 +113,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
 
 
 def write(
-    folder: str | Path,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    file: str = SINGLE,
+    folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
     """Write config.json and `file`, floats in `dtype`; int8: matrices, with a scale for each row, the rest in float16.
     Raises CheckpointError for those that are not finite there."""

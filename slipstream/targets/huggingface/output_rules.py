@@ -47,8 +47,7 @@ class OutputRules:
         beams = getattr(generation, "num_beams", None) or 1
         if beams > 1:
             log.warning(
-                "the model's generation configuration asks for %d beams: LLM.generate has none, see beam_search",
-                beams,
+                "the model's generation configuration asks for %d beams: LLM.generate has none, see beam_search", beams
             )
 
     def check_beams(self) -> None:
