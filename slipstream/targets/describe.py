@@ -232,18 +232,12 @@ def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
     from slipstream.targets.decoder import Decoder
     from slipstream.targets.huggingface.load_module import around
 
-    if settings.lora is not None:
-        raise ParameterError(
-            "lora was given with a loaded model",
-            why="its weights stay as they are",
-            fix="give its folder, or merge the adapter by peft (merge_and_unload)",
-        )
-    if settings.device_map is not None:
-        raise ParameterError(
-            "device_map was given with a loaded model",
-            why="its weights are where they are",
-            fix="load it with from_pretrained(..., device_map=...), or give its folder",
-        )
+    settings.refuse(
+        ("lora", "device_map"),
+        "given with a loaded model",
+        "its weights stay as they are, and where they are",
+        "give its folder, or merge by peft (merge_and_unload), or load it by from_pretrained(..., device_map=...)",
+    )
     places = {str(weight.device) for weight in module.parameters()}
     if len(places) > 1 or "meta" in places:  # "meta": offloaded, and read when it is used
         if settings.device is not None:
