@@ -325,7 +325,7 @@ class DraftLengths:
         self._pause = min(2 * self._pause, LONGEST_REST) if self.state is State.TRIAL else FIRST_REST
         self.state, self._rest = State.RESTING, 0 if self.whole else self._pause
         counts = self._counts
-        if not self._told and counts.steps >= TRIAL_STEPS:
+        if not self._told and gain and counts.steps >= TRIAL_STEPS:  # 0: none was measured yet
             self._told = True
             log.warning(
                 "drafts do not pay here: at best %.2f times the speed of plain decoding, at %.2f tokens a step and "

@@ -10,8 +10,8 @@ import numpy as np
 STALE = 8
 """Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
 
-SETTLED = 5
-"""Samples of a number from which on its median tells whether a step was slow."""
+FEW = 3
+"""Samples of a number from which on it counts as timed, see `Times.estimate`."""
 
 FADE, FADE_ALL = 1 - 1 / 64, 1 - 1 / 512
 """Weight that the record of a request, and that of all, keeps with each of its steps that draft."""
@@ -24,9 +24,11 @@ class Pace:
     processor: that slows steps of all numbers of rows by about the same factor (SmolLM2 in 4 bits: after 600 tokens 1
     to 5 rows take 1.5 to 1.7 times as long). A number of rows that was timed before the change stays comparable."""
 
+    WINDOW = 9
+
     def __init__(self) -> None:
         self.value = 1.0
-        self._last: deque[float] = deque(maxlen=9)
+        self._last = deque[float](maxlen=self.WINDOW)
 
     def add(self, ratio: float) -> None:
         """Of the time of a step to what is usual for its number."""
@@ -47,6 +49,7 @@ class Times:
         self._medians: dict[int, float] = {}
         self._count, self._last = 0, dict[int, int]()  # samples so far; and when each number had its last one
         self._line: tuple[np.ndarray, np.ndarray, float] | None = None  # see `_line_of_medians`
+        self._recent: deque[tuple[int, float]] = deque()  # samples that set the pace and are not kept yet
 
     def __len__(self) -> int:
         """How many samples there are, up to 9 of each number."""
@@ -64,9 +67,16 @@ class Times:
         return int(self._line[0][-1])
 
     def add(self, n: int, seconds: float, sets_pace: bool = False) -> None:
-        """sets_pace: whether it may tell that all steps take longer now."""
-        if sets_pace and len(self._samples.get(n, ())) >= SETTLED and min(seconds, self._medians[n]) > 0:
+        """sets_pace: whether it may tell that all steps take longer now. Such a sample is kept when the pace is known
+        of the steps around it, not only of those before; else medians would take on half of a slow change. The first
+        few of a number are kept at once."""
+        if sets_pace and min(seconds, self._medians.get(n, 0.0)) > 0:
             self.pace.add(seconds / self._medians[n])
+            if len(self._samples[n]) >= FEW or self._stale(n):
+                self._recent.append((n, seconds))
+                if len(self._recent) <= self.pace.WINDOW // 2:
+                    return
+                n, seconds = self._recent.popleft()
         seconds /= self.pace.value
         if n not in self._samples:
             self._samples[n] = deque(maxlen=9)
@@ -110,7 +120,7 @@ class Times:
 
     def _line_of_medians(self) -> tuple[np.ndarray, np.ndarray, float]:
         """(numbers, seconds, seconds for each further number), for `estimate`."""
-        often = [n for n in self._known if len(self._samples[n]) > 2 and not self._stale(n)]
+        often = [n for n in self._known if len(self._samples[n]) >= FEW and not self._stale(n)]
         xs = [n for n in self._known if n in often or n == self._known[0]] if often else self._known
         pools: list[list[float]] = []  # mean, samples, numbers: neighbours that would fall are joined
         for n in xs:
