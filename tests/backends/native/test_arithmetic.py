@@ -223,3 +223,12 @@ def test_picks_are_those_of_the_host() -> None:
             if kind == NOISE:
                 want = (logits[:, :vocab] * heat[:, None] + gumbel[j]).argmax(-1).tolist()
             assert drawn.tolist() == want
+
+
+def test_scores_that_are_no_numbers_have_the_lowest_confidence() -> None:
+    rates, reach = np.array([[0.25, 0.5], [9.0, 9.0]]), np.ones(1)
+    worth = rates[:1], np.zeros((1, 1)), np.zeros((1, 1)), reach
+    logits = np.full((1, 4), np.nan, np.float32)
+    picks = Picks(MAXIMUM, 4, np.ones(1), np.empty((1, 0)), np.empty((1, 0, 0)), *worth)
+    picked(picks, 0, logits, np.empty((1, 0)), np.empty(1, np.int64))
+    assert reach.tolist() == [0.25]

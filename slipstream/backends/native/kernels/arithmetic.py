@@ -273,7 +273,8 @@ def pick(picks, j, logits, probs, drawn):
         heat = picks.inv_temperature[b]
         top = highest_probability(logits[b], picks.vocab, np.float32(heat if heat < ARGMAX_INV_TEMPERATURE else 1.0))
         picks.confidence[j, b] = top
-        picks.reach[b] *= picks.rates[b, min(int(top * classes), classes - 1)]
+        at = min(int(top * classes), classes - 1) if top > 0 else 0  # NaN has no class
+        picks.reach[b] *= picks.rates[b, at]
         goes_on |= picks.reach[b] >= picks.least[b, j]
     for b in range(drawn.shape[0]):
         if picks.kind == MAXIMUM:
