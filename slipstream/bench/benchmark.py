@@ -180,11 +180,8 @@ def arm_data(run: Run, prompts: PromptSet, runs: Seq[Run]) -> dict[str, Any]:
         "draft_tokens": run.arm.draft_tokens if run.arm.lengths is None else AUTO,
         "temperature": run.arm.params.temperature,
         "batch": run.arm.batch,
-        "context": run.context,
         "against": None if run.plain is None else runs.index(run.plain),
-        "rounds": run.rounds,
-        "lossless": run.lossless,
-        "exact": run.exact,
+        **{name: getattr(run, name) for name in ("context", "rounds", "lossless", "exact")},
         "texts": text_verdict(run),
         "divergences": [
             {"prompt": prompts.prompts[i].name, **vars(d), "near_tie": d.near_tie} for i, d in run.divergences
@@ -211,9 +208,7 @@ def figures(run: Run, groups: Seq[int] | None = None) -> dict[str, Any]:
         "speedup": asdict(run.speedup(groups)),
         "first_token_seconds": run.first_token_seconds(groups),
         "seconds_per_later_token": run.seconds_per_later_token(groups),
-        "acceptance_rate": stats.acceptance_rate,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "position_rates": stats.position_rates,
+        **{name: getattr(stats, name) for name in ("acceptance_rate", "mean_acceptance_length", "position_rates")},
         "shares": {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()},
         "stats": stats.as_dict(),
     }

@@ -143,11 +143,7 @@ def routes(service: Service) -> APIRouter:
         "created": service.started,
         "owned_by": "slipstream",
         "max_model_len": facts.context,
-        "drafter": facts.drafter,
-        "draft_tokens": facts.draft_tokens,
-        "rule": facts.rule,
-        "backend": facts.backend,
-        "weights": facts.weights,
+        **{name: getattr(facts, name) for name in ("drafter", "draft_tokens", "rule", "backend", "weights")},
     }
 
     @router.get("/v1/models", summary="The models of this server")

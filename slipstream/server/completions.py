@@ -90,13 +90,8 @@ class ChoiceScript(Script):
         """The statistics of a choice that has ended, if they were asked for."""
         if not self._statistics or choice.stats is None:
             return {}
-        more = {
-            "drafted_by": choice.proposers,
-            "others": choice.others,
-            "decode_tokens": choice.decode_tokens,
-            "decode_seconds": choice.decode_seconds,
-        }
-        return {"statistics": choice.stats.as_dict() | more}
+        more = {name: getattr(choice, name) for name in ("others", "decode_tokens", "decode_seconds")}
+        return {"statistics": choice.stats.as_dict() | {"drafted_by": choice.proposers} | more}
 
 
 class CompletionScript(ChoiceScript):

@@ -305,13 +305,7 @@ def plain_text(content: Any, where: str, param: str | None = None, kinds: tuple[
     return "".join(part["text"] for part in parts)
 
 
-_FORMS = {
-    "json": "json_schema",
-    "regex": "regex",
-    "choice": "choice",
-    "grammar": "grammar",
-    "json_object": "json_object",
-}
+_FORMS = {"json": "json_schema"} | {name: name for name in ("regex", "choice", "grammar", "json_object")}
 """Members of the field `structured_outputs` -> those of `Structured`."""
 
 

@@ -137,16 +137,12 @@ class Forecast(Strict):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
+        names = ("draft_tokens", "tau", "step_cost", "speedup", "break_even", "assumptions")
         return {
             "acceptance": self.rates.alpha,
             "position_rates": list(self.rates.by_position),
             "c": self.costs.c,
-            "draft_tokens": self.draft_tokens,
-            "tau": self.tau,
-            "step_cost": self.step_cost,
-            "speedup": self.speedup,
-            "break_even": self.break_even,
-            "assumptions": self.assumptions,
+            **{name: getattr(self, name) for name in names},
         }
 
 
