@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
     from slipstream.models.pair_check import PairReport
 
-SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "position")
+SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "source_context",
+         "position")  # fmt: skip
 """Fields of a configuration that are shown as they are."""
 SHOWN_RATES = (0.6, 0.8)
 """Acceptance rates for which the speed-up of a pair is estimated."""
@@ -72,13 +73,11 @@ def describe(model: str) -> dict[str, Any]:
         "folder": str(facts.folder),
         "architecture": config.model_type,
         **{name: getattr(config, name) for name in SHAPE},
-        "parameters": facts.parameters,
-        "active_parameters": facts.active_parameters,
+        **{name: getattr(facts, name) for name in ("parameters", "active_parameters", "chat_template")},
         "stored_bytes": facts.stored,
         "loaded_dtype": str(dtype).removeprefix("torch."),
         "loaded_bytes": seen.weight_bytes,
         "tokens": None if facts.tokenizer is None else len(facts.tokenizer.tokens),
-        "source_context": config.source_context,
         "kv_bytes_per_token": facts.kv_bytes(dtype.itemsize),
         "tied_head": config.tie_embeddings,
         "sliding_window": sorted(set(windows)),
@@ -87,7 +86,6 @@ def describe(model: str) -> dict[str, Any]:
         "rope": dict(config.rope_parameters),
         "special_tokens": None if facts.tokenizer is None else dict(facts.tokenizer.roles),
         "eos_ids": list(config.eos_ids),
-        "chat_template": facts.chat_template,
         "executor": seen.runner,
         "device": str(device),
         "not_native": refused,
