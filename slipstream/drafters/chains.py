@@ -81,7 +81,7 @@ class Chains:
         """A chain of at most depth[b] draft tokens for each sequence."""
         chains = [Chain() for _ in seqs]
         if self.confident is not None:
-            self.confident.begin()
+            self.confident.drawn.clear()  # of a step that failed
         # How a sequence is drafted must not depend on the rest of the batch: the two ways round differently.
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):

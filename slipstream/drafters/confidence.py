@@ -10,7 +10,6 @@ probability of the drawn token, which is exact only for greedy decoding; SVIP (2
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,26 +23,14 @@ GOES_ON, LEVEL = 0.75, 0.05
 a plain step (that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits)."""
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A chain as it was drawn, with the classes of its tokens; `kept` of them are in the draft."""
-
-    tokens: Seq[int]
-    classes: Seq[int]
-    kept: int
-
-
 class ConfidentDrafts:
     """Rates of all requests of a drafter, greedy and sampled ones apart."""
 
     def __init__(self) -> None:
         self._stats = {True: ConfidenceStats(), False: ConfidenceStats()}
         self._rates = {greedy: list(stats.rule) for greedy, stats in self._stats.items()}
-        self._drawn: dict[int, _Drawn] = {}
-
-    def begin(self) -> None:
-        """New drafts are drawn: those before are forgotten."""
-        self._drawn = {}
+        # By sequence: the tokens of its chain as it was drawn, their classes, and how many are in the draft.
+        self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
     def worth(self, seqs: Seq[Sequence], steps: int) -> Worth | None:
         """For a call that draws so many tokens after each sequence; None: none of them has costs."""
@@ -66,19 +53,17 @@ class ConfidentDrafts:
             if reach < _cost(seq, n):
                 kept = n
                 break
-        self._drawn[seq.id] = _Drawn(tokens, classes, kept)
+        self.drawn[seq.id] = tokens, classes, kept
         return kept
 
     def learn(self, seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> None:
         """Compare the last drafts with what was emitted. A token that was drawn and left out tells something only of a
         greedy request: among others it may be accepted where another one is emitted."""
         for b, seq in enumerate(seqs):
-            drawn = self._drawn.pop(seq.id, None)
-            if drawn is None:
-                continue
-            compared = len(drawn.tokens) if seq.params.greedy else drawn.kept
+            tokens, classes, kept = self.drawn.pop(seq.id, ((), (), 0))
+            compared = tokens if seq.params.greedy else tokens[:kept]
             stats, rates = self._stats[seq.params.greedy], self._rates[seq.params.greedy]
-            for token, at, emitted in zip(drawn.tokens[:compared], drawn.classes, verdict.run(draft, b), strict=False):
+            for token, at, emitted in zip(compared, classes, verdict.run(draft, b), strict=False):
                 stats.learn(at, token == emitted)
                 rates[at] = stats.rate(at)
                 if token != emitted:

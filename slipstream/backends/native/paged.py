@@ -218,10 +218,8 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     rates, least = np.empty((0, 0)), np.empty((0, 0))
     if sampling.worth is not None:
         rates, least = sampling.worth.rates, sampling.worth.least
-    confidence = np.full((steps, len(rates)), -1.0)
-    return Picks(
-        _KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, rates, least, confidence, np.ones(len(rates))
-    )
+    worth = rates, least, np.full((steps, len(rates)), -1.0), np.ones(len(rates))
+    return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, *worth)
 
 
 def check_finite(status: int) -> None:
