@@ -39,8 +39,8 @@ class MtpDrafter(EagleDrafter):
 
 
 def make(target: Target, **options: Any) -> MtpDrafter:
-    """See `registry`; options as in `EagleDraftConfig`. Raises ParameterError for a target without MTP layers,
-    PairError and the family of LoadError."""
+    """See `registry`; options as in `EagleDraftConfig`. Raises ParameterError, PairError (also for a target
+    without MTP layers) and the family of LoadError."""
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'mtp'")
     if host.module is None:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import LoadError, ParameterError
+from slipstream.errors import LoadError, PairError
 from slipstream.models.checkpoint import INDEX, read_json, resolve, tensor_names
 from slipstream.zoo import checkpoint_of
 
@@ -85,9 +85,9 @@ def are_built() -> bool:
     return [int(n) for n in installed[:2]] >= [int(n) for n in first]
 
 
-def without_layers(family: str) -> ParameterError:
+def without_layers(family: str) -> PairError:
     """What is said of a target whose family is not in `FAMILIES`."""
-    return ParameterError(
+    return PairError(
         f"drafter 'mtp' was asked of a {family!r} model, and no MTP layers are known of this family",
         why="they are known of " + ", ".join(sorted(FAMILIES)),
         fix="use another drafter, or a target of one of these families",

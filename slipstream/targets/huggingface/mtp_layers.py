@@ -189,7 +189,7 @@ class MtpLayers(PackedLayers):
 def load_mtp(module: Any, source: Path | None, device: torch.device, context: int) -> MtpLayers:
     """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
     gives what transformers' own pass gives. source: its folder; None: the one that the model names. Raises the family
-    of LoadError, and ParameterError for an unknown family."""
+    of LoadError, and PairError for an unknown family."""
     config = module.config.get_text_config(decoder=True)
     family = FAMILIES.get(config.model_type)
     if family is None:
