@@ -16,7 +16,7 @@ import numpy as np
 from slipstream.core.decode_steps import Worth
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
-from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats
+from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats, cost_of_row
 
 GOES_ON, LEVEL = 0.75, 0.05
 """What is assumed of a draft token that is not drawn yet: its acceptance rate, and what drawing it costs, as a share of
@@ -40,7 +40,7 @@ class ConfidentDrafts:
         least = np.zeros((len(seqs), steps))
         for row, seq in zip(least, seqs, strict=True):
             if seq.row_costs:
-                costs = [_cost(seq, j) for j in range(steps + 1)]
+                costs = [cost_of_row(seq.row_costs, j) for j in range(steps + 1)]
                 row[:] = np.maximum(costs[:-1], (np.array(costs[1:]) + LEVEL) / GOES_ON)
         return Worth(rates, least)
 
@@ -50,7 +50,7 @@ class ConfidentDrafts:
         reach, kept = 1.0, len(tokens)
         for n, at in enumerate(classes):
             reach *= self._rates[seq.params.greedy][at]
-            if reach < _cost(seq, n):
+            if reach < cost_of_row(seq.row_costs, n):
                 kept = n
                 break
         self.drawn[seq.id] = tokens, classes, kept
@@ -68,7 +68,3 @@ class ConfidentDrafts:
                 rates[at] = stats.rate(at)
                 if token != emitted:
                     break
-
-
-def _cost(seq: Sequence, n: int) -> float:
-    return seq.row_costs[min(n, len(seq.row_costs) - 1)]

@@ -18,7 +18,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.drafters.acceptance_stats import MatchLengthStats
+from slipstream.drafters.acceptance_stats import MatchLengthStats, cost_of_row
 
 ROW_COST = 0.15
 """Cost of verifying one more row, as a share of a plain step, where it is not measured. That of SmolLM2 on two cores is
@@ -72,7 +72,7 @@ class LookupState(Generic[S]):
         for token, share in followers:
             tokens.append(token)
             probability *= share * self.stats.rate(match + len(tokens) - 1, usual)
-            if len(tokens) > depth or probability < row_costs[min(len(tokens), len(row_costs)) - 1]:
+            if len(tokens) > depth or probability < cost_of_row(row_costs, len(tokens) - 1):
                 return Continuation(match, tokens, tokens[:-1], expected)
             expected += probability
         return Continuation(match, tokens, tokens, expected)

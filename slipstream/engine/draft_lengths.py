@@ -41,6 +41,7 @@ from enum import Enum
 
 import numpy as np
 
+from slipstream.drafters.lookups import ROW_COST
 from slipstream.engine.step_history import Mean, Survival, Times
 
 log = logging.getLogger("slipstream")
@@ -73,12 +74,11 @@ SHORTEST = 1e-9
 LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""
-MORE_ROWS, CHEAPEST, DEAREST, UNKNOWN_COST = 16, 0.05, 0.7, 0.15
+MORE_ROWS, CHEAPEST, DEAREST = 16, 0.05, 0.7
 """Rows of a request whose costs are told apart, where they were timed; any further one costs their mean. Bounds of the
 cost, because times may be those of a bad moment."""
 KEEP, KEEP_COSTS = 4, 16
-"""Steps for which lengths, or the costs of rows, are kept while nobody joins or leaves: choosing takes a tenth of a
-millisecond."""
+"""Steps for which lengths, or the costs of rows, are kept while nobody joins or leaves: choosing takes 0.1 ms."""
 
 
 class State(Enum):
@@ -131,7 +131,7 @@ class DraftLengths:
     most: int = 8
     prior: float = 0.7
     whole: bool = False
-    row_costs: tuple[float, ...] = field(init=False, default=(UNKNOWN_COST,))
+    row_costs: tuple[float, ...] = field(init=False, default=(ROW_COST,))
     state: State = field(init=False, default=State.TRIAL)
 
     def __post_init__(self) -> None:

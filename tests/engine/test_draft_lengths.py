@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from slipstream.drafters.acceptance_stats import ConfidenceStats
-from slipstream.engine.draft_lengths import TRIAL_STEPS, UNKNOWN_COST, DraftLengths, Step
+from slipstream.drafters.lookups import ROW_COST
+from slipstream.engine.draft_lengths import TRIAL_STEPS, DraftLengths, Step
 from slipstream.engine.step_history import Times
 
 
@@ -382,7 +383,7 @@ def test_a_lookup_without_copies_loses_at_most_3_percent_and_is_tried_again() ->
 def test_rows_cost_what_they_took_halfway_to_their_mean(times: dict[int, float], costs: list[float]) -> None:
     """Kernels take rows in tiles, so one is free and the next is not. Rows that were never timed do not look cheap."""
     policy = DraftLengths(16, whole=True)
-    assert policy.row_costs == (UNKNOWN_COST,)
+    assert policy.row_costs == (ROW_COST,)
     for rows, seconds in times.items():
         for _ in range(4):
             policy.learn(Step([0], [rows - 1], [rows - 1], [0], 0.0, seconds))

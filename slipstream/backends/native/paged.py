@@ -215,11 +215,10 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     elif sampling.noise is not None:
         noise = sampling.noise.double().expand(steps, count, -1).contiguous().numpy()
     vocab = vocab if sampling.vocab is None else min(sampling.vocab, vocab)
-    rates, least = np.empty((0, 0)), np.empty((0, 0))
-    if sampling.worth is not None:
-        rates, least = sampling.worth.rates, sampling.worth.least
-    worth = rates, least, np.full((steps, len(rates)), -1.0), np.ones(len(rates))
-    return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, *worth)
+    worth, none = sampling.worth, np.empty((0, 0))
+    rates, least = (none, none) if worth is None else (worth.rates, worth.least)
+    ends = rates, least, np.full((steps, len(rates)), -1.0), np.ones(len(rates))
+    return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, *ends)
 
 
 def check_finite(status: int) -> None:
