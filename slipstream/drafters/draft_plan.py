@@ -52,9 +52,9 @@ def usual(target: str, draft_model: str | None) -> str:
     files are downloaded."""
     if draft_model is not None or target == SMOLLM2:
         return WITH_HEAD if draft_model is None else WITH_DRAFT
-    from slipstream.heads.mtp_names import has_mtp_layers
+    from slipstream.heads.mtp_names import mtp_layer_count
 
-    return WITH_MTP if has_mtp_layers(target) else WITHOUT_DRAFT
+    return WITH_MTP if mtp_layer_count(target) else WITHOUT_DRAFT
 
 
 def asked(names: Seq[str], draft: str | None) -> tuple[Any, dict[str, Any]]:
@@ -203,9 +203,9 @@ class DraftPlan:
         if draft_tokenizer == SAME and isinstance(model, (str, Path)) and not target == model == EMBEDDED:
             check_vocabulary(target, model)
 
-    def described(self, settings: LoadSettings) -> tuple[list[Described], list[str | Path]]:
-        """The draft models that are loaded from files, with settings of a draft model, and the heads. Raises LoadError
-        and ParameterError as `describe` does."""
+    def described(self, settings: LoadSettings) -> tuple[list[Described], list[str | Path], bool]:
+        """The draft models that are loaded from files, with settings of a draft model, the heads, and whether the
+        target's MTP layers draft. Raises LoadError and ParameterError as `describe` does."""
         from slipstream.targets.describe import describe
 
         models, heads = [], []
@@ -216,7 +216,7 @@ class DraftPlan:
                 models.append(describe(model, _in_format(settings, options.get("quantize"))))
             if isinstance(head, (str, Path)):
                 heads.append(head)
-        return models, heads
+        return models, heads, any(one.name == WITH_MTP for one in self.each)
 
 
 def _in_format(settings: LoadSettings, quantize: str | None) -> LoadSettings:

@@ -94,26 +94,26 @@ def without_layers(family: str) -> PairError:
     )
 
 
-def has_mtp_layers(target: str) -> bool:
-    """Whether a checkpoint brings all MTP layers that it promises, and they can be run; a warning says where it lacks
-    some. Of one on the hub, the small files are downloaded. False where its files cannot be read: loading it says
-    why."""
+def mtp_layer_count(target: str | Path) -> int:
+    """How many MTP layers a checkpoint brings: 0 if they cannot be run, or if it lacks some of those that it promises,
+    which a warning says. Of one on the hub, the small files are downloaded. 0 where its files cannot be read: loading
+    it says why."""
     if not are_built():
-        return False
+        return 0
     try:
         folder = resolve(checkpoint_of(target, "target"), weights=False)
         config = read_json(folder / "config.json")
         text_config = config.get("text_config") or config
         family = FAMILIES.get(text_config.get("model_type", ""))
         if family is None or config.get("quantization_config"):
-            return False
+            return 0
         stored = family.stored(tensors(folder), int(text_config["num_hidden_layers"]))
         promised = int(next((n for key in COUNTS if (n := text_config.get(key))), stored))
     except (LoadError, KeyError, TypeError, ValueError):
-        return False
+        return 0
     if stored < promised:
         log.warning("%s holds %d of the %d MTP layers that it promises: no drafter uses them", target, stored, promised)
-    return stored >= max(1, promised)
+    return 0 if stored < promised else stored
 
 
 def tensors(folder: Path) -> Iterable[str]:

@@ -15,6 +15,7 @@ from slipstream.backends.table import usable_device
 from slipstream.core.sizes import size
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
+from slipstream.heads.mtp_names import mtp_layer_count
 from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
@@ -69,6 +70,15 @@ class Described(ABC):
     def kv_bytes(self) -> int:
         """Bytes of the KV cache of one token."""
         return self.facts.kv_bytes(self.settings.dtype.itemsize)
+
+    @cached_property
+    def mtp_bytes(self) -> tuple[int, int]:
+        """Bytes of the weights of the MTP layers that its checkpoint brings, and of their KV cache of one token, as if
+        they were like its own layers on average."""
+        shape = self.facts.config
+        share = mtp_layer_count(self.source) / shape.layers
+        tables = (2 - shape.tie_embeddings) * shape.vocab_size * shape.hidden_size / self.facts.parameters
+        return round(share * (1 - tables) * self.weight_bytes), round(share * self.kv_bytes)
 
     def usual_kv_tokens(self, requests: int) -> int | None:
         """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
@@ -176,11 +186,15 @@ class MemoryPlan:
             )
 
 
-def plan(target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[str | Path] = ()) -> MemoryPlan:
-    """models: the draft models; heads: folders of draft heads. Raises what reading their facts raises."""
-    weights, per_token = target.weight_bytes, target.kv_bytes + sum(model.kv_bytes for model in models)
-    draft = sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
-    return MemoryPlan(weights, draft, per_token, kv_tokens, available_bytes(target.settings.device))
+def plan(
+    target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[str | Path] = (), mtp: bool = False
+) -> MemoryPlan:
+    """models: the draft models; heads: folders of draft heads; mtp: whether the target's MTP layers draft. Raises what
+    reading their facts raises."""
+    draft, per_token = target.mtp_bytes if mtp else (0, 0)
+    draft += sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
+    per_token += target.kv_bytes + sum(model.kv_bytes for model in models)
+    return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
 
 
 def _of_head(head: str | Path) -> int:

@@ -1,6 +1,7 @@
 """`slipstream info`."""
 
 import json
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from slipstream.errors import CheckpointError
 from slipstream.plan.support_matrix import page
 from slipstream.settings import WEIGHT_FORMATS
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
+from tests.heads.tiny_mtp import write
 from tests.targets.huggingface.architectures import random_model
 from tests.targets.huggingface.encoder_decoders import make_encoder_decoder
 
@@ -53,6 +55,12 @@ def test_info_says_why_a_model_is_not_native(cli, tmp_path):
     output = json.loads(cli("info", tmp_path, "--json").out)
     assert (output["executor"], output["native"]) == ("torch", None)
     assert "torch on cpu; not native: heads of 12 values are not a multiple of 16" in cli("info", tmp_path).shown
+
+
+def test_info_shows_what_mtp_layers_take(cli, tmp_path):
+    output = json.loads(cli("info", write("glm4_moe", tmp_path, 2), "--json").out)
+    assert output["mtp_kv_bytes_per_token"] == output["kv_bytes_per_token"] == 256  # two layers, as the target has
+    assert re.search(r"MTP layers \S+ kB, 256 B of KV for each token", cli("info", tmp_path).shown)
 
 
 def test_info_of_the_embedded_model(cli, refused, embedded, monkeypatch):

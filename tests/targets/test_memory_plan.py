@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream import LLM
+from slipstream import LLM, SamplingParams
+from slipstream.drafters.draft_plan import DraftPlan
+from slipstream.drafters.registry import make_drafter
 from slipstream.errors import LoadError, ParameterError
 from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
@@ -16,6 +18,7 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import MemoryPlan, describe, plan
 from tests.checkpoints import Tiny
+from tests.heads.tiny_mtp import write
 
 CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
 
@@ -37,6 +40,20 @@ def test_quantised_weights_and_halved_caches_count_less(tiny: Tiny) -> None:
     assert of().draft == 0
     assert of(kv_dtype="float16").per_token * 2 == of().per_token
     assert of(quantize="w8a16").weights < of().weights
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_mtp_layers_count_with_a_cache_of_their_own(count: int, tmp_path: Path) -> None:
+    folder = write("glm4_moe", tmp_path, count)
+    target = describe(folder, LoadSettings(device="cpu", dtype="float64"))
+    without, seen = (plan(target, 320, *DraftPlan.of(draft).described(target.settings)) for draft in ("ngram", "mtp"))
+    drafter = make_drafter("mtp", target.load())
+    LLM(folder, drafter, device="cpu", dtype="float64").generate([[1, 2, 3]], SamplingParams(max_tokens=4))
+    blocks = drafter.layers._blocks
+    assert seen.per_token - without.per_token == blocks.nbytes // blocks.layers[0].shape[1]
+    weights = sum(weight.nbytes for weight in drafter.layers.model.layers.parameters())
+    assert without.draft == 0
+    assert seen.draft == pytest.approx(weights, rel=0.3)
 
 
 def test_the_largest_cache_leaves_a_tenth_free() -> None:
