@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.integrations.custom_generation import custom_generate as custom_generate
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
-    from slipstream.models.pair_check import check_pair as check_pair
     from slipstream.speculative_decoder import (
         SpeculativeDecoder as SpeculativeDecoder,
         load_model_pair as load_model_pair,
     )
+    from slipstream.targets.pair_check import check_pair as check_pair
 
 __version__ = "0.1.0"
 
@@ -35,7 +35,7 @@ _HOME = {
     "Structured": "slipstream.core.structured",
     "Trigger": "slipstream.core.structured",
     "SpeculativeDecoder": "slipstream.speculative_decoder",
-    "check_pair": "slipstream.models.pair_check",
+    "check_pair": "slipstream.targets.pair_check",
     "custom_generate": "slipstream.integrations.custom_generation",
     "load_model_pair": "slipstream.speculative_decoder",
     "SlipstreamError": "slipstream.errors",

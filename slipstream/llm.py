@@ -146,7 +146,8 @@ class LLM:
             if load.kv_tokens is not None and load.device_map is None:  # a plan knows one device only
                 # A model with code of its own says how large it is once it is loaded.
                 with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
-                    memory_plan(described, load.kv_tokens, *plan.described(load.of_draft())).check()
+                    plan = plan.described(load.of_draft())
+                    memory_plan(described, load.kv_tokens, *plan.loads).check()
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
         path = None if described is None else described.source
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
@@ -155,7 +156,7 @@ class LLM:
         self.checks = RequestChecks(self.tokenizer, self.target.vocab_size, self.target.context, encoder)
         self._decode: Decode | None = None if self.tokenizer is None else decoder_of(self.tokenizer)
         self._grammars = Grammars(self.tokenizer, self.target.vocab_size)
-        self._factory = DrafterFactory(self.target, path, load, self.tokenizer, progress)
+        self._factory = DrafterFactory(self.target, described, load, self.tokenizer, progress)
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
         self._use(plan)

@@ -7,6 +7,7 @@ To add a backend, add a folder `NAME` here with a module `NAME_backend.py` that 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -105,10 +106,10 @@ def usable_device(device: torch.device | str, of: str = "device") -> torch.devic
     return on
 
 
-def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tuple[str, ...]]:
-    """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why those
-    before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot, and ParameterError
-    for quantised weights that none has."""
+def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict[str, str]]:
+    """The requested backend, or for "auto" the first one that can run the decoder with these settings; and why each of
+    those before it cannot. settings: resolved. Raises UnsupportedModelError if the requested one cannot, and
+    ParameterError for quantised weights that none has."""
     executor = settings.executor
     if executor == TRANSFORMERS:
         raise ParameterError(
@@ -126,24 +127,28 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, tupl
                 why=why,
                 fix="leave executor at 'auto', choose executor='torch', or drop quantize",
             )
-        return chosen, ()
-    refusals: list[str] = []
+        return chosen, {}
+    refusals: dict[str, str] = {}
     for name in BACKENDS:
         why = backend(name).refusal(config, settings)
         if why is None:
-            return backend(name), tuple(refusals)
-        refusals.append(f"the {name} backend cannot run this model ({why})")
+            return backend(name), refusals
+        refusals[name] = why
     raise ParameterError(  # torch runs every decoder whose weights are not quantised
         f"quantize={settings.quantize!r} was asked of a {config.model_type} model that does not have it",
-        why="; ".join(refusals),
+        why=_refused(refusals),
         fix=f"leave it out, or choose another of {', '.join(WEIGHT_FORMATS)}",
     )
 
 
-def warn_slower(refusals: tuple[str, ...], name: str, settings: LoadSettings) -> None:
+def _refused(refusals: Mapping[str, str]) -> str:
+    return "; ".join(f"the {name} backend cannot run this model ({why})" for name, why in refusals.items())
+
+
+def warn_slower(refusals: Mapping[str, str], name: str, settings: LoadSettings) -> None:
     """Say which backend runs a model instead of a faster one; nothing where that one is for other devices or dtypes."""
     if refusals and settings.device.type == "cpu" and settings.dtype in (torch.float32, torch.bfloat16):
-        log.warning("%s: %s runs it instead, slower", "; ".join(refusals), name)
+        log.warning("%s: %s runs it instead, slower", _refused(refusals), name)
 
 
 def backend_for_head(

@@ -235,4 +235,4 @@ def check_memory(models: ModelOptions) -> None:
         return
     settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
     draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)
-    plan(describe(target, settings), 0, *draft.described(settings.of_draft())).check()
+    plan(describe(target, settings), 0, *draft.described(settings.of_draft()).loads).check()

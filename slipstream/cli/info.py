@@ -12,13 +12,12 @@ from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.errors import PairError, ParameterError
+from slipstream.errors import PairError
 from slipstream.settings import STRING, WEIGHT_FORMATS
-from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
-    from slipstream.models.pair_check import PairReport
+    from slipstream.targets.pair_check import PairReport
 
 SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "source_context",
          "position")  # fmt: skip
@@ -65,9 +64,6 @@ def describe(model: str) -> dict[str, Any]:
     facts, config = seen.facts, seen.facts.config
     device, dtype, experts = seen.settings.device, seen.settings.dtype, config.experts
     windows = [w for w in config.windows if w is not None]
-    refused = None
-    if seen.runner == "torch" and device.type == "cpu":
-        refused = seen.refusals[0].partition("(")[2].removesuffix(")")
     return {
         "model": model,
         "folder": str(facts.folder),
@@ -90,7 +86,7 @@ def describe(model: str) -> dict[str, Any]:
         "eos_ids": list(config.eos_ids),
         "executor": seen.runner,
         "device": str(device),
-        "not_native": refused,
+        "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
         "drafters": [name for name, spec in DRAFTERS.items() if cell(seen.kind, spec).works],
         "native": native(config) if isinstance(config, DecoderConfig) and seen.runner == "native" else None,
         "supported": True,
@@ -177,15 +173,8 @@ def vocabulary(described: dict[str, Any]) -> str:
 
 def show_pair(target: str, draft: str, as_json: bool) -> NoReturn:
     """Print whether the models are compatible, and what a speed-up needs. Exit code 0 if they are, else 1."""
-    from slipstream.heads.recognition import recognise
-    from slipstream.models.pair_check import check_pair
+    from slipstream.targets.pair_check import check_pair
 
-    if (kind := recognise(checkpoint_of(draft, "draft"))) is not None:
-        raise ParameterError(
-            f"{draft!r} is a draft head ({kind}), not a draft model",
-            why="tokens are compared, and a head has none",
-            fix=f"slipstream bench -m {target} -md {draft} says whether it fits, and measures it",
-        )
     report = check_pair(target, draft)
     if as_json:
         print(json.dumps(report.as_dict()))

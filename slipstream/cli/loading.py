@@ -142,10 +142,10 @@ def check_requests(models: ModelOptions, asked: Iterable[SamplingParams]) -> Non
     have. Of the target the small files are read."""
     from slipstream.core.rules import check_params, rule_named
     from slipstream.engine.request_checks import RequestChecks
-    from slipstream.models.facts import facts
+    from slipstream.targets.describe import describe
 
     for params in asked:
         check_params(rule_named(models.rule), params)
         if params.logprobs is not None or params.token_ids:
-            width = facts(checkpoint_of(models.target, "target")).config.vocab_size
+            width = describe(models.target, models).facts.config.vocab_size
             RequestChecks(None, width, 0).in_vocabulary(params)

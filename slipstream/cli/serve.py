@@ -140,7 +140,7 @@ def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | N
     wanted = target.usual_kv_tokens(max_batch)
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    needed = plan(target, wanted, *draft.described(models.of_draft()))
+    needed = plan(target, wanted, *draft.described(models.of_draft()).loads)
     if models.kv_tokens is None and needed.most_tokens >= target.facts.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     needed.check()

@@ -94,8 +94,9 @@ class DraftPlan:
     """A drafter before it is made.
 
     name     in the registry.
-    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory. With
-             `quantize`, a draft model or head in files is loaded in that format (one of `DRAFT_QUANTISATIONS`).
+    options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory; a
+             model also as its `Described` (see `described`). With `quantize`, a draft model or head in files is loaded
+             in that format (one of `DRAFT_QUANTISATIONS`).
     members  of a stack, in their order.
     drafter  an object that is used as it is.
     bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
@@ -203,25 +204,31 @@ class DraftPlan:
         if draft_tokenizer == SAME and isinstance(model, (str, Path)) and not target == model == EMBEDDED:
             check_vocabulary(target, model)
 
-    def described(self, settings: LoadSettings) -> tuple[list[Described], list[str | Path], bool]:
-        """The draft models that are loaded from files, with settings of a draft model, the heads, and whether the
-        target's MTP layers draft. Raises LoadError and ParameterError as `describe` does."""
+    def described(self, settings: LoadSettings) -> DraftPlan:
+        """The same with every head recognised, and every draft model in files described, to be loaded with these
+        settings of a draft model. Raises LoadError and ParameterError as `describe` does."""
+        plan = self.recognised()
+        model = plan.options.get("model")
+        if plan.members:
+            return replace(plan, members=tuple(member.described(settings) for member in plan.members))
+        if not isinstance(model, (str, Path)) or DRAFTERS[plan.name].needs not in (Needs.DRAFT_MODEL, Needs.MEMBERS):
+            return plan
         from slipstream.targets.describe import describe
 
-        models, heads = [], []
-        for one in self.recognised().each:
-            options = one.recognised().options
-            model, head = options.get("model"), options.get("head")
-            if isinstance(model, (str, Path)):
-                models.append(describe(model, _in_format(settings, options.get("quantize"))))
-            if isinstance(head, (str, Path)):
-                heads.append(head)
+        options = dict(plan.options)
+        if (quantize := options.pop("quantize", None)) is not None:
+            settings = replace(settings, quantize=None if quantize == "none" else quantize)
+        return replace(plan, options=options | {"model": describe(model, settings)})
+
+    @property
+    def loads(self) -> tuple[list[Described], list[str | Path], bool]:
+        """What a plan that is described reads from files: draft models, heads, and whether the target's MTP layers."""
+        from slipstream.targets.describe import Described
+
+        named = [option for one in self.each for option in one.options.items()]
+        models = [value for name, value in named if name == "model" and isinstance(value, Described)]
+        heads = [value for name, value in named if name == "head" and isinstance(value, (str, Path))]
         return models, heads, any(one.name == WITH_MTP for one in self.each)
-
-
-def _in_format(settings: LoadSettings, quantize: str | None) -> LoadSettings:
-    """Settings of a draft model, with the drafter's option `quantize` if it is given."""
-    return settings if quantize is None else replace(settings, quantize=None if quantize == "none" else quantize)
 
 
 def options_of(name: str) -> Any:
@@ -233,7 +240,7 @@ def options_of(name: str) -> Any:
 
 def check_vocabulary(target: str, draft: str | Path) -> None:
     """Raise PairError if the tokens of two checkpoints differ. Weights are not read."""
-    from slipstream.models.pair_check import require_pair
+    from slipstream.targets.pair_check import require_pair
 
     target_files, draft_files = _small_files(target, "target"), _small_files(draft, "draft")
     if target_files and draft_files and (_is_here(draft) or _has_tokens(draft_files)):
@@ -283,15 +290,15 @@ def embedded_role(drafter: str) -> str:
 class DrafterFactory:
     """Makes drafters for one target.
 
-    checkpoint  folder or hub id that the target was loaded from; None: a target in memory.
-    settings    of the target.
-    tokenizer   the target's; None if it has none.
-    progress    called with (bytes read, bytes in all) while a draft model is loaded.
-    loaded      how many draft models were loaded with the settings.
+    described  what the target was loaded from; None: a target in memory.
+    settings   of the target.
+    tokenizer  the target's; None if it has none.
+    progress   called with (bytes read, bytes in all) while a draft model is loaded.
+    loaded     how many draft models were loaded with the settings.
     """
 
     target: Target
-    checkpoint: str | Path | None
+    described: Described | None
     settings: LoadSettings
     tokenizer: Any = None
     progress: Progress | None = None
@@ -302,52 +309,49 @@ class DrafterFactory:
         and PairError."""
         if plan.drafter is not None:
             return plan.drafter
-        plan = plan.recognised()
+        plan = plan.described(self.settings.of_draft())
         if plan.members:
             return make_drafter(STACK, self.target, members=list(map(self.make, plan.members)), **plan.options)
         spec, options = DRAFTERS[plan.name], dict(plan.options)
         if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
             del options["head"]  # without one, the maker takes the head that ships for this target
         if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS) and options.get("model") is not None:
-            files = isinstance(options["model"], (str, Path))
-            settings = _in_format(self.settings.of_draft(), options.pop("quantize", None) if files else None)
-            options["model"] = self._model(options["model"], settings)
+            options["model"] = self._model(options["model"])
         elif spec.needs is Needs.DRAFT_MODEL:
             raise _without_model(plan.name)
         return make_drafter(plan.name, self.target, **options)
 
-    def _model(self, draft: Any, settings: LoadSettings) -> Target | Writer:
-        """The draft model, loaded with its settings. Raises PairError if its tokens differ from the target's, unless
+    def _model(self, draft: Any) -> Target | Writer:
+        """The draft model, loaded. Raises PairError if its tokens differ from the target's, unless
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""
         from slipstream.core.target import Target
         from slipstream.drafters.string_match import Writer
-        from slipstream.models.pair_check import check_pair, require_pair, require_widths
-        from slipstream.targets.describe import loaded
+        from slipstream.targets.describe import Described, loaded
+        from slipstream.targets.pair_check import check_pair, require_pair, require_widths
 
-        path = checkpoint_of(draft, "draft") if isinstance(draft, (str, Path)) else None
+        files = draft if isinstance(draft, Described) else None
         if self.settings.draft_tokenizer != SAME:
-            report = None if path is None or self.checkpoint is None else check_pair(self.checkpoint, path)
+            report = None if files is None or self.described is None else check_pair(self.described, files)
             if report is None or not (report.compared and report.fits):
-                return self._with_tokenizer(path, settings)
+                return self._with_tokenizer(files)
         if isinstance(draft, Writer):
             return draft
-        target_files, draft_files = self.checkpoint or _source(self.target), path or _source(draft)
+        target_files, draft_files = self.described or _source(self.target), files or _source(draft)
         if target_files is not None and draft_files is not None:
             require_pair(target_files, draft_files)
         if isinstance(draft, Target):
             model: Target = draft  # the settings are for the models that are loaded here
         else:
             self.loaded += 1
-            model = loaded(draft, settings, self.progress)
+            model = files.load(self.progress) if files else loaded(draft, self.settings.of_draft(), self.progress)
         if target_files is None or draft_files is None:
             require_widths(self.target.vocab_size, model.vocab_size)
         return model
 
-    def _with_tokenizer(self, path: str | Path | None, settings: LoadSettings) -> Writer:
+    def _with_tokenizer(self, files: Described | None) -> Writer:
         from slipstream.drafters.string_match import vocabularies, with_tokenizer
         from slipstream.models.text import tokenizer_of
-        from slipstream.targets.describe import loaded
 
         if self.target.capabilities.encoder is not None:
             raise PairError(
@@ -355,11 +359,12 @@ class DrafterFactory:
                 why="its draft model reads the ids of the source, which are the target's",
                 fix="use a draft model with the target's tokenizer",
             )
-        draft_tokenizer = None if path is None else tokenizer_of(path)
-        if self.tokenizer is None or draft_tokenizer is None:  # before weights are read
-            vocabularies(self.tokenizer, draft_tokenizer, (0, 0))
+        draft_tokenizer = None if files is None else tokenizer_of(files.source)
+        if files is None or self.tokenizer is None or draft_tokenizer is None:  # before weights are read
+            vocabularies(self.tokenizer, draft_tokenizer, (0, 0))  # raises PairError
+        assert files is not None
         self.loaded += 1
-        model = loaded(path, settings, self.progress)
+        model = files.load(self.progress)
         return with_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
 
 

@@ -25,7 +25,7 @@ from slipstream.drafters.chains import Chains, MaskedPass
 from slipstream.drafters.none import NoOptionsConfig
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.pair_check import require_kind
+from slipstream.targets.pair_check import require_kind
 
 log = logging.getLogger("slipstream")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, LoadError, PairError
 from slipstream.models.checkpoint import SINGLE, few, open_tensors, read_json, resolve, tensor_names, weight_files
-from slipstream.models.pair_check import differ
+from slipstream.models.module_shape import differ
 from slipstream.models.weights import check_finite
 
 TAPS = "eagle_aux_hidden_state_layer_ids"

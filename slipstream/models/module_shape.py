@@ -13,9 +13,17 @@ from slipstream.models.checkpoint import read_json
 UNBOUNDED = 2**31 - 1
 """Context of a model whose positions are distances (ALiBi) or which has none (recurrent ones)."""
 
+PADDING = 0.01
+"""Numbers of ids that differ by less than this share are those of one vocabulary, padded."""
+
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_KEYS = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
+
+
+def differ(*widths: int) -> bool:
+    """Whether numbers of ids differ by more than padding."""
+    return max(widths) - min(widths) > PADDING * max(widths)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +227,13 @@ class Decoder:
 class DescribedDecoder(Described):
     """A checkpoint that our own decoder runs."""
 
+    config: DecoderConfig = field(kw_only=True)
+
     @staticmethod
     def of(source: str | Path, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
         backend does not; ParameterError where weights would be quantised twice."""
-        place = resolve_folder(source)
+        place = resolve_folder(source, weights=False)
         if not place.is_dir() and in_blocks(read_header(place)):
             settings.refuse(
                 ("quantize",),
@@ -240,9 +242,9 @@ class DescribedDecoder(Described):
                 ("draft_quantize='none'" if settings.role == "draft" else "leave it out")
                 + ", or give the folder of the checkpoint that the file was made of",
             )
-        config, resolved = DecoderConfig.load(source), resolve(settings)
+        config, resolved = DecoderConfig.load(place), resolve(settings)
         chosen, refusals = choose(config, resolved)
-        return DescribedDecoder(source, resolved, chosen.name, refusals)
+        return DescribedDecoder(source, resolved, chosen.name, refusals, config=config)
 
     @property
     def kind(self) -> Kind:
@@ -265,16 +267,15 @@ class DescribedDecoder(Described):
         return self.facts.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
 
     def usual_kv_tokens(self, requests: int) -> int:
-        return self.settings.kv_tokens or requests * self.facts.config.context
+        return self.settings.kv_tokens or requests * self.config.context
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
         settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.source)
         plan(replace(self, source=place), 0).check()
         warn_slower(self.refusals, self.runner, settings)
-        config = DecoderConfig.load(place)
         adapter = None if settings.lora is None else Adapter(settings.lora)
-        weights = load_weights(place, config, chosen.load_dtype or settings.dtype, progress, adapter)
-        executor = chosen.executor(config, weights, settings)
+        weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
+        executor = chosen.executor(self.config, weights, settings)
         weights.unmap()
         return Decoder(executor, chunk, weights, place)
 

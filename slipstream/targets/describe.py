@@ -4,7 +4,7 @@ cache; and `as_target`, which also loads it."""
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,13 @@ class Described(ABC):
     source    folder, hub id or GGUF file.
     settings  resolved: device and dtype are those of PyTorch.
     runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
-    refusals  why the runners that "auto" prefers do not run it.
+    refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 
     source: str | Path
     settings: LoadSettings
     runner: str
-    refusals: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def facts(self) -> ModelFacts:
@@ -103,8 +103,9 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
     if not gguf:
         settings.check_device_map()
         if kind := recognise(resolve(source, weights=False)):
-            fix = f"give the target that it drafts for, and this as its draft: --draft {source}"
-            raise ParameterError(f"{str(source)!r} is a draft head ({kind}), not a model", fix=fix)
+            fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {source}"
+            model = "a draft model" if settings.role == "draft" else "a model"
+            raise ParameterError(f"{str(source)!r} is a draft head ({kind}), not {model}", fix=fix)
     if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
@@ -132,8 +133,9 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
         return _by_other(source, settings, f"{refused.what}: {refused.why}" if gguf else refused.what)
 
 
-def _by_other(source: str | Path, settings: LoadSettings, *refusals: str) -> Described:
-    """Run by llama.cpp or transformers, whose import takes long."""
+def _by_other(source: str | Path, settings: LoadSettings, refused: str | None = None) -> Described:
+    """Run by llama.cpp or transformers, whose import takes long. refused: why our own decoder does not."""
+    refusals = {} if refused is None else {"decoder": refused}
     if is_gguf(source):
         from slipstream.targets.gguf.gguf_target import DescribedGguf
 

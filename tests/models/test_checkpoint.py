@@ -19,6 +19,8 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Parameter
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weights import from_module, load_weights
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.describe import describe
+from slipstream.targets.pair_check import check_pair
 from tests.checkpoints import FAMILIES, make_family, rewrite
 from tests.targets.reference import Reference
 
@@ -193,6 +195,20 @@ def test_a_hub_id_that_cannot_be_fetched_is_a_load_error(monkeypatch: pytest.Mon
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(LoadError, match=r"some/model.*no route to host"):
         Decoder.load("some/model")
+
+
+def test_of_a_model_on_the_hub_no_weights_are_downloaded_to_describe_it(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(tiny.target)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert describe("some/model").runner == "native"
+    assert check_pair("some/model", tiny.draft).fits
+    assert "*.json" in asked
+    assert not any(pattern.endswith(".safetensors") for pattern in asked)
 
 
 # --- damage ------------------------------------------------------------------------------------------------------

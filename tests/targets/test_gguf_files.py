@@ -30,7 +30,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 def test_our_own_decoder_runs_a_file_with_the_weights_that_it_holds(file: Path) -> None:
     described = describe(file)
-    assert (described.runner, described.refusals, described.kind.name) == ("native", (), "decoder")
+    assert (described.runner, described.refusals, described.kind.name) == ("native", {}, "decoder")
     assert described.weight_bytes == sum(described.facts.stored.values())  # type: ignore[union-attr]
     runtime = as_target(file).capabilities.runtime
     assert (runtime.backend, runtime.quantize, runtime.source) == ("native", "Q8_0", file)
@@ -117,7 +117,7 @@ def test_the_reason_for_llamacpp_is_said_where_it_fails(gemma, installed, monkey
 def test_a_file_of_another_architecture_is_left_to_llamacpp(gemma: Path) -> None:
     described = describe(gemma)
     assert described.runner == "llamacpp"
-    assert "'gemma'" in described.refusals[0]
+    assert "'gemma'" in described.refusals["decoder"]
     with pytest.raises(LoadError, match="llama"):  # not installed, or it lacks a tensor
         described.load()
     with pytest.raises(UnsupportedModelError, match="our own decoder does not run"):

@@ -4,7 +4,7 @@ that our own decoder does not run. Its drafts are chains."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,7 +121,7 @@ class DescribedGguf(Described):
     shape: GgufShape = field(kw_only=True)
 
     @staticmethod
-    def of(source: str | Path, settings: LoadSettings, refusals: tuple[str, ...] = ()) -> DescribedGguf:
+    def of(source: str | Path, settings: LoadSettings, refusals: Mapping[str, str] | None = None) -> DescribedGguf:
         """Raises CheckpointError for a damaged file, ParameterError for settings that llama.cpp does not have. A draft
         model takes what is for the target's own code: dtype and device."""
         draft = settings.role == "draft"
@@ -142,7 +142,7 @@ class DescribedGguf(Described):
         plain = shape.header.file_type == "F32"
         kv_dtype = settings.kv_dtype or ("float32" if plain else "float16")  # else that of llama.cpp
         resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
-        return DescribedGguf(source, resolved, LLAMACPP, refusals, shape=shape)
+        return DescribedGguf(source, resolved, LLAMACPP, refusals or {}, shape=shape)
 
     @property
     def kind(self) -> Kind:
@@ -172,7 +172,7 @@ class DescribedGguf(Described):
         try:
             model = LlamaModel(self.source, progress=progress)
         except LoadError as fault:  # our own decoder's reason may be the better one
-            raise type(fault)("; ".join((*self.refusals, fault.what)), why=fault.why, fix=fault.fix) from fault
+            raise type(fault)("; ".join((*self.refusals.values(), fault.what)), why=fault.why, fix=fault.fix) from fault
         assert kv_dtype is not None
         _check_rollback(model)
         threads = self.settings.threads or available_cores()
@@ -181,7 +181,7 @@ class DescribedGguf(Described):
             shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
         quantize = None if shape.header.file_type == "F32" else shape.header.file_type
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
-        for why in self.refusals:
+        for why in self.refusals.values():
             log.warning("%s: llama.cpp runs it instead, slower", why)
         return GgufTarget(context, shape, runtime)
 

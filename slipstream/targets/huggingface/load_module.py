@@ -31,11 +31,11 @@ class DescribedModule(Described):
     """A checkpoint that transformers runs. What exactly it can do is known when it is tried (`trials`)."""
 
     @staticmethod
-    def of(source: str | Path, settings: LoadSettings, refusals: tuple[str, ...] = ()) -> DescribedModule:
+    def of(source: str | Path, settings: LoadSettings, refusals: Mapping[str, str] | None = None) -> DescribedModule:
         """Raises ParameterError for settings that transformers does not have."""
         _refuse(settings)
         resolved = resolve(replace(settings, executor="torch"))
-        return DescribedModule(source, resolved, TRANSFORMERS, refusals)
+        return DescribedModule(source, resolved, TRANSFORMERS, refusals or {})
 
     @property
     def kind(self) -> Kind:
@@ -69,7 +69,7 @@ class DescribedModule(Described):
             _merge(adapter, module)
         _check_weights(module, folder)
         target = of_module(module, folder, kv_blocks=settings.kv_blocks)
-        for why in self.refusals:
+        for why in self.refusals.values():
             log.warning("%s: transformers runs it instead, slower", why)
         return target
 

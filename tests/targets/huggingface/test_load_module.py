@@ -14,10 +14,10 @@ from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.facts import facts
-from slipstream.models.pair_check import require_pair
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import as_target
 from slipstream.targets.huggingface.huggingface_target import of_module
+from slipstream.targets.pair_check import require_pair
 from tests.checkpoints import make_tokenizer, random_llama, rewrite
 from tests.targets.huggingface.architectures import ARCHITECTURES, PACKED, VOCAB, generated, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.facts import ROLES, ModelFacts, facts
+from slipstream.models.facts import ROLES, ModelFacts
+from slipstream.models.load_settings import LoadSettings
+from slipstream.models.module_shape import differ
+from slipstream.targets.describe import Described, describe
 from slipstream.theory.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
-from slipstream.zoo import checkpoint_of
 
 SHOWN = 5
 """Maximum number of differing ids to list."""
-
-PADDING = 0.01
-"""Without tokenizers, numbers of ids that differ by less than this share are treated as padded."""
 
 
 @dataclass(frozen=True)
@@ -150,19 +149,13 @@ class PairReport:
         }
 
 
-def check_pair(target: str | Path, draft: str | Path) -> PairReport:
-    """Whether two checkpoints are compatible: folders, hub ids, GGUF files, or "embedded". Weights are not loaded.
+def check_pair(target: str | Path | Described, draft: str | Path | Described) -> PairReport:
+    """Whether two checkpoints are compatible: folders, hub ids, GGUF files, "embedded", or what `describe` said of
+    one. Weights are not loaded.
 
-    Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no checkpoint.
+    Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no model in files.
     """
-    for role, given in (("target", target), ("draft", draft)):
-        if not isinstance(given, (str, Path)):
-            raise ParameterError(
-                f"the {role} is a {type(given).__name__}",
-                why="tokens are compared, and a model in memory has no tokenizer",
-                fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
-            )
-    a, b = facts(checkpoint_of(target, "target")), facts(checkpoint_of(draft, "draft"))
+    a, b = _facts(target, "target"), _facts(draft, "draft")
     if a.tokenizer is None or b.tokenizer is None:
         return PairReport(a, b, 0, (), ())
     tokens, draft_tokens = a.tokenizer.tokens, b.tokenizer.tokens
@@ -170,6 +163,18 @@ def check_pair(target: str | Path, draft: str | Path) -> PairReport:
     differences = [Difference(i, tokens[i], draft_tokens[i]) for i in ids if tokens[i] != draft_tokens[i]]
     ordinary = tuple(each for each in differences if each.id not in special)
     return PairReport(a, b, len(ids), ordinary, tuple(each for each in differences if each.id in special))
+
+
+def _facts(model: str | Path | Described, role: str) -> ModelFacts:
+    if isinstance(model, (str, Path)):
+        model = describe(model, LoadSettings(role=role))
+    if isinstance(model, Described):
+        return model.facts
+    raise ParameterError(
+        f"the {role} is a {type(model).__name__}",
+        why="tokens are compared, and a model in memory has no tokenizer",
+        fix="give the folder, hub id or GGUF file that it was loaded from, or 'embedded'",
+    )
 
 
 _KIND = {True: "an encoder-decoder", False: "a decoder"}
@@ -190,7 +195,7 @@ def require_kind(target: bool, draft: bool) -> None:
         )
 
 
-def require_pair(target: str | Path, draft: str | Path) -> None:
+def require_pair(target: str | Path | Described, draft: str | Path | Described) -> None:
     """Raise PairError unless both checkpoints are of one kind and map the same ids to the same tokens."""
     report = check_pair(target, draft)
     require_kind(report.target.config.source_context is not None, report.draft.config.source_context is not None)
@@ -205,11 +210,6 @@ def require_widths(target: int, draft: int) -> None:
             f"the target has an output of {target} ids, the draft model one of {draft}: the difference is too large to "
             "be padding"
         )
-
-
-def differ(*widths: int) -> bool:
-    """Whether numbers of ids differ by more than padding."""
-    return max(widths) - min(widths) > PADDING * max(widths)
 
 
 def _other_tokens(problem: str) -> PairError:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from slipstream.errors import LoadError, PairError, ParameterError
 from slipstream.models.facts import facts
-from slipstream.models.pair_check import check_pair, require_pair
+from slipstream.targets.pair_check import check_pair, require_pair
 from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
 from tests.targets.toy import ToyTarget
 
