@@ -36,14 +36,14 @@ class DFlashDrafter(HeadDrafter):
 
     def __init__(self, runtime: TorchDFlash, vocab_size: int):
         super().__init__(runtime)
-        self.runtime, self.width, self.multi_step = runtime, len(runtime.head.output_head), True
-        depth, n = min(runtime.config.depth, MAX_NODES), runtime.config.block
-        self.traits = DrafterTraits(
-            runtime.config.taps, chains_only=True, reads_prompts=True, keeps_prefixes=True, longest=depth
-        )
+        c = runtime.config
+        self.runtime, self.multi_step = runtime, True
+        self.width = len(runtime.head.output_head) if c.draft_vocab is None else c.decoder.vocab_size
+        depth, n = min(c.depth, MAX_NODES), c.block
+        self.traits = DrafterTraits(c.taps, chains_only=True, reads_prompts=True, keeps_prefixes=True, longest=depth)
         self._depth, self._chains = depth, Chains(self, vocab_size)
         self._ran: tuple[list[int], Tensor] | None = None  # ids, and logits [R, K, V] of the blocks that ran last
-        self._sees = None if runtime.config.causal else torch.ones(n, n, dtype=torch.bool)
+        self._sees = None if c.causal else torch.ones(n, n, dtype=torch.bool)
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [self.depth(seq, min(most, self._depth)) for seq, most in zip(seqs, budget, strict=True)]

@@ -4,6 +4,8 @@ config.json is that of a Qwen3 with the head's layers. Its own keys are block_si
 (0: the state after the first layer), in `dflash_config` or at the top. The package `speculators` has the Qwen3 inside
 `transformer_layer_config`, and counts layers in `aux_hidden_state_layer_ids` from 1. Tensors as
 `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
+Layers with a window are causal and others are not, unless is_causal, causal (of all layers) or
+sliding_window_non_causal says otherwise, as in vLLM.
 """
 
 import re
@@ -18,9 +20,9 @@ from torch import Tensor
 from slipstream.core.target import HeadHost
 from slipstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from slipstream.heads.dflash_head import DFlashConfig, DFlashHead
-from slipstream.heads.eagle_format import fill, layer_config
+from slipstream.heads.eagle_format import complete_maps, fill, layer_config
 from slipstream.heads.recognition import check_host, opened, write
-from slipstream.models.config import DecoderConfig, object_of
+from slipstream.models.config import DecoderConfig, count_of, object_of
 
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|confidence_head\..*|verifier_.*")
 """Buffers, copies of the target's weights, and the head that predicts acceptance: it drafts nothing."""
@@ -46,6 +48,8 @@ def load_dflash(source: str | Path) -> DFlashHead:
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
     head_config = _config({**object_of(config, "transformer_layer_config"), **config}, tensors, folder)
     head = DFlashHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
+    if head_config.draft_vocab is not None:
+        complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, folder, "DFlash")
     return head.eval().requires_grad_(False)
 
@@ -57,7 +61,8 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
     if isinstance(counted := said.get("aux_hidden_state_layer_ids"), list):
         said.setdefault("target_layer_ids", [at - 1 for at in counted if type(at) is int])
     layers, mask, block = said.get("target_layer_ids"), said.get("mask_token_id"), said.get("block_size")
-    from_anchor = bool(said.get("sample_from_anchor", markov is not None))  # of DSpark the default, as in vLLM
+    dspark = markov is not None or config.get("speculators_model_type") == "dspark"
+    from_anchor = bool(said.get("sample_from_anchor", dspark))  # of DSpark the default, as in vLLM
     least = 2 - from_anchor  # the last token, and a mask
     listed = isinstance(layers, list) and layers and all(type(at) is int and at >= 0 for at in layers)
     for name, value, right, what in (
@@ -71,10 +76,14 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
                 why="the head would draft wrong tokens",
                 fix="correct config.json",
             )
-    flat = {"rope_theta": 1e6, **config, "model_type": "qwen3", "use_sliding_window": False}  # theta as in vLLM
+    windows = any(kind != "full_attention" for kind in config.get("layer_types") or ())
+    flat = {"rope_theta": 1e6, **config, "model_type": "qwen3", "use_sliding_window": windows}  # theta as in vLLM
+    decoder, causal = DecoderConfig.from_dict(flat), config.get("is_causal", nested.get("causal"))
+    draft_vocab = count_of(config, "draft_vocab_size", len(tensors.get("d2t", ())) or decoder.vocab_size)
+    reduced = draft_vocab < decoder.vocab_size
     return DFlashConfig(
         decoder=replace(
-            DecoderConfig.from_dict(flat),
+            decoder,
             qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
             o_bias="layers.0.self_attn.o_proj.bias" in tensors,
             mlp_bias="layers.0.mlp.up_proj.bias" in tensors,
@@ -84,11 +93,13 @@ def _config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Pa
         block=block,
         mask_token=mask,
         target_layers=config.get("num_target_layers"),
-        causal=bool(config.get("is_causal", nested.get("causal", False))),
+        causal=bool(causal),
+        causal_windows=windows and causal is None and not config.get("sliding_window_non_causal"),
         from_anchor=from_anchor,
         markov_rank=0 if markov is None else markov.shape[-1],
+        draft_vocab=draft_vocab if reduced else None,
         own_embedding="embed_tokens.weight" in tensors,
-        own_lm_head="lm_head.weight" in tensors,
+        own_lm_head=reduced or "lm_head.weight" in tensors,
     )
 
 
@@ -96,15 +107,14 @@ def _refuse_variants(
     config: Mapping[str, Any], nested: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path
 ) -> None:
     """Refuse what would be computed in another way: the head would draft wrong tokens without any error."""
+    method = config.get("speculators_model_type", "dflash")
     unread = [f"dflash_config.{n} {v!r}" for n, v in nested.items() if n not in _READ and _PLAIN.get(n, ...) != v]
     variants = {
-        "a sliding window": "sliding_attention" in (config.get("layer_types") or ()),
         "another activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
         "another Markov head": config.get("markov_head_type", "vanilla") != "vanilla",
         "scaled logits": config.get("logit_scale", 1) != 1,
         "interleaved rotary positions": config.get("is_neox_style", True) is not True,
-        "a reduced draft vocabulary (d2t)": "d2t" in tensors,
-        "another method of speculators": config.get("speculators_model_type", "dflash") != "dflash",
+        f"another method of speculators ({method})": method not in ("dflash", "dspark"),
         "a mask embedding of its own (mask_embedding.pt)": (folder / "mask_embedding.pt").exists(),
     }
     unread += [what for what, is_so in variants.items() if is_so]
@@ -121,7 +131,8 @@ def save_dflash(
 ) -> None:
     """Write `head` in the layout above. dtype: of the stored floats; target: name of the target model."""
     c = head.config
-    nested = {"mask_token_id": c.mask_token, "target_layer_ids": [tap - 1 for tap in c.taps], "causal": c.causal}
+    nested = {"mask_token_id": c.mask_token, "target_layer_ids": [tap - 1 for tap in c.taps]}
+    nested |= {} if c.causal_windows else {"causal": c.causal}
     config = {
         "architectures": ["Qwen3DSparkModel" if c.markov_rank else "DFlashDraftModel"],
         **layer_config(c.decoder),
@@ -131,7 +142,8 @@ def save_dflash(
         "dflash_config": nested,
         "sample_from_anchor": c.from_anchor,
     }
-    more = {"target_model": target, "num_target_layers": c.target_layers, "markov_rank": c.markov_rank or None}
+    more = {"target_model": target, "num_target_layers": c.target_layers, "markov_rank": c.markov_rank or None,
+            "draft_vocab_size": c.draft_vocab}  # fmt: skip
     config |= {name: value for name, value in more.items() if value is not None}
     write(folder, config, head.state_dict(), dtype)
 

@@ -34,9 +34,11 @@ class DFlashConfig(Strict):
     block          rows of a block, the last token among them.
     mask_token     id whose embedding stands for a token that is not known yet.
     target_layers  number of the target's layers; None: not known.
-    causal         each row of a block sees the rows before it only.
+    causal         each row of a block sees the rows before it only. causal_windows: in layers with a window it does,
+                   even if not in others.
     from_anchor    each row predicts the token after it, so the last token's row predicts the first draft token.
     markov_rank    width of the Markov head; 0: there is none.
+    draft_vocab    number of ids that it can draft, by an output head of its own; None: all.
     own_embedding, own_lm_head  the checkpoint has its own; otherwise the target's is used.
     """
 
@@ -47,8 +49,10 @@ class DFlashConfig(Strict):
     mask_token: int
     target_layers: int | None = None
     causal: bool = False
+    causal_windows: bool = False
     from_anchor: bool = False
     markov_rank: int = 0
+    draft_vocab: int | None = None
     own_embedding: bool = False
     own_lm_head: bool = False
 
@@ -57,29 +61,39 @@ class DFlashConfig(Strict):
         """K, how many draft tokens a block gives."""
         return self.block - 1 + self.from_anchor
 
+    @property
+    def attention(self) -> tuple[tuple[int | None, bool], ...]:
+        """For each layer its window, which a block's row has on both sides, and whether it is causal."""
+        return tuple((w, self.causal or (self.causal_windows and w is not None)) for w in self.decoder.windows)
+
 
 class DFlashHead(nn.Module):
-    """A DFlash head. Its `state_dict` has the tensor names of published checkpoints.
+    """A DFlash head. Its `state_dict` has the tensor names of published checkpoints; d2t and t2d as in `EagleHead`.
 
     embedding [V, d] and lm_head [V, d] belong to the target and are not parameters of the head; `borrow` sets them.
     """
 
+    d2t: Tensor
+
     def __init__(self, config: DFlashConfig):
         super().__init__()
         self.config = config
-        c = config.decoder
+        c, ids = config.decoder, config.draft_vocab or config.decoder.vocab_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden, c.hidden_size, bias=False)
         self.hidden_norm = Norm(c.hidden_size, c.norm_eps)
         self.layers = nn.ModuleList(PlainLayer(c) for _ in range(c.layers))
         self.norm = Norm(c.hidden_size, c.norm_eps)
         if config.markov_rank:
             rank, vocab = config.markov_rank, c.vocab_size
-            parts = {"markov_w1": nn.Embedding(vocab, rank), "markov_w2": nn.Linear(rank, vocab, bias=False)}
+            parts = {"markov_w1": nn.Embedding(vocab, rank), "markov_w2": nn.Linear(rank, ids, bias=False)}
             self.markov_head = nn.ModuleDict(parts)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         if config.own_lm_head:
-            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+            self.lm_head = nn.Linear(c.hidden_size, ids, bias=False)
+        if config.draft_vocab is not None:
+            self.register_buffer("d2t", torch.zeros(ids, dtype=torch.int64))
+            self.register_buffer("t2d", torch.arange(c.vocab_size) < ids)
         self._borrowed: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def borrow(self, embedding: Tensor | None, lm_head: Tensor | None) -> DFlashHead:
@@ -114,12 +128,15 @@ class DFlashHead(nn.Module):
         return torch.cat((last[..., None], masks), -1)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Outputs of `forward` [..., d] -> [..., V], without the Markov head."""
+        """Outputs of `forward` [..., d] -> [..., draft_vocab], without the Markov head."""
         return F.linear(x, self.output_head)
 
     def after(self, logits: Tensor, before: Tensor) -> Tensor:
-        """`logits` [..., V] of draft tokens, given the token before each [...]."""
-        if not self.config.markov_rank:
+        """The target's ids for `logits` of draft tokens, given the token before each [...] -> [..., V]."""
+        if self.config.markov_rank:
+            markov = self.markov_head
+            logits = logits + markov["markov_w2"](markov["markov_w1"](before))[..., : logits.shape[-1]]  # type: ignore
+        if self.config.draft_vocab is None:
             return logits
-        markov = self.markov_head
-        return logits + markov["markov_w2"](markov["markov_w1"](before))[..., : logits.shape[-1]]  # type: ignore
+        out = logits.new_full((*logits.shape[:-1], self.config.decoder.vocab_size), -torch.inf)
+        return out.index_copy_(-1, torch.arange(len(self.d2t), device=out.device) + self.d2t, logits)

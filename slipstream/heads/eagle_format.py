@@ -56,7 +56,7 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
     head_config = _config(kind, config, tensors, layers, folder)
     head = EagleHead(head_config).to(torch.promote_types(tensors["fc.weight"].dtype, torch.float32))
     if head_config.version == 3:
-        _vocabulary(head, tensors, folder)
+        complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, folder, "EAGLE")
     head.in_8_bits = any(name.endswith(SCALE) for name in tensor_names(folder))
     return head.eval().requires_grad_(False)
@@ -180,11 +180,9 @@ def _refuse_variants(nested: Mapping[str, Any], flat: Mapping[str, Any], folder:
         )
 
 
-def _vocabulary(head: EagleHead, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Complete and check the maps between draft and target ids. d2t holds *offsets*: read as ids, they would make the
-    head draft tokens near the start of the vocabulary, without any error."""
-    c = head.config
-    count, vocab = c.draft_vocab, c.decoder.vocab_size
+def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Complete and check the maps between `count` draft ids and `vocab` target ids. d2t holds *offsets*: read as ids,
+    they would make the head draft tokens near the start of the vocabulary, without any error."""
     if "d2t" not in tensors and count == vocab:
         tensors["d2t"] = torch.zeros(count, dtype=torch.int64)
     if "d2t" not in tensors or tensors["d2t"].shape != (count,):
@@ -360,4 +358,10 @@ def layer_config(d: DecoderConfig) -> dict[str, Any]:
         "rope_parameters": dict(rope),
         "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"} if scaled else None,
         "tie_word_embeddings": False,
+        **(_windows(d.windows) if any(d.windows) else {}),
     }
+
+
+def _windows(windows: Seq[int | None]) -> dict[str, Any]:
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
+    return {"layer_types": types, "sliding_window": max(window or 0 for window in windows), "use_sliding_window": True}

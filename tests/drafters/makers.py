@@ -82,6 +82,10 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "eagle3, parallel": lambda target: eagle_drafter(V, 3, PARALLEL),
     "eagle tree, drawn": lambda target: eagle_drafter(V, 3, shape="tree", width=3, nodes=7),
     "dspark": lambda target: dflash_drafter(V, changes={"from_anchor": True, "markov_rank": 3}),
+    "dflash, windows and a draft vocabulary": lambda target: dflash_drafter(
+        V,
+        changes={"decoder": {"windows": (5, None)}, "causal_windows": True, "draft_vocab": V - 2, "own_lm_head": True},
+    ),
     "dflash, causal": lambda target: dflash_drafter(V, changes={"causal": True}),
     "mtp, two layers": lambda target: random_drafter(V, V, 2),
     "mtp, three layers": lambda target: random_drafter(V, V, 3),

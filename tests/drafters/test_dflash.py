@@ -30,6 +30,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "causal": {"causal": True},
     "dspark": {"from_anchor": True, "markov_rank": 3},
+    "one layer with a window": {"decoder": {"windows": (5, None)}, "causal_windows": True},
+    "windows on both sides": {"decoder": {"windows": (4, 4)}},
+    "a draft vocabulary": {"draft_vocab": V - 2, "own_lm_head": True, "markov_rank": 3},
 }
 
 
@@ -47,7 +50,7 @@ def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int
         pairs = torch.complex(*rows.chunk(2, -1)) * turn[first : first + len(rows), None]
         return torch.cat((pairs.real, pairs.imag), -1)
 
-    for layer in head.layers:
+    for i, layer in enumerate(head.layers):
         a, normed = layer.self_attn, layer.input_layernorm(x)
         states = torch.cat((context, normed))
         q = rotated(a.q_norm(a.q_proj(normed).unflatten(-1, (-1, d.head_dim))), m)
@@ -55,8 +58,11 @@ def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int
         v = a.v_proj(states).unflatten(-1, (-1, d.head_dim))
         k, v = (part.repeat_interleave(d.heads // d.kv_heads, 1) for part in (k, v))
         scores = torch.einsum("nhd,mhd->hnm", q, k) * d.head_dim**-0.5
-        if c.causal:
-            scores = scores.masked_fill(torch.arange(m + n) > m + torch.arange(n)[:, None], -torch.inf)
+        after = torch.arange(m + n) - m - torch.arange(n)[:, None]  # of each key to each query
+        if c.causal or (c.causal_windows and d.windows[i]):
+            scores = scores.masked_fill(after > 0, -torch.inf)
+        if window := d.windows[i]:
+            scores = scores.masked_fill(after.abs() >= window, -torch.inf)
         x = x + a.o_proj(torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v).flatten(1))
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     logits = F.linear(head.norm(x)[n - c.depth :], head.output_head)
@@ -64,6 +70,10 @@ def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int
         before = torch.tensor([text[-1], *drafted])[: c.depth]
         bias = head.markov_head["markov_w1"].weight[before] @ head.markov_head["markov_w2"].weight.T
         logits[: len(before)] += bias
+    if c.draft_vocab is not None:
+        wide = torch.full((len(logits), d.vocab_size), -torch.inf).double()
+        wide[:, head.t2d] = logits
+        return wide
     return logits
 
 

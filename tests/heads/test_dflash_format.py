@@ -20,6 +20,13 @@ HEADS: dict[str, dict[str, Any]] = {
     "dflash": {"target_layers": 3},
     "causal, own tables": {"causal": True, "own_embedding": True, "own_lm_head": True},
     "dspark": {"from_anchor": True, "markov_rank": 3},
+    "a window": {"decoder": {"windows": (None, 7)}, "causal_windows": True},
+    "windows on both sides, reduced": {
+        "decoder": {"windows": (7, 7)},
+        "draft_vocab": 4,
+        "own_lm_head": True,
+        "markov_rank": 3,
+    },
     "biases": {"decoder": {"qkv_bias": True, "o_bias": True}},
 }
 
@@ -86,6 +93,34 @@ def test_the_layout_of_speculators_is_read(tmp_path: Path) -> None:
     assert load_dflash(tmp_path).config == written.config
 
 
+def test_a_release_of_speculators_with_dspark_windows_and_a_draft_vocabulary_is_read(tmp_path: Path) -> None:
+    """As `RedHatAI/Kimi-K3-speculator.dspark` says it, whose ids are not reduced; d2t as in their DFlash releases."""
+    written = dflash_head(
+        dflash_config(
+            taps=(1, 2), from_anchor=True, markov_rank=3, draft_vocab=4, own_lm_head=True, causal_windows=True,
+            decoder={"windows": (7, 7)},
+        )
+    )  # fmt: skip
+    written.d2t.copy_(torch.tensor([0, 0, 1, 1]))
+    written.t2d.copy_(torch.tensor([True, True, False, True, True]))
+    save_dflash(written, tmp_path, torch.float64)
+    layer = json.loads((tmp_path / "config.json").read_text())
+    for name in ("block_size", "dflash_config", "draft_vocab_size", "markov_rank", "sample_from_anchor"):
+        layer.pop(name)
+    theirs = {
+        "architectures": ["DSparkDraftModel"], "aux_hidden_state_layer_ids": [1, 2], "block_size": 6,
+        "confidence_head_with_markov": True, "draft_vocab_size": 4, "enable_confidence_head": True,
+        "markov_head_type": "vanilla", "markov_rank": 3, "mask_token_id": 4, "sliding_window_non_causal": False,
+        "speculators_model_type": "dspark", "transformer_layer_config": layer,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    parts = {"confidence_head.proj.weight": torch.ones(1, 11), "confidence_head.proj.bias": torch.ones(1)}
+    loaded = load_dflash(rewrite(tmp_path, lambda s: s.update(parts)))
+    assert loaded.config == written.config
+    assert all(torch.equal(tensor, written.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    assert not load_dflash(rewrite(tmp_path, sliding_window_non_causal=True)).config.causal_windows
+
+
 def own(**keys: Any) -> dict[str, Any]:
     return {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 1], **keys}}
 
@@ -102,7 +137,9 @@ def own(**keys: Any) -> dict[str, Any]:
         ({"block_size": 1}, ConfigError, "block_size .* is 1, expected an integer >= 2"),
         ({"block_size": None}, ConfigError, "block_size .* is None"),
         ({"dflash_config": 3}, ConfigError, "dflash_config is 3"),
-        ({"layer_types": ["sliding_attention"] * 2}, UnsupportedModelError, "a sliding window"),
+        ({"layer_types": ["linear_attention"] * 2}, ConfigError, "layer_types must name"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 0}, ConfigError, "sliding_window is 0"),
+        ({"speculators_model_type": "dflash2"}, UnsupportedModelError, r"another method of speculators \(dflash2\)"),
         ({"markov_head_type": "gated"}, UnsupportedModelError, "another Markov head"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "another activation"),
         ({"hidden_size": 12}, CheckpointError, "shape"),
@@ -113,10 +150,13 @@ def test_what_is_missing_or_unknown_or_would_draft_wrong_tokens_is_refused(folde
     assert_refused(folder, damage, load_dflash, error, says)
 
 
-def test_a_mask_embedding_or_a_draft_vocabulary_of_its_own_is_refused(folder: Path) -> None:
-    (folder / "mask_embedding.pt").touch()
+def test_a_mask_embedding_of_its_own_or_a_draft_vocabulary_without_an_output_head_is_refused(folder: Path) -> None:
     maps = {"d2t": torch.zeros(3)}
-    assert_refused(folder, lambda s: s.update(maps), load_dflash, UnsupportedModelError, r"\(d2t\), a mask embedding")
+    assert_refused(
+        folder, lambda s: s.update(maps), load_dflash, CheckpointError, r"lacks 1 tensors \(lm_head\.weight\)"
+    )
+    (folder / "mask_embedding.pt").touch()
+    assert_refused(folder, {}, load_dflash, UnsupportedModelError, "a mask embedding")
 
 
 def test_heads_of_another_kind_are_told_apart(folder: Path) -> None:

@@ -134,6 +134,9 @@ def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: An
 def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFlashHead:
     """A random head in float64, with random tables where the target's are used."""
     made, generator = randomised(DFlashHead(config), seed, spread)
+    if config.draft_vocab is not None:  # all but the first ids
+        made.d2t.fill_(config.decoder.vocab_size - config.draft_vocab)
+        made.t2d.copy_(torch.arange(config.decoder.vocab_size) >= config.decoder.vocab_size - config.draft_vocab)
     shape = (2, config.decoder.vocab_size, config.decoder.hidden_size)
     embedding, lm_head = torch.randn(shape, generator=generator, dtype=torch.float64)
     return made.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)

@@ -8,6 +8,7 @@ G = H / Hk, R = sequences with a block.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -117,11 +118,15 @@ class TorchDFlash(_TorchHead):
     @torch.inference_mode()
     def run_blocks(self, batch: Batch, steps: int) -> Tensor:
         """Run the block of each sequence, n rows each, after its context -> logits of the first `steps` draft tokens
-        [R, steps, V], without the Markov head. All in one product: the output head is read once."""
+        [R, steps, draft_vocab], without the Markov head. All in one product: the output head is read once. In layers
+        that are not causal, a block's rows see what its tree says."""
         check_ids(batch.tokens, len(self.head.embedding))
-        rotary = self._rotary(batch.positions)
+        rotary, kinds = self._rotary(batch.positions), self.config.attention
+        rows = {True: replace(batch, trees=[None] * len(batch.seq_ids)), False: batch}  # by whether they are causal
         with self._calls:
-            x = self.head(batch.tokens, rotary, PackedAttention(self._slots(batch), batch))
+            slots = self._slots(batch)
+            each = {kind: PackedAttention(slots, rows[kind[1]], kind[0]) for kind in dict.fromkeys(kinds)}
+            x = self.head(batch.tokens, rotary, lambda layer, q, k, v: each[kinds[layer]](layer, q, k, v))
         return self.head.logits(x.unflatten(0, (len(batch.seq_ids), -1))[:, -self.config.depth :][:, :steps])
 
 
@@ -154,9 +159,9 @@ class Slots:
 
 
 class PackedAttention:
-    """`Attend` for the packed rows of a batch."""
+    """`Attend` for the packed rows of a batch. window: W; a row sees the slots less than W from its own."""
 
-    def __init__(self, cache: Slots, batch: Batch):
+    def __init__(self, cache: Slots, batch: Batch, window: int | None = None):
         past, splits = np.asarray(batch.past), np.asarray(batch.splits)
         counts = np.diff(splits)  # [B]
         most, slots = int(counts.max()), int((past + counts).max())
@@ -172,10 +177,13 @@ class PackedAttention:
             )
             self._place = torch.as_tensor(owner * most + nth, device=device)  # [M]
         self._shape = len(counts), most
-        seen = np.arange(slots) <= (past[:, None] + np.arange(most))[:, :, None]  # [B, n, S]
+        after = np.arange(slots) - (past[:, None] + np.arange(most))[:, :, None]  # [B, n, S] of each slot to the row's
+        seen = after <= 0
         for b, tree in enumerate(batch.trees):
             if tree is not None:
                 seen[b, : counts[b], past[b] : past[b] + counts[b]] = tree.numpy()
+        if window is not None:
+            seen &= np.abs(after) < window
         self._mask = None if seen.all() else torch.as_tensor(seen[:, None], device=device)  # [B, 1, n, S]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
