@@ -20,12 +20,12 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target
 from slipstream.errors import UnsupportedModelError
 from slipstream.models.text import load_tokenizer
-from slipstream.settings import WEIGHT_FORMATS
+from slipstream.models.weight_formats import QUANTISED
 from slipstream.targets.decoder import Decoder
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},
-    **{name: {"quantize": name} for name in WEIGHT_FORMATS},
+    **{name: {"quantize": name} for name in QUANTISED},
     "bfloat16": {"dtype": "bfloat16"},
     "float16 KV": {"kv_dtype": "float16"},
 }

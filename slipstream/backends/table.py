@@ -17,7 +17,8 @@ import torch
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.load_settings import LoadSettings
-from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS, WEIGHT_FORMATS
+from slipstream.models.weight_formats import QUANTISED
+from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
 
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
@@ -137,7 +138,7 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
     raise ParameterError(  # torch runs every decoder whose weights are not quantised
         f"quantize={settings.quantize!r} was asked of a {config.model_type} model that does not have it",
         why=_refused(refusals),
-        fix=f"leave it out, or choose another of {', '.join(WEIGHT_FORMATS)}",
+        fix=f"leave it out, or choose another of {', '.join(QUANTISED)}",
     )
 
 
@@ -157,7 +158,7 @@ def backend_for_head(
     """The backend that runs the target, if it can also run the head, else torch; and the settings of the head.
 
     decoder   config of the head's decoder layers; None: it has none.
-    quantize  None, or one of `settings.DRAFT_QUANTISATIONS`.
+    quantize  None, or one of `weight_formats.DRAFT_QUANTISATIONS`.
     """
     runtime, asked = host.runtime, None if quantize == "none" else quantize
     settings = LoadSettings(device=host.device, dtype=host.dtype, quantize=asked, threads=runtime.threads, role="draft")

@@ -13,7 +13,8 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
-from slipstream.settings import STRING, WEIGHT_FORMATS
+from slipstream.models.weight_formats import QUANTISED
+from slipstream.settings import STRING
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
@@ -99,7 +100,7 @@ def native(config: DecoderConfig) -> dict[str, Any]:
 
     from slipstream.backends.native.native_backend import int8_products, refusal
 
-    settings = {f"quantize {name}": refusal(config, each) for name, each in WEIGHT_FORMATS.items()}
+    settings = {f"quantize {name}": refusal(config, each) for name, each in QUANTISED.items()}
     return {
         "int8_products": int8_products(),
         "settings": settings | {"dtype bfloat16": refusal(config, dtype=torch.bfloat16)},

@@ -24,7 +24,7 @@ from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.models.load_settings import DEFAULTS
-from slipstream.settings import FORMAT_BY_ROLE
+from slipstream.models.weight_formats import BY_ROLE
 
 if TYPE_CHECKING:
     from slipstream.bench.benchmark import Contender
@@ -54,7 +54,7 @@ class TuneModels(LabModels):
                 c if "draft_tokens=" in spec else replace(c, draft_tokens=max(c.draft_tokens, LONGEST))
                 for spec, c in zip(self.specs(), given, strict=True)
             ]
-        for name in () if self.drafter or self.draft_quantize else ("none", *FORMAT_BY_ROLE):
+        for name in () if self.drafter or self.draft_quantize else ("none", *BY_ROLE):
             given += [
                 replace(c, label=f"{c.label} quantize={name}", options=c.options | {"quantize": name})
                 for c in given

@@ -39,7 +39,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_format import fit, load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime, HeadDrafter
-from slipstream.settings import few_bits
+from slipstream.models.weight_formats import few_bits
 
 log = logging.getLogger("slipstream")
 

@@ -21,6 +21,7 @@ from typing import Any
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
 from slipstream.models.module_shape import UNBOUNDED, Experts, ModelShape
+from slipstream.models.weight_blocks import TYPES
 
 ALIGNMENT = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -33,18 +34,6 @@ _EMBEDDING = "token_embd.weight"
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-
-TYPES: Mapping[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-}  # fmt: skip
-"""Number of a tensor's type -> (name, weights in a block, bytes of a block)."""
 
 FILE_TYPES: Mapping[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -237,8 +226,8 @@ def _tensor(reader: _Reader) -> GgufTensor:
     kind, offset = reader.whole("<I"), reader.whole()
     if kind not in TYPES:
         return GgufTensor(name, shape, f"type {kind}", None, offset)
-    text, block, size = TYPES[kind]
-    return GgufTensor(name, shape, text, math.prod(shape) // block * size, offset)
+    stored = TYPES[kind]
+    return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset)
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

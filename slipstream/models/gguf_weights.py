@@ -17,16 +17,13 @@ from torch import Tensor
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import TYPES, GgufHeader, GgufTensor, gguf_shape
-from slipstream.models.weight_blocks import READERS, Blocks
+from slipstream.models.gguf_header import GgufHeader, GgufTensor, gguf_shape
+from slipstream.models.weight_blocks import FLOATS, READERS, TYPES, Blocks
 from slipstream.models.weights import Progress, Weights
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
 """`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
 which has experts."""
-
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types of tensors that are not blocks of integers."""
 
 _PARTS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -38,7 +35,8 @@ _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
 _TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
 
-_SIZES = {name: (count, size) for name, count, size in TYPES.values()}
+_SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in FLOATS.items()}
 
 
 def refusal(header: GgufHeader) -> str | None:
@@ -172,7 +170,7 @@ class GgufWeights(Weights):
         return READERS[tensor.type](rows_of(_read(self._header, tensor))[rows])
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        return FLOATS.get(self._stored[name][0].type, torch.float32)
+        return _DTYPES.get(self._stored[name][0].type, torch.float32)
 
     def _rows(self, name: str, rows: slice) -> Tensor:
         blocks = self.blocks(name, rows)
@@ -182,7 +180,7 @@ class GgufWeights(Weights):
         shape = self.shapes[name]
         raw = rows_of(_read(self._header, tensor)).reshape(*shape, -1)[rows]
         kind = np.float32 if tensor.type == "F32" else np.int16
-        return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(FLOATS[tensor.type])
+        return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(_DTYPES[tensor.type])
 
 
 def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:

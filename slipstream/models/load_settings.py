@@ -14,6 +14,7 @@ from slipstream import settings
 from slipstream.core.params import check_integer, setting
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.kv.blocks import BLOCK
+from slipstream.models.weight_formats import BY_ROLE, DRAFT_QUANTISATIONS, QUANTISATIONS, QUANTISED, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LoadSettings:
     quantize: str | None = setting(
         None,
         "Weights in fewer bits, on a CPU: "
-        + ", ".join(f"{f.name} ({f.bits} bits, activations {f.activations})" for f in settings.WEIGHT_FORMATS.values())
+        + ", ".join(f"{name} ({f.bits} bits, activations {f.activations})" for name, f in QUANTISED.items())
         + ", int8 (w8a16; draft: w8a8) or int4 (w4a8).",
     )
     draft_quantize: str | None = setting(
@@ -80,8 +81,8 @@ class LoadSettings:
         known = (
             ("executor", self.executor, settings.EXECUTORS),
             ("dtype", self.dtype if isinstance(self.dtype, str) else None, settings.DTYPES),
-            ("quantize", self.quantize, settings.QUANTISATIONS),
-            ("draft_quantize", self.draft_quantize, settings.DRAFT_QUANTISATIONS),
+            ("quantize", self.quantize, QUANTISATIONS),
+            ("draft_quantize", self.draft_quantize, DRAFT_QUANTISATIONS),
             ("draft_tokenizer", self.draft_tokenizer, settings.DRAFT_TOKENIZERS),
             ("kv_dtype", self.kv_dtype, settings.KV_DTYPES),
             ("generation_config", self.generation_config, (settings.AUTO, settings.OFF)),
@@ -119,10 +120,10 @@ class LoadSettings:
         return {name: value for name, value in values.items() if value not in (None, getattr(DEFAULTS, name))}
 
     @property
-    def weight_format(self) -> settings.WeightFormat | None:
+    def weight_format(self) -> WeightFormat | None:
         """The format of quantised weights; None: weights as they are stored."""
-        name = settings.FORMAT_BY_ROLE.get(self.quantize or "", {}).get(self.role, self.quantize)
-        return None if name is None else settings.WEIGHT_FORMATS[name]
+        name = BY_ROLE.get(self.quantize or "", {}).get(self.role, self.quantize)
+        return None if name is None else QUANTISED[name]
 
     def of_draft(self) -> LoadSettings:
         """The settings of the draft model of a target that is loaded with these."""

@@ -6,10 +6,12 @@ Formats of the blocks: ggml-common.h and ggml-quants.c of github.com/ggml-org/gg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+from slipstream.models.weight_formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ def stacked(parts: Seq[Blocks]) -> Blocks:
 # --- the blocks of GGUF files: bytes [outs, blocks, bytes of a block] -> Blocks --------------------------------------
 
 
+Parts = tuple[np.ndarray, Scales, "Scales | None"]
+"""Integers, scales and minima of `Blocks`."""
+
+
 def _half(raw: np.ndarray, at: int) -> np.ndarray:
     """The float16 at a byte of each block [outs, blocks]."""
     return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)[..., 0]
@@ -138,27 +144,27 @@ def _high_bits(raw: np.ndarray, at: int) -> list[np.ndarray]:
     return [bits[..., :16], bits[..., 16:]]
 
 
-def _q4_0(raw: np.ndarray) -> Blocks:
+def _q4_0(raw: np.ndarray) -> Parts:
     scale = _half(raw, 0)
-    return Blocks(4, 32, _joined(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8)))
+    return _joined(_nibbles(raw[..., 2:])), Scales(scale), Scales(scale * np.float16(-8))
 
 
-def _q4_1(raw: np.ndarray) -> Blocks:
-    return Blocks(4, 32, _joined(_nibbles(raw[..., 4:])), Scales(_half(raw, 0)), Scales(_half(raw, 2)))
+def _q4_1(raw: np.ndarray) -> Parts:
+    return _joined(_nibbles(raw[..., 4:])), Scales(_half(raw, 0)), Scales(_half(raw, 2))
 
 
-def _q5_0(raw: np.ndarray) -> Blocks:
+def _q5_0(raw: np.ndarray) -> Parts:
     parts = [low | high for low, high in zip(_nibbles(raw[..., 6:]), _high_bits(raw, 2), strict=True)]
-    return Blocks(8, 32, _joined([part.astype(np.int8) - 16 for part in parts], np.int8), Scales(_half(raw, 0)), None)
+    return _joined([part.astype(np.int8) - 16 for part in parts], np.int8), Scales(_half(raw, 0)), None
 
 
-def _q5_1(raw: np.ndarray) -> Blocks:
+def _q5_1(raw: np.ndarray) -> Parts:
     parts = [low | high for low, high in zip(_nibbles(raw[..., 8:]), _high_bits(raw, 4), strict=True)]
-    return Blocks(8, 32, _joined(parts, np.int8), Scales(_half(raw, 0)), Scales(_half(raw, 2)))
+    return _joined(parts, np.int8), Scales(_half(raw, 0)), Scales(_half(raw, 2))
 
 
-def _q8_0(raw: np.ndarray) -> Blocks:
-    return Blocks(8, 32, _joined([raw[..., 2:].view(np.int8)], np.int8), Scales(_half(raw, 0)), None)
+def _q8_0(raw: np.ndarray) -> Parts:
+    return _joined([raw[..., 2:].view(np.int8)], np.int8), Scales(_half(raw, 0)), None
 
 
 def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
@@ -170,13 +176,13 @@ def _k_scales(raw: np.ndarray) -> tuple[Scales, Scales]:
     return Scales(_half(raw, 0), scale), Scales(-_half(raw, 2), least)
 
 
-def _q4_k(raw: np.ndarray) -> Blocks:
+def _q4_k(raw: np.ndarray) -> Parts:
     scales, minima = _k_scales(raw)
     chunks = raw[..., 16:].reshape(*raw.shape[:2], 4, 32)  # of 64 columns: lower halves, then upper ones
-    return Blocks(4, 32, _joined([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima)
+    return _joined([part for c in range(4) for part in _nibbles(chunks[..., c, :])]), scales, minima
 
 
-def _q5_k(raw: np.ndarray) -> Blocks:
+def _q5_k(raw: np.ndarray) -> Parts:
     scales, minima = _k_scales(raw)
     high, chunks = raw[..., 16:48], raw[..., 48:].reshape(*raw.shape[:2], 4, 32)
     parts = [
@@ -184,21 +190,61 @@ def _q5_k(raw: np.ndarray) -> Blocks:
         for c in range(4)
         for k, part in enumerate(_nibbles(chunks[..., c, :]))
     ]
-    return Blocks(8, 32, _joined(parts, np.int8), scales, minima)
+    return _joined(parts, np.int8), scales, minima
 
 
-def _q6_k(raw: np.ndarray) -> Blocks:
+def _q6_k(raw: np.ndarray) -> Parts:
     parts = []
     for half in range(2):  # of 128 columns
         low, high = raw[..., 64 * half : 64 * half + 64], raw[..., 128 + 32 * half : 160 + 32 * half]
         for k, part in enumerate((low[..., :32] & 15, low[..., 32:] & 15, low[..., :32] >> 4, low[..., 32:] >> 4)):
             parts.append((part | (high >> np.uint8(2 * k) & 3) << 4).astype(np.int8) - 32)
     scales = Scales(_half(raw, 208), _joined([raw[..., 192:208].view(np.int8)], np.int8))
-    return Blocks(8, 16, _joined(parts, np.int8), scales, None)
+    return _joined(parts, np.int8), scales, None
 
 
-READERS: Mapping[str, Callable[[np.ndarray], Blocks]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+@dataclass(frozen=True)
+class GgufType:
+    """How a tensor is stored in a GGUF file.
+
+    name    as in files, such as "Q4_K".
+    count   weights in a block of `nbytes` bytes.
+    format  in memory (`weight_formats.FORMATS`); "": our own decoder does not read this type.
+    read    bytes [outs, blocks, bytes of a block] -> integers, scales and minima; None: floating-point numbers.
+    """
+
+    name: str
+    count: int
+    nbytes: int
+    format: str = ""
+    read: Callable[[np.ndarray], Parts] | None = None
+
+    def blocks(self, raw: np.ndarray) -> Blocks:
+        kind = FORMATS[self.format]
+        return Blocks(kind.bits, kind.group, *self.read(raw))  # type: ignore[misc]
+
+
+TYPES = {
+    number: GgufType(*each)  # type: ignore[arg-type]
+    for number, each in {
+        0: ("F32", 1, 4, "float32"), 1: ("F16", 1, 2, "float16"), 30: ("BF16", 1, 2, "bfloat16"),
+        2: ("Q4_0", 32, 18, "blocks4", _q4_0),
+        3: ("Q4_1", 32, 20, "blocks4", _q4_1),
+        6: ("Q5_0", 32, 22, "blocks8", _q5_0),
+        7: ("Q5_1", 32, 24, "blocks8_minima", _q5_1),
+        8: ("Q8_0", 32, 34, "blocks8", _q8_0),
+        12: ("Q4_K", 256, 144, "blocks4_factors", _q4_k),
+        13: ("Q5_K", 256, 176, "blocks8_factors", _q5_k),
+        14: ("Q6_K", 256, 210, "blocks8_by_16", _q6_k),
+        9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 15: ("Q8_K", 256, 292),
+        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+        24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+        29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+        40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+    }.items()
 }  # fmt: skip
-"""Kind of block -> how its bytes [outs, blocks, bytes] are read."""
+"""The types of tensors by their numbers in files."""
+
+READERS = {each.name: each.blocks for each in TYPES.values() if each.read}
+FLOATS = {each.name: each.format for each in TYPES.values() if each.format and not each.read}

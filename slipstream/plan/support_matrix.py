@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from slipstream.drafters.registry import DRAFTERS, DrafterSpec, Needs
 from slipstream.models.config import FAMILIES
-from slipstream.settings import QUANTISATIONS, RULES, SAME, STRING
+from slipstream.models.weight_formats import QUANTISATIONS
+from slipstream.settings import RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
 
 T = TypeVar("T")

@@ -28,6 +28,7 @@ from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import in_blocks
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
+from slipstream.models.weight_formats import FORMATS
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
 from slipstream.settings import AUTO
 from slipstream.targets.describe import Described, plan
@@ -255,8 +256,9 @@ class DescribedDecoder(Described):
         """The native executor keeps 16-bit weights as they are stored."""
         seen, quantised = self.facts, self.settings.weight_format
         if quantised is not None:
-            head = 0 if quantised.head is None else seen.config.vocab_size * seen.config.hidden_size
-            return round((seen.parameters - head) * quantised.bytes_per_weight) + head
+            head = FORMATS[quantised.head or quantised.name].bytes_per_weight - quantised.bytes_per_weight
+            of_head = seen.config.vocab_size * seen.config.hidden_size
+            return round(seen.parameters * quantised.bytes_per_weight + of_head * head)
         whole = seen.parameters * self.settings.dtype.itemsize
         return min(whole, sum(seen.stored.values())) if self.runner == "native" and seen.stored else whole
 

@@ -9,8 +9,7 @@ from benchmarks.gguf.__main__ import arguments, figures_of, texts_of
 from benchmarks.gguf.lineup import MODELS, bars, sides
 from slipstream import zoo
 from slipstream.models.gguf_header import FILE_TYPES
-from slipstream.models.gguf_weights import FLOATS
-from slipstream.models.weight_blocks import READERS
+from slipstream.models.weight_blocks import FLOATS, READERS
 
 
 @pytest.mark.parametrize("model", MODELS)

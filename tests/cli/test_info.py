@@ -7,8 +7,8 @@ import pytest
 
 from slipstream.cli.info import positions
 from slipstream.errors import CheckpointError
+from slipstream.models.weight_formats import QUANTISED
 from slipstream.plan.support_matrix import page
-from slipstream.settings import WEIGHT_FORMATS
 from tests.checkpoints import OTHER_TEXTS, make_model, make_tokenizer
 from tests.heads.tiny_mtp import write
 from tests.targets.huggingface.architectures import random_model
@@ -36,7 +36,7 @@ def test_info_shows_the_backend_and_which_settings_it_supports(cli, tiny, monkey
     shown = cli("info", tiny.target).shown
     assert (output["executor"], output["not_native"]) == ("native", None)
     native = output["native"]
-    assert native["settings"].keys() == {*(f"quantize {name}" for name in WEIGHT_FORMATS), "dtype bfloat16"}
+    assert native["settings"].keys() == {*(f"quantize {name}" for name in QUANTISED), "dtype bfloat16"}
     assert native["settings"]["quantize w8a8"] is None
     assert native["int8_products"].startswith("VNNI" if has else "none")
     assert (native["settings"]["dtype bfloat16"] is None) == has

@@ -21,7 +21,7 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime
 from slipstream.models.load_settings import LoadSettings
-from slipstream.settings import WeightFormat
+from slipstream.models.weight_formats import WeightFormat
 from slipstream.training import eagle3_objective
 from slipstream.training.eagle3_objective import chain_states
 from tests.backends.native.models import chain, forest

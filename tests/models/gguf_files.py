@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import TYPES
 from slipstream.models.gguf_weights import FAMILIES, names_in_file, rotated
+from slipstream.models.weight_blocks import TYPES
 
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32 = 8, 9, 4, 6, 7, 5
 
-SIZES = {name: (count, size) for name, count, size in TYPES.values()}
+SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 _SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Bytes at which a block has a float16; 0 in other kinds."""
 
@@ -33,7 +33,7 @@ def gguf_bytes(
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         out += _text(key) + _value(value)
-    offset, numbers = 0, {name: (number, count) for number, (name, count, _) in TYPES.items()}
+    offset, numbers = 0, {each.name: (number, each.count) for number, each in TYPES.items()}
     stored = []
     for name, tensor in tensors.items():
         kind, count = numbers[(kinds or {}).get(name, "F32")]

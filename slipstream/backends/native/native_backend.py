@@ -5,7 +5,6 @@ import importlib.util
 
 import torch
 
-from slipstream.backends.quantise import GROUP
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
 from slipstream.heads.eagle_head import EagleHead
@@ -14,8 +13,8 @@ from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.weight_formats import QUANTISED, WeightFormat
 from slipstream.models.weights import Weights
-from slipstream.settings import WEIGHT_FORMATS, WeightFormat
 
 MOST_COLUMNS = 1 << 16
 """Maximum number of columns of an int8 matrix: with more, a sum of products could overflow 32 bits."""
@@ -30,12 +29,13 @@ def refusal(
     if config.head_dim % 16:
         return f"heads of {config.head_dim} values are not a multiple of 16"
     columns = max(config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
-    if quantised and not quantised.head and columns > MOST_COLUMNS:
+    if quantised and not quantised.span and columns > MOST_COLUMNS:
         return f"{columns} columns of integer products may overflow 32 bits; {MOST_COLUMNS} do not"
-    if quantised and quantised.head:  # weights in blocks
+    if quantised and quantised.span:
         for name, shape in config.shapes().items():
-            if len(shape) == 2 and "embed" not in name and shape[1] % GROUP:
-                return f"{name} has rows of {shape[1]} numbers, {quantised.name} needs a multiple of {GROUP}"
+            if len(shape) == 2 and "embed" not in name and shape[1] % quantised.span:
+                needs = f"{quantised.quantize} needs a multiple of {quantised.span}"
+                return f"{name} has rows of {shape[1]} numbers, {needs}"
     if quantised and dtype != torch.float32:
         return f"integer products are added up in float32, not in {str(dtype).removeprefix('torch.')}"
     if dtype == torch.bfloat16:
@@ -76,7 +76,7 @@ class NativeBackend:
         from slipstream.backends.native.native_heads import NativeEagle
 
         embedding = None if head.config.own_embedding else host.packed_embedding
-        stored = WEIGHT_FORMATS["w8a8"] if head.in_8_bits else None
+        stored = QUANTISED["w8a8"] if head.in_8_bits else None
         return NativeEagle(head, settings.threads, settings.weight_format or stored, embedding)
 
     def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime:

@@ -64,7 +64,7 @@ class NativeExecutor(NativePaged):
             self._model = decoder_weights(config, weights, quantised, dtype, self._layout)
             give_back_freed()
             self._workspace = Workspace(settings.threads, self._layout.nbytes)
-            kv_dtype, quantize = settings.kv_dtype or "float32", quantised.name if quantised else weights.quantised
+            kv_dtype, quantize = settings.kv_dtype or "float32", quantised.quantize if quantised else weights.quantised
             self.runtime = Runtime("native", dtype, quantize, kv_dtype, self._workspace.most)
             self.steps_per_call = best_steps_per_call(self._layout.nbytes)
             self._padded = int(self._model[0]["head"]["outs"])

@@ -25,7 +25,7 @@ from slipstream.errors import TargetError
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.models.executor import Batch, check_steps
-from slipstream.settings import WeightFormat
+from slipstream.models.weight_formats import WeightFormat
 
 
 class NativeEagle(NativePaged):

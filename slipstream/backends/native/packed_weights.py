@@ -22,8 +22,8 @@ from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.host.machine import give_back_freed
 from slipstream.models.config import DecoderConfig
 from slipstream.models.weight_blocks import Blocks, stacked
+from slipstream.models.weight_formats import WeightFormat
 from slipstream.models.weights import Weights
-from slipstream.settings import WeightFormat
 
 INPUTS = {
     "qkv": [f"self_attn.{p}_proj" for p in "qkv"],
@@ -53,9 +53,8 @@ def format_of(stored: torch.dtype) -> str:
 
 
 def quantised_format(quantised: WeightFormat) -> str:
-    """The first of its kernels that this processor can run: without groups, steps of 4 need byte dot products."""
-    kinds = (named(name) for name in quantised.kernels)
-    return next(kind.name for kind in kinds if kind.step < 4 or kind.span or processor.has_byte_dots())
+    """The format that this processor multiplies by in its place."""
+    return quantised.name if processor.has_byte_dots() else quantised.without or quantised.name
 
 
 def _bits(values: Tensor, form: str) -> np.ndarray:

@@ -24,7 +24,7 @@ from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import Experts
-from slipstream.settings import WEIGHT_FORMATS
+from slipstream.models.weight_formats import QUANTISED
 from tests.backends.native.models import (
     EVERY_FORMAT,
     FORMATS,
@@ -187,7 +187,7 @@ def chosen(config: Any, executor: str, dtype: Any, quantize: str | None = None) 
 def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = config()
     odd, wide = dataclasses.replace(llama, head_dim=24), dataclasses.replace(llama, intermediate_size=MOST_COLUMNS + 64)
-    assert refusal(llama) is refusal(llama, WEIGHT_FORMATS["w8a8"]) is refusal(wide) is None
+    assert refusal(llama) is refusal(llama, QUANTISED["w8a8"]) is refusal(wide) is None
     assert chosen(llama, "auto", None) == "native"
     assert chosen(llama, "auto", None, "int8") == "native"
     assert chosen(odd, "auto", None) == "torch"
@@ -196,11 +196,11 @@ def test_an_unsupported_decoder_is_refused_by_name_and_runs_on_torch(monkeypatch
     assert chosen(llama, "auto", torch.float64) == "torch"
     for changed, quantised, says in (
         (odd, None, "heads of 24 values"),
-        (wide, WEIGHT_FORMATS["w8a16"], "may overflow 32 bits"),
-        (llama, WEIGHT_FORMATS["w4a8"], r"layers\.0\.mlp\.down_proj\.weight has rows of 144 numbers"),
+        (wide, QUANTISED["w8a16"], "may overflow 32 bits"),
+        (llama, QUANTISED["w4a8"], r"layers\.0\.mlp\.down_proj\.weight has rows of 144 numbers"),
         (
             config(intermediate_size=64, experts=Experts(4, 2, 48, True, (False, True))),
-            WEIGHT_FORMATS["w4a8"],
+            QUANTISED["w4a8"],
             r"layers\.1\.mlp\.experts\.0\.down_proj\.weight has rows of 48 numbers",
         ),
     ):
@@ -218,7 +218,7 @@ def test_int8_weights_and_bfloat16_arithmetic_are_refused_together() -> None:
     for executor_name in ("auto", "native", "torch"):
         with pytest.raises(ParameterError, match="quantize='w8a8' and dtype='bfloat16' were asked for together"):
             chosen(config(), executor_name, "bfloat16", "w8a8")
-    assert "added up in float32, not in bfloat16" in str(refusal(config(), WEIGHT_FORMATS["w8a16"], torch.bfloat16))
+    assert "added up in float32, not in bfloat16" in str(refusal(config(), QUANTISED["w8a16"], torch.bfloat16))
 
 
 def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

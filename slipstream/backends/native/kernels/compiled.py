@@ -21,6 +21,8 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataC
 from numba.core.ccallback import CFunc
 from numba.core.runtime import rtsys
 
+from slipstream.models import weight_formats
+
 njit: Any = _njit
 _log = logging.getLogger("slipstream")
 
@@ -29,9 +31,9 @@ EXACT = {"contract"}  # keeps the order of operations
 
 
 def _digest() -> str:
-    """Digest of the source of all kernels."""
+    """Digest of the source of all kernels, and of the table of formats that they are generated from."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in (Path(weight_formats.__file__), *sorted(Path(__file__).parent.glob("*.py"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

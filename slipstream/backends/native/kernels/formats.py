@@ -1,47 +1,17 @@
-"""How the weights of a matrix are stored and multiplied."""
-
-from dataclasses import dataclass
+"""The formats of `models.weight_formats`, with sizes and tiles that depend on the processor."""
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.processor import PANEL
+from slipstream.models import weight_formats
+from slipstream.models.weight_formats import WeightFormat
 
 
-@dataclass(frozen=True)
-class Format:
-    """One way.
-
-    name     as in function names
-    step     columns per step of the inner loop
-    bits     per weight
-    passes   number of parts that an activation is split into
-    row      bytes of a packed row of activations: per column, and per group or row (see `tiles.matrix_tile`)
-    group    columns of activations that share a scale, see `block_tiles`; 0: all
-    span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
-             larger than a group, each group has a factor of 8 bits besides
-    minima   whether each group of weights has a minimum besides
-    """
-
-    name: str
-    step: int
-    bits: int
-    passes: int = 1
-    row: tuple[int, int] = (4, 0)
-    group: int = 0
-    span: int = 0
-    minima: bool = False
+class Format(WeightFormat):
+    """A format of the table as this processor computes with it."""
 
     @property
     def bytes(self) -> int:
         return self.bits // 8
-
-    @property
-    def integer(self) -> bool:
-        return self.bits <= 8
-
-    @property
-    def factors(self) -> bool:
-        """Whether the scale of a group is a factor times the scale of its span."""
-        return self.span > self.group
 
     @property
     def wide(self) -> bool:
@@ -100,27 +70,8 @@ class Format:
         return max(1, *(rows for rows in range(1, 13) if self._fit(rows) >= least))
 
 
-FLOAT32, FLOAT16, BFLOAT16 = Format("float32", 1, 32), Format("float16", 1, 16), Format("bfloat16", 1, 16)
-BFLOAT16_PAIRS = Format("bfloat16_pairs", 2, 16, row=(2, 0))
-INT8_PAIRS = Format("int8_pairs", 2, 8, row=(2, 4))
-INT8_QUADS = Format("int8_quads", 4, 8, row=(1, 12), group=64)
-INT8_QUADS_TWICE = Format("int8_quads_twice", 4, 8, passes=2, row=(2, 12))
-BLOCKS = tuple(
-    Format(name, 4, bits, row=(1, 12), group=group, span=span, minima=minima)
-    for name, bits, group, span, minima in (
-        ("blocks4", 4, 32, 32, True),  # Q4_0, Q4_1
-        ("blocks4_factors", 4, 32, 256, True),  # Q4_K
-        ("blocks8", 8, 32, 32, False),  # Q5_0, Q8_0
-        ("blocks8_by_16", 8, 16, 256, False),  # Q6_K
-        ("blocks8_factors", 8, 32, 256, True),  # Q5_K
-        ("blocks8_minima", 8, 32, 32, True),  # Q5_1
-        ("blocks8_any", 8, 16, 32, True),  # kinds beside each other that none of these holds
-    )
-)
-"""From few bytes to many."""
-FORMATS = (FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS, INT8_QUADS_TWICE, *BLOCKS)
-
-
-def named(name: str) -> Format:
-    """The format of that name."""
-    return next(each for each in FORMATS if each.name == name)
+FORMATS = tuple(Format(**vars(each)) for each in weight_formats.FORMATS.values())
+BLOCKS = tuple(each for each in FORMATS if each.span)
+named = {each.name: each for each in FORMATS}.__getitem__
+FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS = map(named, ("float32", "float16", "bfloat16", "bfloat16_pairs"))
+INT8_PAIRS, INT8_QUADS_TWICE = map(named, ("int8_pairs", "int8_quads_twice"))

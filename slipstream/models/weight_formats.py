@@ -1,0 +1,99 @@
+"""The table of formats in which weights are stored: how a matrix lies in memory, how it is multiplied, what it costs.
+
+Settings, help, packing, the memory plan, `info`, the kernels and the reader of GGUF files read it; it imports nothing.
+A new format is an entry of `FORMATS` and, where no loop of the kernels computes it, a kernel (`backends.native`).
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """One way to store a matrix and to multiply by it.
+
+    name     as in function names of the kernels.
+    step     columns per step of the inner loop.
+    bits     per weight.
+    passes   number of parts that an activation is split into.
+    row      bytes of a packed row of activations: per column, and per group or row (see `tiles.matrix_tile`).
+    group    columns of activations that share a scale, see `block_tiles`; 0: all.
+    span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
+             larger than a group, each group has a factor of 8 bits besides.
+    minima   whether each group of weights has a minimum besides.
+    quantize  value of the setting `quantize` that stores the matrices of a model so; "": none does.
+    without  name of the format in its place where the processor has no byte dot products; "": it runs everywhere.
+    head     name of the format of the output head; "": as the other matrices.
+    """
+
+    name: str
+    step: int
+    bits: int
+    passes: int = 1
+    row: tuple[int, int] = (4, 0)
+    group: int = 0
+    span: int = 0
+    minima: bool = False
+    quantize: str = ""
+    without: str = ""
+    head: str = ""
+
+    @property
+    def integer(self) -> bool:
+        return self.bits <= 8
+
+    @property
+    def activations(self) -> int:
+        """Bits of the other factor of its products."""
+        return 8 * self.row[0]
+
+    @property
+    def factors(self) -> bool:
+        """Whether the scale of a group is a factor times the scale of its span."""
+        return self.span > self.group
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """In memory, with scales and minima; of a scale per output, as in rows of 400 columns."""
+        whole = self.bits / 8
+        if self.span:
+            return whole + (1 + self.minima) * (2 / self.span + self.factors / self.group)
+        return whole + 0.01 * self.integer
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        WeightFormat("float32", 1, 32),
+        WeightFormat("float16", 1, 16),
+        WeightFormat("bfloat16", 1, 16),
+        WeightFormat("bfloat16_pairs", 2, 16, row=(2, 0)),
+        WeightFormat("int8_pairs", 2, 8, row=(2, 4)),
+        WeightFormat("int8_quads_twice", 4, 8, 2, (2, 12), quantize="w8a16", without="int8_pairs"),
+        WeightFormat("int8_quads", 4, 8, 1, (1, 12), 64, quantize="w8a8", without="int8_pairs"),
+        # In blocks, from few bytes to many:
+        WeightFormat("blocks4", 4, 4, 1, (1, 12), 32, 32, True, quantize="w4a8", head="blocks8"),
+        WeightFormat("blocks4_factors", 4, 4, 1, (1, 12), 32, 256, True),
+        WeightFormat("blocks8", 4, 8, 1, (1, 12), 32, 32),
+        WeightFormat("blocks8_by_16", 4, 8, 1, (1, 12), 16, 256),
+        WeightFormat("blocks8_factors", 4, 8, 1, (1, 12), 32, 256, True),
+        WeightFormat("blocks8_minima", 4, 8, 1, (1, 12), 32, 32, True),
+        WeightFormat("blocks8_any", 4, 8, 1, (1, 12), 16, 32, True),  # kinds beside each other that no other holds
+    )
+}
+"""Every format by name. Which of them the blocks of GGUF files have says `weight_blocks.TYPES`."""
+
+QUANTISED = {each.quantize: each for each in FORMATS.values() if each.quantize}
+"""The formats that a model can be quantised to, by the value of `quantize`."""
+
+BY_ROLE = {"int8": {"target": "w8a16", "draft": "w8a8"}, "int4": {"target": "w4a8", "draft": "w4a8"}}
+"""Values of `quantize` that leave the format to the role: the distribution of a target should change least; that of a
+draft affects only the acceptance rate, so it is the fastest."""
+
+QUANTISATIONS = (*BY_ROLE, *QUANTISED)
+DRAFT_QUANTISATIONS = (*QUANTISATIONS, "none")
+
+
+def few_bits(stored: str) -> bool:
+    """Whether weights in such a format ("w4a8", or "Q4_K_M" of a file) have 5 bits or fewer."""
+    return re.match("I?[QW][2-5]", stored, re.IGNORECASE) is not None
