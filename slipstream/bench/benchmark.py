@@ -3,14 +3,12 @@
 Terms are those of `slipstream.core.stats`. Speeds include prefill; intervals are those of `slipstream.bench.estimates`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +25,9 @@ from slipstream.core.params import SamplingParams, Strict, check_integer, intege
 from slipstream.core.stats import SpecStats
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.errors import ParameterError
+from slipstream.llm import LLM
 from slipstream.settings import AUTO
 from slipstream.theory.cost_curve import CostCurve
-
-if TYPE_CHECKING:
-    from slipstream.llm import LLM
 
 QUIET = 0.1
 """If other processes use a larger share of the machine's time than this, the report warns."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from slipstream.bench.identity import Divergence, divergence
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.drafters.registry import DRAFTERS
-
-if TYPE_CHECKING:
-    from slipstream.engine.draft_lengths import DraftLengths
-    from slipstream.llm import LLM, Completion
+from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.llm import LLM, Completion
 
 
 @dataclass(frozen=True, eq=False)

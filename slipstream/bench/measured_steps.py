@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,10 @@ from slipstream.core.drafter import Drafter, DrafterTraits
 from slipstream.core.params import Strict
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
-from slipstream.core.target import TargetOut
+from slipstream.core.target import Target, TargetOut
 from slipstream.theory import closed_forms
 from slipstream.theory.closed_forms import Prediction, predict
 from slipstream.theory.cost_curve import CostCurve
-
-if TYPE_CHECKING:
-    from slipstream.core.target import Target
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 

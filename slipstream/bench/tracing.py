@@ -6,13 +6,11 @@ verdict), so decoding is unchanged and has no overhead without tracing. Tracing 
 recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +25,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.core.warp import distributions
-
-if TYPE_CHECKING:
-    from slipstream.llm import LLM
+from slipstream.llm import LLM
 
 WINDOW = 10
 """Number of steps of the rolling acceptance rate."""

@@ -5,22 +5,18 @@ Only vLLM's environment needs Slipstream. vLLM hands a proposer no request ids a
 request: it is logged once, and after several of them decoding is plain.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence as Seq
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from slipstream.core.drafter import Drafter
+from slipstream.core.target import Target
 from slipstream.drafters.registry import DRAFTERS, make_drafter
 from slipstream.engine.request_checks import predicted_text
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 from slipstream.integrations.row_drafts import Request, Row, RowDrafts
 from slipstream.settings import one_of
-
-if TYPE_CHECKING:
-    from slipstream.core.drafter import Drafter
-    from slipstream.core.target import Target
 
 VERSIONS = "0.32 and 0.33"
 """Versions of vLLM that this was tried with or written for."""

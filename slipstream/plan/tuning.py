@@ -10,12 +10,10 @@ The choice is the fastest confirmed setting whose 95 % interval is above 1; if t
 measurement is reused in another run, because the speed of a machine drifts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.bench.benchmark import Contender, figures, warnings
 from slipstream.bench.configs import Choice, equivalents, slipstream
@@ -26,12 +24,10 @@ from slipstream.bench.provenance import OtherProcesses, drafts, provenance
 from slipstream.bench.results import Result, recording
 from slipstream.core.params import SamplingParams, Strict, check_integer, integer, number, setting
 from slipstream.drafters.draft_plan import embedded_role
+from slipstream.llm import LLM
 from slipstream.plan.diagnosis import diagnose
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.zoo import checkpoint_of
-
-if TYPE_CHECKING:
-    from slipstream.llm import LLM
 
 SHORT = 2
 """Draft length of the second recording."""

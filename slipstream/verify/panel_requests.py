@@ -6,27 +6,23 @@ requests that differ. So each setting makes one of these frequent in the texts o
 `SamplingParams`, and the reference computes what each of them promises.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from slipstream.bench.prompts import Prompt, PromptSet
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError
+from slipstream.llm import LLM
 from slipstream.theory.closed_forms import smallest
 from slipstream.verify.reference import logits_of
-
-if TYPE_CHECKING:
-    from slipstream.bench.prompts import Prompt, PromptSet
-    from slipstream.core.drafter import Drafter
-    from slipstream.llm import LLM
 
 END_CHANCE = 0.2
 """Mean probability of EOS in texts of the setting "EOS"."""

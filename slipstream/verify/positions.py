@@ -1,13 +1,11 @@
 """Samples whole texts and adds up what `outcomes` tests: every token against the target's distribution, by `reference`
 and not by the code under test."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +13,11 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.core.target import TargetOut
+from slipstream.llm import LLM
 from slipstream.verify import outcomes
 from slipstream.verify.outcomes import Evidence
 from slipstream.verify.panel_requests import Request, together
 from slipstream.verify.reference import Context, distribution, impossible, logits_of, wrong_end, wrong_logprob
-
-if TYPE_CHECKING:
-    from slipstream.llm import LLM
 
 Ranks = tuple[float, float]
 """u_t and v_t of a token (see `outcomes`)."""

@@ -6,11 +6,8 @@ pass and once with k + 1 rows per pass, which is all that speculation changes fo
 logits differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,16 +15,14 @@ from torch import Tensor
 
 from slipstream.bench.identity import Divergence, Scores, distance, divergence
 from slipstream.core.draft import Draft
+from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, begun, released
+from slipstream.llm import LLM
 from slipstream.verify.panel_requests import TOGETHER, Request, together
 from slipstream.verify.reference import distribution, edited, logits_of
-
-if TYPE_CHECKING:
-    from slipstream.core.drafter import Drafter
-    from slipstream.llm import LLM
 
 IDENTICAL, TIE, BUG, LOSSY = "identical", "tie within measured noise", "BUG", "differs, as a lossy rule may"
 

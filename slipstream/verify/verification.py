@@ -23,13 +23,11 @@ a correct run is called a bug with a probability of at most `level`, over all te
 A check in which too few draft tokens were verified says "not tested": equal texts would prove nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,15 +39,13 @@ from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.llm import LLM
 from slipstream.verify import panel_requests
 from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
 from slipstream.verify.panel_requests import ENDS, Request, among, continued, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
 from slipstream.verify.texts import BUG, LOSSY, Control, Pass, compared, control, passes, texts, verdict, wrong_token
-
-if TYPE_CHECKING:
-    from slipstream.llm import LLM
 
 CHECKS = ("greedy", "coupled", "distribution")
 SAME, FEW, UNTESTED = "no difference seen", "too few to test", "not tested"
