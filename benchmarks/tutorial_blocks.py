@@ -102,9 +102,10 @@ def pairs(kit: Kit) -> str:
 
 
 def advice(kit: Kit) -> str:
-    from slipstream.plan.advice import ADVICE
+    from slipstream.cli.simulate import ADVICE
 
-    body = [[one.situation, one.recommendation, one.why] for one in ADVICE]
+    lines = ADVICE.read_text(encoding="utf-8").splitlines()
+    body = [[one, *map(str.strip, lines[i + 1 : i + 3])] for i, one in enumerate(lines) if not one.startswith(" ")]
     return block(fence("slipstream simulate --advice"), rows(["situation", "do this", "because"], body, (0, 1, 2)))
 
 

@@ -4,8 +4,6 @@
 >>> print(llm.generate("def fibonacci(n):")[0].text)
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq

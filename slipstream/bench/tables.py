@@ -152,6 +152,12 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + "s" * (n != 1)
 
 
+def span(values: tuple[float, float], unit: str) -> str:
+    """(.75, .8), "%" -> "75-80%"; one number for two equal ones."""
+    shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
+    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit
+
+
 def small(value: float | None) -> str:
     """A number with three significant digits. None stands for infinity, which JSON does not have."""
     return "inf" if value is None else f"{value:.3g}"

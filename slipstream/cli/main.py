@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 a check failed or an unexpected error, 2 bad input, 130 Ctrl-C, 143 SIGTERM (`train`).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

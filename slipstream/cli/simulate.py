@@ -1,32 +1,33 @@
 """`slipstream simulate`: the expected speed-up of speculation, on this machine or on other hardware."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from rich.padding import Padding
 
-from slipstream.bench.tables import Column, Section, Table, count, percent, size, times, words
+from slipstream.bench.tables import Column, Section, Table, count, percent, size, span, times, words
 from slipstream.cli import render
 from slipstream.cli.loading import load, quieten
 from slipstream.cli.measuring import values_of
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, number
+from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
+from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
+from slipstream.theory.cost_curve import CostCurve
+from slipstream.theory.forecast import LONGEST_DRAFT, Forecast, Rates, StepCosts, forecast
 from slipstream.zoo import checkpoint_of
-
-if TYPE_CHECKING:
-    from slipstream.plan.roofline import Hardware, ModelSize
-    from slipstream.theory.forecast import Forecast, Rates, StepCosts
 
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
 HARDWARE = "h100"
 """Default hardware of predictions for models of the registry."""
+ADVICE = Path(__file__).parent / "templates" / "advice.txt"
+"""What to do in which situation, and why; indented further, with which commands."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,6 @@ def simulate(
     if advice:
         return show_advice()
     if pairs:
-        from slipstream.plan.roofline import PRESETS
-
         return render.section(known_pairs(_hardware(place) if given else PRESETS[HARDWARE], draft.alpha))
     if given:
         result = _plan(draft, place, target, draft_model, values_of("--batch", batch or BATCHES, int))
@@ -112,8 +111,6 @@ def simulate(
 def _lengths(
     draft: DraftOptions, options: CostOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
-    from slipstream.theory.forecast import forecast
-
     if len(batches) > 1:
         raise ParameterError(f"{len(batches)} batch sizes were given", fix="give one, or plan for --hardware")
     rates, costs = _rates(draft, target, model), _costs(options, target, model, batches[0])
@@ -132,10 +129,6 @@ def _lengths(
 
 
 def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> StepCosts:
-    from slipstream.core.params import check_number
-    from slipstream.theory.cost_curve import CostCurve
-    from slipstream.theory.forecast import StepCosts
-
     if options.measure:
         return _measured(target or "embedded", model, batch, options.host)
     if target or model:
@@ -150,7 +143,6 @@ def _costs(options: CostOptions, target: str | None, model: str | None, batch: i
 
 def _measured(target: str, model: str | None, batch: int, host: float) -> StepCosts:
     from slipstream.targets.target_costs import measure_costs, measure_draft_costs
-    from slipstream.theory.forecast import StepCosts
 
     llm = load(ModelOptions(target=target, draft=model))
     with render.status("measuring"):
@@ -164,10 +156,6 @@ def _measured(target: str, model: str | None, batch: int, host: float) -> StepCo
 def _plan(
     draft: DraftOptions, place: HardwareOptions, target: str | None, model: str | None, batches: Seq[int]
 ) -> dict[str, Any]:
-    from slipstream.core.params import check_number
-    from slipstream.plan.known_pairs import CONTEXT
-    from slipstream.plan.roofline import Serving, placed
-
     hardware = _hardware(place)
     if target is None or model is None:
         raise ParameterError(
@@ -207,7 +195,6 @@ def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
     from slipstream.models.facts import facts
     from slipstream.plan.known_pairs import MODELS, known_model
-    from slipstream.plan.roofline import ModelSize
 
     known = known_model(name)
     if known is not None:
@@ -222,8 +209,6 @@ def _model(name: str, role: str) -> ModelSize:
 
 
 def _hardware(place: HardwareOptions) -> Hardware:
-    from slipstream.plan.roofline import Hardware, find_hardware
-
     asked = {"bandwidth": (place.bandwidth, 1e9), "flops": (place.tflops, 1e12), "memory": (place.memory, 1e9)}
     given: dict[str, Any] = {name: value * unit for name, (value, unit) in asked.items() if value is not None}
     if place.hardware is not None:
@@ -238,9 +223,7 @@ def _hardware(place: HardwareOptions) -> Hardware:
 
 def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
     """Acceptance rates by position: as given, or of the pair (see `acceptance_rates`)."""
-    from slipstream.core.params import check_integer, check_number
     from slipstream.plan.known_pairs import acceptance_rates
-    from slipstream.theory.forecast import LONGEST_DRAFT, Rates
 
     longest = max(LONGEST_DRAFT, draft.draft_tokens or 0)
     if draft.draft_tokens is not None:
@@ -364,7 +347,6 @@ def assumptions(data: dict[str, Any]) -> list[str]:
 def known_pairs(place: Hardware, alpha: float | None) -> Section:
     """The recommended pairs, with published figures and predictions. alpha: acceptance rate to assume for all; None:
     the published ones."""
-    from slipstream.core.params import check_number
     from slipstream.plan.known_pairs import MODELS, PAIRS, outlook
 
     if alpha is not None:
@@ -375,8 +357,8 @@ def known_pairs(place: Hardware, alpha: float | None) -> Section:
                Column("c, verify"), Column("break-even"), Column("predicted")]  # fmt: skip
     rows = []
     for pair in PAIRS:
-        hardware, forecast = outlook(pair, place, alpha)
-        gain = f"{times(forecast.speedup)}, K={forecast.draft_tokens}" if forecast.draft_tokens else "no speed-up"
+        hardware, best = outlook(pair, place, alpha)
+        gain = f"{times(best.speedup)}, K={best.draft_tokens}" if best.draft_tokens else "no speed-up"
         rows.append(
             [
                 f"{pair.target}\n+ {pair.draft}",
@@ -384,9 +366,9 @@ def known_pairs(place: Hardware, alpha: float | None) -> Section:
                 published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
                 published(pair.speedup, "x", numbers.get(pair.speedup_source)),
                 hardware.devices,
-                f"{forecast.costs.c:.2f}\n{forecast.costs.verify(forecast.draft_tokens or 1):.2f}",
-                break_even(forecast.break_even),
-                f"{gain}\n{rate(forecast)}",
+                f"{best.costs.c:.2f}\n{best.costs.verify(best.draft_tokens or 1):.2f}",
+                break_even(best.break_even),
+                f"{gain}\n{rate(best)}",
             ]
         )
     note = (
@@ -402,32 +384,27 @@ def known_pairs(place: Hardware, alpha: float | None) -> Section:
 
 def assumed(place: Hardware) -> str:
     """The assumptions of all predictions of a table, in one line."""
-    from slipstream.plan.known_pairs import CONTEXT
-
     basis = f"costs by a roofline of {place.name}, 16-bit weights, {CONTEXT} tokens of context"
     return f"Assumptions: the acceptance rate shown, at every position; batch 1; {basis}."
 
 
-def rate(forecast: Forecast) -> str:
+def rate(predicted: Forecast) -> str:
     """The acceptance rate of a prediction and its source: "at 78%", "assumed 70%"."""
-    shown = percent(forecast.rates.alpha)
-    return f"at {shown}" if forecast.rates.source == "published" else f"{forecast.rates.source} {shown}"
+    shown = percent(predicted.rates.alpha)
+    return f"at {shown}" if predicted.rates.source == "published" else f"{predicted.rates.source} {shown}"
 
 
 def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:
     """(.75, .8) -> "75-80%", with the number of its source on the next line."""
-    from slipstream.plan.known_pairs import span
-
     return "-" if values is None else span(values, unit) + (f"\n[{number}]" if number else "")
 
 
 def show_advice() -> None:
-    from slipstream.plan.advice import ADVICE
-
     console = render.out()
-    for one in ADVICE:
-        console.print(one.situation[0].upper() + one.situation[1:], style="bold")
-        for text in (one.recommendation, one.why):
-            console.print(Padding(f"{text}.", (0, 0, 0, 2)))
-        for command in one.commands:
-            console.print(f"    {command}", soft_wrap=True)  # stays one line to copy
+    for line in ADVICE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("    "):
+            console.print(line, soft_wrap=True)  # a command stays one line to copy
+        elif line.startswith("  "):
+            console.print(Padding(line.strip(), (0, 0, 0, 2)))
+        else:
+            console.print(line, style="bold")

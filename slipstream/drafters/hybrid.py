@@ -17,8 +17,6 @@ Every member observes every step with the draft that was verified, whoever propo
 emitted tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, cast

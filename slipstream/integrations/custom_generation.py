@@ -8,8 +8,6 @@ to us. Its logits processors are read as `SamplingParams`. What it returns has t
 cannot be honoured is refused by name.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Mapping, Sequence as Seq

@@ -10,8 +10,6 @@ A step's time is that from the end of one call to the begin of the next, if a re
 have been idle. Several ranks that must draft alike cannot use times; there a row costs what the drafter was told.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence as Seq
 from dataclasses import dataclass

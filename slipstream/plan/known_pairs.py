@@ -12,18 +12,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from slipstream.bench.tables import span
 from slipstream.core.params import Strict
 from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import ModelFacts
-from slipstream.plan.roofline import Hardware, ModelSize, pair_costs, placed
+from slipstream.plan.roofline import CONTEXT, Hardware, ModelSize, pair_costs, placed
 from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 
 NOTEBOOK = 'tutorial "Speculative Decoding: 2-3x Faster LLM Inference"'
 CHAPTER = 'course chapter "07. Speculative Decoding"'
 GPT_FAST = "gpt-fast README: 25.25 to 48.4 tokens/s, both int4, A100, batch 1"
-
-CONTEXT = 1024
-"""Default number of tokens in a sequence, for costs that depend on it."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +188,6 @@ def published_figures(target: str, draft: str) -> list[str]:
         ("speed-up", pair.speedup, "x", pair.speedup_source),
     ]
     return [f"published {what}: {span(values, unit)}, {source}" for what, values, unit, source in figures if values]
-
-
-def span(values: tuple[float, float], unit: str) -> str:
-    """(.75, .8), "%" -> "75-80%"; one number for two equal ones."""
-    shown = [f"{100 * v:.0f}" if unit == "%" else f"{v:g}" for v in values]
-    return (shown[0] if values[0] == values[1] else "-".join(shown)) + unit
 
 
 def published(target: str, draft: str) -> KnownPair | None:

@@ -35,6 +35,8 @@ from slipstream.theory.forecast import Rates, StepCosts, forecast
 if TYPE_CHECKING:
     from slipstream.models.facts import ModelFacts
 
+CONTEXT = 1024
+"""Default number of tokens in a sequence, for costs that depend on it."""
 _ABOVE_ZERO, _SHARE = number(0.0, math.inf, open_low=True), number(0.0, 1.0, open_low=True)
 
 
@@ -283,7 +285,7 @@ class Serving(Strict):
     draft: ModelSize
     hardware: Hardware
     rates: Rates
-    context: float = 1024
+    context: float = CONTEXT
 
     def memory(self, batch: int, speculative: bool = True) -> float:
         models = (self.target, self.draft) if speculative else (self.target,)

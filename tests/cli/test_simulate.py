@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from slipstream.cli.main import app, canonical
+from slipstream.cli.simulate import ADVICE
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.plan.advice import ADVICE
 from slipstream.plan.known_pairs import PAIRS, outlook
 from slipstream.plan.roofline import find_hardware
 from slipstream.theory.cost_curve import CostCurve
@@ -99,7 +99,8 @@ def test_costs_are_really_measured(cli, tiny):
     assert seen["costs"]["curve"]["rows"][0] == 1
 
 
-COMMANDS = [command for advice in ADVICE for command in advice.commands]
+LINES = ADVICE.read_text().splitlines()
+COMMANDS = [line.strip() for line in LINES if line.startswith("    ")]
 
 
 def test_pairs_for_people(cli):
@@ -110,9 +111,7 @@ def test_pairs_for_people(cli):
 
 def test_advice_names_every_situation_and_its_commands(cli):
     result = cli("simulate", "--advice", code=0)
-    for advice in ADVICE:
-        assert advice.situation[1:] in result.out
-        assert all(command in result.out for command in advice.commands)
+    assert all(line in result.out.splitlines() for line in LINES if line.strip() in COMMANDS or line == line.lstrip())
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("slipstream ")])
