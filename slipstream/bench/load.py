@@ -10,7 +10,7 @@ such a load cannot overload a server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.estimates import FEWEST_PASSES
-from slipstream.bench.load_client import LoadClient, Request, Timed, read
+from slipstream.bench.load_client import LoadClient, LoadPrompts, Request, Timed, read
 from slipstream.bench.load_figures import Pass, figures, warnings
 from slipstream.bench.provenance import conditions, public_values
 from slipstream.bench.results import Result, recording
@@ -78,6 +78,17 @@ class LoadArm:
     requests: Callable[[int, int], Request]
     against: LoadArm | None = None
     passes: list[Pass] = field(default_factory=list)
+
+
+def arms_of(servers: Mapping[str, Endpoint], loads: Seq[Load], asked: LoadPrompts) -> list[LoadArm]:
+    """Each server under each load; the others are compared with the first."""
+    arms: list[LoadArm] = []
+    for each in loads:
+        base: LoadArm | None = None
+        for name, place in servers.items():
+            arms.append(LoadArm(name, place, each, asked.request, base))
+            base = base or arms[-1]
+    return arms
 
 
 @dataclass(frozen=True)

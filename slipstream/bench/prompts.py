@@ -17,8 +17,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipstream import zoo
 from slipstream.bench.provenance import text_digest
 from slipstream.bench.tables import counted
+from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError, PromptError, did_you_mean
 
 if TYPE_CHECKING:
@@ -174,15 +176,11 @@ def select(
 
 
 def is_built_in(source: str) -> bool:
-    from slipstream import zoo
-
     return all(kind in zoo.PROMPT_KINDS for kind in source.split(","))
 
 
 def entries(source: str) -> list[Entry]:
     """All prompts of a file, or of built-in kinds."""
-    from slipstream import zoo
-
     if is_built_in(source):
         return [
             Entry(entry["prompt"], kind, _name(entry), request=kind in zoo.REQUESTS)
@@ -244,8 +242,6 @@ def encode(llm: LLM, entry: Entry, template: str, later: Seq[str] = ()) -> list[
 def later_turns(llm: LLM, entry: Entry, template: str, turns: int, tokens: int) -> list[Prompt]:
     """The second to last turn of a conversation, as prompts that hold the turns before and the target's own answers to
     them: at most `tokens` tokens each, greedy, decoded plainly. Turns that do not fit into the context are left out."""
-    from slipstream.core.params import SamplingParams
-
     drafter, said, prompt_turns = llm.drafter, list[str](), list[Prompt]()
     try:
         llm.use(None)

@@ -18,11 +18,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
+from slipstream.bench.configs import Contender
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
-    from slipstream.bench.configs import Contender
     from slipstream.llm import LLM
 
 ROOT = Path(__file__).resolve().parents[2]

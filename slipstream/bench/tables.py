@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from slipstream.bench.plots import Plot
 from slipstream.core.sizes import size as size
 from slipstream.errors import sentence
-
-if TYPE_CHECKING:
-    from slipstream.bench.plots import Plot
 
 NOTHING = "-"
 """The text of a cell that is None."""

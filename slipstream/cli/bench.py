@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
+from slipstream.bench.configs import Contender
+from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, compared, of_servers, request_fields, started
 from slipstream.cli.loading import check_drafters, load, on
@@ -21,9 +23,7 @@ from slipstream.errors import ParameterError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.configs import Contender
-    from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import Load, LoadArm
+    from slipstream.bench.load import Load
     from slipstream.bench.load_client import LoadPrompts
 
 
@@ -177,26 +177,12 @@ def bench(
     raise typer.Exit(code or (1 if any(arm["texts"] == "BUG" for arm in result.data["arms"]) else 0))
 
 
-def arms_of(servers: Mapping[str, Endpoint], loads: list[Load], asked: LoadPrompts) -> list[LoadArm]:
-    """Each server under each load; the others are compared with the first."""
-    from slipstream.bench.load import LoadArm
-
-    arms: list[LoadArm] = []
-    for each in loads:
-        base: LoadArm | None = None
-        for name, place in servers.items():
-            arms.append(LoadArm(name, place, each, asked.request, base))
-            base = base or arms[-1]
-    return arms
-
-
 def bench_servers(
     servers: Mapping[str, str], load: LoadOptions, texts: PromptOptions, params: SamplingParams, rounds: int,
     seconds: float, files: OutputOptions,
 ) -> None:  # fmt: skip
     """Measure each server under each load, and print; the others are compared with the first. servers: name -> URL."""
-    from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import LoadConfig, load_test, requests_of
+    from slipstream.bench.load import LoadConfig, arms_of, load_test, requests_of
 
     loads, asked = load.loads("1,4,16"), load.asked(texts, params.max_tokens, params)
     files.check()

@@ -13,11 +13,12 @@ from slipstream.cli.generate import run
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions, UsualModels
+from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, PromptError, SlipstreamError
+from slipstream.models.generation_defaults import shown
 
 if TYPE_CHECKING:
-    from slipstream.core.params import SamplingParams
     from slipstream.llm import LLM, Prompt
 
 PROMPT, FENCE = ">>> ", '"""'
@@ -42,8 +43,6 @@ def chat(
     )
     render.line(f"{how}; {FENCE} starts and ends a prompt of several lines, /help lists commands, Ctrl-D leaves")
     if llm.defaults.sampling:
-        from slipstream.models.generation_defaults import shown
-
         render.line(shown(llm.defaults.sampling))
     if sys.stdin.isatty():
         with suppress(ImportError):  # Windows: the console edits lines itself

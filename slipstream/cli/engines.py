@@ -1,40 +1,30 @@
 """`--engine vllm`: commands with vLLM's server as the engine. What commands on servers have in common."""
 
-from __future__ import annotations
-
 import json
-import signal
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from slipstream.bench.configs import Choice
+from slipstream.bench.vllm_server import LOADING, VllmServer, interpreter
 from slipstream.cli import render
 from slipstream.cli.measuring import LabModels, parsed
 from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.draft_plan import STACK, WITHOUT_DRAFT, DraftPlan
+from slipstream.drafters.draft_plan import STACK, WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
-from slipstream.errors import ParameterError, ServedError
-from slipstream.models.load_settings import LoadSettings
+from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, one_of
 from slipstream.zoo import checkpoint_of
-
-if TYPE_CHECKING:
-    from slipstream.bench.vllm_server import VllmServer
-    from slipstream.cli.serve import ServerOptions
 
 SLIPSTREAM, VLLM = "slipstream", "vllm"
 READ = ("target", "draft", "dtype", "threads", "trust_remote_code", "generation_config", "drafter", "draft_tokens",
         "drafter_option", "rule", "config")  # fmt: skip
 """Options of models that vLLM's server is started with."""
-LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
-"""Options of our server that vLLM's has, too."""
 METHODS = {"rejection": "standard", "block": "block"}
 """Verification rule -> vLLM's `rejection_sample_method`."""
 
@@ -81,10 +71,7 @@ def vllm_server(
 ) -> VllmServer:
     """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
-    from slipstream.bench.configs import Choice
-    from slipstream.bench.vllm_server import VllmServer
-
-    _refuse_ignored(models, ModelOptions, READ)
+    refuse_ignored(models, ModelOptions, READ)
     if not models.drafter and models.draft_model is None and models.method == STACK:  # our head is not in vLLM's format
         models = replace(models, drafter=WITHOUT_DRAFT)
     if models.rule not in METHODS:
@@ -113,7 +100,8 @@ def vllm_server(
     return VllmServer(choice, defaults | given, models.threads)
 
 
-def _refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
+def refuse_ignored(group: Any, kind: Any, read: Seq[str]) -> None:
+    """Raise ParameterError for options of a group, with the defaults of `kind`, that are given and not `read`."""
     ignored = [f.name for f in fields(kind) if f.name not in read and getattr(group, f.name) != f.default]
     if ignored:
         fix = "give vLLM's own argument: --vllm-option NAME=VALUE"
@@ -175,8 +163,6 @@ def request_fields(params: SamplingParams) -> dict[str, Any]:
 def started(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterator[dict[str, str]]:
     """Name -> URL of servers that run until the end; they load at the same time. Raises ServedError with what a server
     printed if it does not start."""
-    from slipstream.bench.vllm_server import LOADING, interpreter
-
     python = interpreter(engine.vllm_python)
     with ExitStack() as stack:
         running = {name: stack.enter_context(server.process(python, f"vLLM ({name})"))
@@ -184,55 +170,3 @@ def started(servers: Mapping[str, VllmServer], engine: EngineOptions) -> Iterato
         with render.status("starting vLLM"):
             places = {name: process.ready(LOADING) for name, process in running.items()}
         yield places
-
-
-def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
-    """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
-    it does not start, or ends by itself."""
-    from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
-    from slipstream.server.serving import bound
-
-    _refuse_ignored(server, type(server), LISTENING)
-    if len(server.keys) > 1:
-        raise ParameterError("several API keys are given", why="vLLM's server reads one", fix="give one --api-key")
-    more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}
-    if server.max_batch != type(server).max_batch:
-        more["max_num_seqs"] = server.max_batch
-    launched = vllm_server(models, engine, more)
-    speculates = "speculative_config" in launched.values
-    python = interpreter(engine.vllm_python)
-    check_memory(models)
-    with bound(server.host, server.port) as probe:
-        port = probe.getsockname()[1]
-    if speculates:
-        render.line(BESIDE_SPECULATION)
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    with launched.process(python, "vLLM", server.host, port, lambda line: print(line, file=sys.stderr),
-                      "".join(server.keys)) as process:  # fmt: skip
-        process.at_end(ended.set)
-        place = process.ready(LOADING, ended)
-        if place:
-            how = json.dumps(launched.values["speculative_config"]) if speculates else "plain decoding"
-            render.line(f"vLLM serves {more['served_model_name']} at {place}: {how}")
-            ended.wait()
-        if process.process.poll() is not None:
-            raise ServedError(f"vLLM ended with code {process.process.returncode}",
-                              why=f"it printed:\n{process.tail()}")  # fmt: skip
-        process.stop(server.grace_seconds)
-
-
-def check_memory(models: ModelOptions) -> None:
-    """Raise LoadError where the weights of models on this disk are more than a CPU build has memory for. Of other
-    models, and of GPUs, nothing is foretold."""
-    import torch
-
-    from slipstream.targets.describe import describe, plan
-
-    target = checkpoint_of(models.target, "target")
-    if torch.cuda.is_available() or not Path(target).exists():
-        return
-    settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
-    draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)
-    plan(describe(target, settings), 0, *draft.described(settings.of_draft()).loads).check()

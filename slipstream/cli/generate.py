@@ -14,13 +14,13 @@ from slipstream.cli import render
 from slipstream.cli.loading import banner, load
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
+from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError, PromptError
 from slipstream.host.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from slipstream.core.params import SamplingParams
     from slipstream.llm import LLM, Completion, Prompt
 
 

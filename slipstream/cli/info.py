@@ -13,6 +13,7 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
+from slipstream.models.module_shape import UNBOUNDED
 from slipstream.models.weight_formats import QUANTISED
 from slipstream.settings import STRING
 
@@ -148,8 +149,6 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def context(tokens: int, unit: str = "") -> str:
     """A context with the unit behind it, or that it has no end."""
-    from slipstream.models.module_shape import UNBOUNDED
-
     return "no bound" if tokens == UNBOUNDED else f"{tokens} {unit}".rstrip()
 
 

@@ -13,13 +13,13 @@ from rich.progress import DownloadColumn
 
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
+from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError
 from slipstream.settings import SAME
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
-    from slipstream.core.params import SamplingParams
     from slipstream.core.target import Target
     from slipstream.llm import LLM
 

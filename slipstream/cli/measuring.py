@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from slipstream.bench.prompts import Entry, select
+from slipstream.bench.configs import Contender
+from slipstream.bench.prompts import Entry, PromptSet, load as load_prompts, select
 from slipstream.bench.results import INTERRUPTED, Result, check_writable
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, option
@@ -25,8 +26,6 @@ from slipstream.errors import ParameterError, ServedError
 from slipstream.settings import AUTO
 
 if TYPE_CHECKING:
-    from slipstream.bench.configs import Contender
-    from slipstream.bench.prompts import PromptSet
     from slipstream.llm import LLM
 
 
@@ -50,9 +49,7 @@ class PromptOptions:
 
     def load(self, llm: LLM, tokens: int) -> PromptSet:
         """The chosen prompts as token ids. tokens: largest number of new tokens of an answer between two turns."""
-        from slipstream.bench import prompts
-
-        return prompts.load(llm, self.prompts, self.count, self.category or (), self.template, self.turns, tokens)
+        return load_prompts(llm, self.prompts, self.count, self.category or (), self.template, self.turns, tokens)
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,6 @@ class LabModels(ModelOptions):
 def contender(models: LabModels, spec: str, adaptive: bool = False, **changes: Any) -> Contender:
     """One drafter, as given on the command line; changes: fields of `ModelOptions` to set. Raises ParameterError for
     `draft_tokens=auto` unless `adaptive`."""
-    from slipstream.bench.configs import Contender
-
     one, options = parsed(models, spec, **changes)
     shown = [spec.partition(":")[0], *(f"{key}={value}" for key, value in options.items())]
     drafter, drafter_options = one.speculation

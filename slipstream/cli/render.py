@@ -34,10 +34,10 @@ from slipstream.bench.tables import (
     size as size,
     words,
 )
+from slipstream.core.stats import SpecStats
 from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
-    from slipstream.core.stats import SpecStats
     from slipstream.llm import Completion
 
 # Basic terminal colours only: they are readable in light and dark themes, and green and magenta can be told apart with

@@ -1,21 +1,32 @@
 """`slipstream serve`: an OpenAI-compatible server."""
 
+import json
 import os
+import signal
+import sys
+import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
+from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
 from slipstream.cli import render
-from slipstream.cli.engines import EngineOptions, serve_vllm
+from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
 from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
-from slipstream.errors import ParameterError
+from slipstream.errors import ParameterError, ServedError
+from slipstream.models.generation_defaults import shown
+from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
+from slipstream.zoo import checkpoint_of
 
+LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
+"""Options of our server that vLLM's has, too."""
 _LIMITS = "Limits"
 KEY = "SLIPSTREAM_API_KEY"
 
@@ -80,7 +91,6 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
     with bound(server.host, server.port) as listening:  # before the model is loaded
         with uncollected():
-            from slipstream.models.generation_defaults import shown
             from slipstream.server.app import create_app
             from slipstream.server.engine_process import RemoteEngine
             from slipstream.server.reply_format import ReplyFormat
@@ -152,3 +162,54 @@ def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | N
     ]
     render.err().print(render.facts_table(rows))
     return needed.kv_tokens
+
+
+def serve_vllm(models: ModelOptions, server: ServerOptions, engine: EngineOptions) -> None:
+    """Run vLLM's server until a signal or until it ends; what it prints goes to standard error. Raises ServedError if
+    it does not start, or ends by itself."""
+    from slipstream.server.serving import bound
+
+    refuse_ignored(server, type(server), LISTENING)
+    if len(server.keys) > 1:
+        raise ParameterError("several API keys are given", why="vLLM's server reads one", fix="give one --api-key")
+    more: dict[str, Any] = {"served_model_name": server.served_model_name or models.target}
+    if server.max_batch != type(server).max_batch:
+        more["max_num_seqs"] = server.max_batch
+    launched = vllm_server(models, engine, more)
+    speculates = "speculative_config" in launched.values
+    python = interpreter(engine.vllm_python)
+    check_memory(models)
+    with bound(server.host, server.port) as probe:
+        port = probe.getsockname()[1]
+    if speculates:
+        render.line(BESIDE_SPECULATION)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with launched.process(python, "vLLM", server.host, port, lambda line: print(line, file=sys.stderr),
+                      "".join(server.keys)) as process:  # fmt: skip
+        process.at_end(ended.set)
+        place = process.ready(LOADING, ended)
+        if place:
+            how = json.dumps(launched.values["speculative_config"]) if speculates else "plain decoding"
+            render.line(f"vLLM serves {more['served_model_name']} at {place}: {how}")
+            ended.wait()
+        if process.process.poll() is not None:
+            raise ServedError(f"vLLM ended with code {process.process.returncode}",
+                              why=f"it printed:\n{process.tail()}")  # fmt: skip
+        process.stop(server.grace_seconds)
+
+
+def check_memory(models: ModelOptions) -> None:
+    """Raise LoadError where the weights of models on this disk are more than a CPU build has memory for. Of other
+    models, and of GPUs, nothing is foretold."""
+    import torch
+
+    from slipstream.targets.describe import describe, plan
+
+    target = checkpoint_of(models.target, "target")
+    if torch.cuda.is_available() or not Path(target).exists():
+        return
+    settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
+    draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)
+    plan(describe(target, settings), 0, *draft.described(settings.of_draft()).loads).check()

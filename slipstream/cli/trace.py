@@ -1,20 +1,15 @@
 """`slipstream trace`: records one generation token by token."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import typer
 
+from slipstream.bench import prompts as texts
+from slipstream.bench.results import Result
 from slipstream.cli import render
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.cli.options import SamplingOptions
 from slipstream.errors import ParameterError
-
-if TYPE_CHECKING:
-    from slipstream.bench.results import Result
 
 
 @grouped
@@ -39,7 +34,7 @@ def trace(
     files.check()
     traced = contenders[0]
     check_drafters(models, [(traced.drafter, traced.options)])
-    from slipstream.bench import prompts as texts, tracing
+    from slipstream.bench import tracing
 
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     if prompt is None:

@@ -1,35 +1,32 @@
 """`slipstream tune`: chooses drafter and draft length for given prompts on this machine; what the counters of a running
 server say; settings of vLLM's server, a launch each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import typer
 
+from slipstream.bench.configs import Choice, Contender
+from slipstream.bench.endpoint import Endpoint
 from slipstream.bench.results import Result, check_writable, write as save, write_text
+from slipstream.bench.vllm_server import VllmServer
 from slipstream.cli import render
-from slipstream.cli.bench import LoadOptions, arms_of
+from slipstream.cli.bench import LoadOptions
 from slipstream.cli.engines import EngineOptions, changed, compared, of_servers, started
 from slipstream.cli.loading import check_drafters, load, on
 from slipstream.cli.measuring import LabModels, OutputOptions, PromptOptions, finish, show_section, unfinished
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import SamplingOptions
+from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import WITH_DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import LoadError, ParameterError, ServedError
 from slipstream.models.load_settings import DEFAULTS
 from slipstream.models.weight_formats import BY_ROLE
-
-if TYPE_CHECKING:
-    from slipstream.bench.benchmark import Contender
-    from slipstream.bench.vllm_server import VllmServer
-    from slipstream.core.params import SamplingParams
 
 LONGEST = 8
 """Maximum draft length considered for drafters that are not lookups."""
@@ -124,7 +121,6 @@ def tune(
     files.check()
     texts.check()
     contenders = models.longest()
-    from slipstream.bench.configs import Choice
     from slipstream.plan.tuning import TuneConfig
 
     config = TuneConfig(
@@ -173,7 +169,6 @@ MOST_TOKENS = 64
 
 def examine(server: RunningServer, files: OutputOptions) -> None:
     files.check()
-    from slipstream.bench.endpoint import Endpoint
     from slipstream.plan.diagnosis_served import watch
 
     place = Endpoint(server.base_url or "")
@@ -192,8 +187,7 @@ def tune_vllm(
         check_writable(write, "--write")
     files.check()
     loads, asked = load.loads("1"), load.asked(texts, min(params.max_tokens, MOST_TOKENS), params)
-    from slipstream.bench.endpoint import Endpoint
-    from slipstream.bench.load import LoadConfig, load_test, requests_of
+    from slipstream.bench.load import LoadConfig, arms_of, load_test, requests_of
     from slipstream.plan.tuning import choose
 
     servers = compared(models, engine)

@@ -1,13 +1,12 @@
 """`slipstream verify`: checks that speculation does not change the target's output."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
+from slipstream.bench.endpoint import Endpoint
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, of_servers, request_fields, started, vllm_server
 from slipstream.cli.loading import banner, load
@@ -15,9 +14,6 @@ from slipstream.cli.measuring import OutputOptions, PromptOptions, finish, unfin
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, SamplingOptions
 from slipstream.errors import ParameterError
-
-if TYPE_CHECKING:
-    from slipstream.verify.served import ServedConfig
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,11 @@ def verify(
     prompts.check()
     files.check()
     if of_servers(base_url or against, "--base-url", models, engine):
-        from slipstream.verify.served import ServedConfig
-
         params = sampling.params()
-        served = ServedConfig(
-            tokens=params.max_tokens, samples=samples, temperature=params.temperature or 1.0, level=level,
-            seed=seed, more=request_fields(params),
-        )  # fmt: skip
+        served = {
+            "tokens": params.max_tokens, "samples": samples, "temperature": params.temperature or 1.0, "level": level,
+            "seed": seed, "more": request_fields(params),
+        }  # fmt: skip
         if engine.vllm:
             servers = {"speculation": vllm_server(models, engine), "plain": vllm_server(models, engine, plain=True)}
             with started(servers, engine) as places:
@@ -98,12 +92,13 @@ def verify(
 
 
 def compare_servers(
-    base_url: str, against: str, name: str, config: ServedConfig, prompts: PromptOptions, files: OutputOptions
+    base_url: str, against: str, name: str, fields: dict[str, Any], prompts: PromptOptions, files: OutputOptions
 ) -> None:
-    """`verify` of a served model: the server at base_url with the one at `against`. name: of the model."""
-    from slipstream.bench.endpoint import Endpoint
-    from slipstream.verify.served import requests_of, verify_served
+    """`verify` of a served model: the server at base_url with the one at `against`. name: of the model; fields: of
+    `ServedConfig`."""
+    from slipstream.verify.served import ServedConfig, requests_of, verify_served
 
+    config = ServedConfig(**fields)
     chosen = [(entry.name, entry.text) for entry in prompts.check()]
     served, reference = (Endpoint(url, name) for url in (base_url, against))
     render.line(f"verify: {render.counted(len(chosen), 'prompt')} of {prompts.prompts}; {base_url} against {against}")
