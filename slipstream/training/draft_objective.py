@@ -3,20 +3,47 @@
 It starts from scratch in a given shape, or from a checkpoint with the target's vocabulary. A draft model only has to
 predict what the target says, so it learns the target's full distribution at every position. Text that the target
 generated works best (`--regenerate`).
+
+A parallel draft model (PARD, An et al. 2504.18583) also learns what K - 1 mask tokens after each text predict: one pass
+over the window and the masks of all its tokens, K times as many rows. The paper leaves out a share of the later ones
+(COD) to save time.
 """
 
+import torch
 from torch import Tensor
 
 from slipstream.errors import PairError
+from slipstream.training.eagle3_objective import least_frequent, token_counts
 from slipstream.training.features import FINAL, Teacher, Window
 from slipstream.training.losses import Aims
-from slipstream.training.methods import DraftOptions
-from slipstream.training.objective import Predictions
-from slipstream.training.trainable import ModelObjective, load_trainable, new_llama
+from slipstream.training.methods import DraftOptions, RunConfig
+from slipstream.training.objective import Objective, Predictions, decaying
+from slipstream.training.packing import Stream
+from slipstream.training.trainable import ModelObjective, TrainableModel, load_trainable, new_llama
 from slipstream.zoo import checkpoint_of
+
+DECAY = 0.8
+"""Of a parallel draft model, the loss of draft token k has the weight DECAY^k."""
+
+
+def masked_states(model: TrainableModel, tokens: Tensor, depth: int, mask: int) -> Tensor:
+    """The inputs of the output head that predict draft tokens 1..depth after each token: tokens [B, T] -> [depth, B, T,
+    d]. Row i of draft token k + 1 is the last of k masks after token i; it sees the text up to there, and the masks."""
+    batch, length = tokens.shape
+    start = torch.arange(length, device=tokens.device).repeat(depth)  # [depth T] of each row
+    masks = torch.arange(depth, device=tokens.device).repeat_interleave(length)
+    sees = torch.where(masks == 0, start <= start[:, None], start == start[:, None]) & (masks <= masks[:, None])
+    read = torch.cat((tokens, tokens.new_full((batch, (depth - 1) * length), mask)), 1)
+    states = model.parts[0](
+        input_ids=read, attention_mask=sees.expand(batch, 1, -1, -1), position_ids=(start + masks).expand(batch, -1),
+        use_cache=False,
+    ).last_hidden_state  # fmt: skip
+    return states.unflatten(1, (depth, length)).transpose(0, 1)  # type: ignore[no-any-return]
 
 
 class DraftObjective(ModelObjective):
+    """mask: id in the places of draft tokens that are not known; None: one token in each pass."""
+
     def __init__(self, teacher: Teacher, options: DraftOptions, seed: int = 0):
         super().__init__(teacher, options, options.depth)
         c = teacher.config
@@ -39,12 +66,30 @@ class DraftObjective(ModelObjective):
                     fix="start from a draft of the target's vocabulary, or from scratch",
                 )
         self.module.to(teacher.device, teacher.dtype)
+        self.mask: int | None = getattr(self.module.lm.config, "pard_token", None)
+
+    @classmethod
+    def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
+        made = cls(teacher, config.options, config.seed)
+        if config.options.parallel and made.mask is None:
+            made.mask = least_frequent(token_counts(streams, config.shares, teacher.config.vocab_size))
+            made.module.lm.config.pard_token = made.mask
+        return made
+
+    def _states(self, tokens: Tensor) -> Tensor:
+        """[K, B, T, d] of a parallel draft model, [1, B, T, d] of another."""
+        if self.mask is None:
+            return self.module.states(tokens)[0][None]
+        return masked_states(self.module, tokens, self.depth, self.mask)
 
     def predictions(self, window: Window) -> Predictions:
-        [states] = self.module.states(window.tokens[:, :-1])  # [B, N, d]
+        count = 1 if self.mask is None else self.depth
+        states = self._states(window.tokens[:, :-count])
         aims = Aims(window.taps[FINAL], self.teacher.head, window.counts, 0)
-        return states[None], self.module.table[None], aims, [1.0]
+        return states, self.module.table[None], aims, decaying(DECAY, count)
 
     def draft_logits(self, window: Window) -> tuple[list[Tensor], Tensor]:
-        [states] = self.module.states(window.tokens)  # [R, L, d]
-        return self.shifted(self.logits(states)), self.teacher.logits(window.taps[FINAL])
+        states, p = self._states(window.tokens), self.teacher.logits(window.taps[FINAL])
+        if self.mask is None:
+            return self.shifted(self.logits(states[0])), p
+        return [self.logits(x[:, 1:]) for x in states], p  # row n predicts what follows token n

@@ -69,10 +69,14 @@ class DFlashOptions(Strict):
 
 @dataclass(frozen=True)
 class DraftOptions(Strict):
-    """From scratch, the shape is by default that of the embedded draft, with a head size of 64."""
+    """From scratch, the shape is by default that of the embedded draft, with a head size of 64. A `start` that is
+    parallel stays so; `depth` is then also how many draft tokens a pass is trained for."""
 
     start: str | None = setting(
         None, "Draft model to continue from: folder, hub id or 'embedded'.", shown="from scratch"
+    )
+    parallel: bool = setting(
+        False, "Train a model that drafts in one pass (PARD, arXiv 2504.18583).", "--parallel/--no-parallel"
     )
     hidden_size: int = setting(256, "Hidden size, from scratch.", check=COUNT)
     layers: int = setting(2, "Number of layers, from scratch.", check=COUNT)

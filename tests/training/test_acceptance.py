@@ -24,6 +24,10 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "dflash": (DFlashOptions(block=K + 1, layers=1), {}),
     "dflash, markov": (DFlashOptions(block=K + 1, layers=1, markov_rank=8), {}),
     "draft": (DraftOptions(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate=48, depth=K), {}),
+    "draft, parallel": (
+        DraftOptions(parallel=True, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate=48, depth=K),
+        {},
+    ),
 }
 """Options of training, and of the drafter when it decodes chains."""
 
@@ -42,7 +46,9 @@ def test_an_objective_learns_and_its_simulated_acceptance_length_is_what_decodin
     assert figures["tau@0"] > before["tau@0"] + 0.05
     assert figures["tau@1"] > before["tau@1"]
     weights = load_file(tmp_path / "final" / "model.safetensors")
-    assert ("mask_hidden" in weights) == getattr(options, "parallel", False)
+    parallel = getattr(options, "parallel", False)
+    assert ("mask_hidden" in weights) == (parallel and kind != "draft, parallel")
+    assert ("pard_token" in json.loads((tmp_path / "final" / "config.json").read_text())) == (kind == "draft, parallel")
     card = (tmp_path / "final" / "README.md").read_text()
     assert "simulated acceptance length, greedy" in card
     assert "texts.bin" in card
