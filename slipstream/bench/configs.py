@@ -101,7 +101,8 @@ def vllm(choice: Choice) -> Settings:
         config["num_speculative_tokens"] = choice.draft_tokens
         values = {"speculative_config": config, "additional_config": {"slipstream": lookup}}
         return Settings(values, _flags(values), "needs slipstream in vLLM's environment, and the V1 runner")
-    methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
+    methods = {"model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "dflash": _block_method(choice),
+               "mtp": "mtp"}  # fmt: skip
     method = methods.get(choice.drafter)
     if method is None:
         gone = "; 0.32 was the last version with Medusa heads" if choice.drafter == "medusa" else ""
@@ -122,9 +123,10 @@ def sglang(choice: Choice) -> Settings:
     k = choice.draft_tokens
     if choice.drafter == "none":
         return _off("leave --speculative-algorithm out")
-    algorithm = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}.get(
-        choice.drafter
-    )
+    algorithm = {
+        "model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM",
+        "dflash": _block_method(choice).upper(),
+    }.get(choice.drafter)  # fmt: skip
     if algorithm is None:
         return _none(choice, "SGLang 0.5.23")
     if _another_tokenizer(choice):
@@ -134,6 +136,8 @@ def sglang(choice: Choice) -> Settings:
     if algorithm == "NGRAM":
         values["speculative-num-draft-tokens"] = k
         note = "its trie also drafts trees and learns from all requests: speeds will differ"
+    elif choice.drafter == "dflash":
+        values |= {"speculative-draft-model-path": _draft(choice), "speculative-num-draft-tokens": k + 1}
     else:
         values |= {} if algorithm == "NEXTN" else {"speculative-draft-model-path": _draft(choice)}
         values |= {"speculative-num-steps": k, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": k + 1}
@@ -148,8 +152,10 @@ def llama_server(choice: Choice) -> Settings:
     values: dict[str, Any] = {}
     kinds = []
     for name in choice.drafter.split("+"):
-        if name in ("model", "eagle3"):
-            kinds.append("draft-simple" if name == "model" else "draft-eagle3")
+        if name in ("model", "eagle3", "dflash"):
+            kinds.append(
+                {"model": "draft-simple", "eagle3": "draft-eagle3"}.get(name, f"draft-{_block_method(choice)}")
+            )
             file = _draft(choice).removesuffix(".gguf") + ".gguf"
             values |= {"spec-draft-model": file, "spec-draft-n-max": choice.draft_tokens}
         elif name == "mtp":
@@ -222,10 +228,21 @@ def _another_tokenizer(choice: Choice) -> bool:
 def _parallel(choice: Choice) -> bool:
     """Whether the draft model or head, if it is a folder, drafts in one pass over mask tokens (PARD, P-EAGLE)."""
     from slipstream.heads.recognition import MASK_TOKENS
+
+    keys = {"model": ("pard_token",), "dflash": ()}.get(choice.drafter, MASK_TOKENS)
+    return any(_said(choice).get(key) is not None for key in keys)
+
+
+def _block_method(choice: Choice) -> str:
+    """What other programs call the method of a head that drafts blocks: "dflash", or "dspark" with a Markov head."""
+    return "dspark" if choice.drafter == "dflash" and _said(choice).get("markov_rank") else "dflash"
+
+
+def _said(choice: Choice) -> Mapping[str, Any]:
+    """config.json of the draft model or head; empty if it is no folder."""
     from slipstream.models.checkpoint import read_json
 
-    file, keys = Path(_draft(choice)) / "config.json", ("pard_token",) if choice.drafter == "model" else MASK_TOKENS
-    return file.is_file() and any(read_json(file).get(key) is not None for key in keys)
+    return read_json(Path(_draft(choice)) / "config.json", missing_ok=True)
 
 
 def _draft(choice: Choice) -> str:

@@ -67,10 +67,20 @@ def test_what_a_shell_reads_is_the_json():
     text = vllm(Choice("eagle3", 5, "t", "it's/head")).text
     flag, value = shlex.split(text)
     assert flag == "--speculative-config"
-    assert vllm(Choice("dflash", 7, "t", "head")).values == {
-        "speculative_config": {"method": "dflash", "model": "head", "num_speculative_tokens": 7}
-    }
     assert json.loads(value) == {"method": "eagle3", "model": "it's/head", "num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(("rank", "method"), [(None, "dflash"), (16, "dspark")])
+def test_a_head_that_drafts_blocks_is_named_by_whether_it_has_a_markov_head(tmp_path: Path, rank: int, method: str):
+    """As speculators writes it, with the mask token at the top: no flag of a parallel head."""
+    (tmp_path / "config.json").write_text(json.dumps({"markov_rank": rank, "mask_token_id": 4}))
+    head = str(tmp_path)
+    choice = Choice("dflash", 7, "t", head)
+    assert vllm(choice).values == {"speculative_config": {"method": method, "model": head, "num_speculative_tokens": 7}}
+    assert sglang(choice).values == {
+        "speculative-algorithm": method.upper(), "speculative-draft-model-path": head, "speculative-num-draft-tokens": 8
+    }  # fmt: skip
+    assert llama_server(choice).values["spec-type"] == f"draft-{method}"
 
 
 def test_settings_without_an_equivalent_are_reported():
