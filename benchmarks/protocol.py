@@ -103,6 +103,12 @@ def fingerprint(checkpoint: str | Path) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
 
 
+def peak_memory() -> int:
+    """Bytes: the highest of this process so far. (`ru_maxrss` also counts the process that started this one.)"""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Installed versions of the packages, Python's included."""
     versions = {"python": sys.version.split()[0]}

@@ -4,14 +4,13 @@ numpy's argmax over the logits. (The samplers of ik_llama.cpp's package take 10 
 from __future__ import annotations
 
 import ctypes
-import resource
 import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 
-from benchmarks.protocol import serve, versions
+from benchmarks.protocol import peak_memory, serve, versions
 
 try:
     from ik_llama_cpp import _ctypes_api as api
@@ -24,7 +23,11 @@ except ImportError:
 CONTEXT, CHUNK = 4096, 512
 NGRAMS, DRAFT = (3, 2), 4
 """Lengths of n-grams that are looked up, and of a draft; longer ones lose more on texts that do not repeat."""
+CHAIN, LEAST = 16, 0.75
+"""Most draft tokens of a draft model, and the probability below which it drafts no further: llama.cpp's own defaults
+for `--draft-max` and `--draft-p-min`."""
 models: dict[str, Model] = {}
+draft_models: dict[str, DraftModel] = {}
 
 
 class Model:
@@ -78,22 +81,57 @@ class Model:
         return logits
 
 
-def load(name: str, file: str, threads: int, quantize: None = None) -> dict[str, Any]:
-    """Load a file under a name."""
+class DraftModel(Model):
+    """A model that drafts, with keys and values of the tokens `known`."""
+
+    known: Seq[int] = ()
+
+    def draft(self, text: list[int], most: int) -> list[int]:
+        """A greedy chain after the text, up to the first token with a probability below `LEAST`."""
+        same = min(common_beginning(self.known, text), len(text) - 1)
+        self.forget(same)
+        for at in range(same, len(text), CHUNK):
+            logits = self.decode(text[at : at + CHUNK], at)
+        chain: list[int] = []
+        while len(chain) < most:
+            row = logits[-1]
+            token = int(row.argmax())
+            if 1 / np.exp(row - row[token]).sum() < LEAST:
+                break
+            chain.append(token)
+            if len(chain) < most:
+                logits = self.decode([token], len(text) + len(chain) - 1)
+        self.known = [*text, *chain[: most - 1]]
+        return chain
+
+
+def common_beginning(a: Seq[int], b: Seq[int]) -> int:
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def load(name: str, file: str, threads: int, quantize: None = None, draft: str | None = None) -> dict[str, Any]:
+    """Load a file under a name. draft: file of a draft model, which drafts in place of lookup."""
     models[name] = Model(file, threads)
+    if draft is not None:
+        draft_models[name] = DraftModel(draft, threads)
     return {}
 
 
 def request(
     name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = ()
 ) -> dict[str, Any]:
-    """As that of `slipstream_worker`. drafted: by lookup, also in the prediction, if there is one."""
+    """As that of `slipstream_worker`. drafted: by the draft model that was loaded, else by lookup, also in the
+    prediction, if there is one."""
     model, started = models[name], time.perf_counter()
     generated = [int(model.read(ids)[0].argmax())]
     first = time.perf_counter() - started
     before = [*prediction, *ids]  # a lookup prefers what stands last
     while len(generated) < tokens and generated[-1] not in ends:
-        draft = lookup([*before, *generated], min(DRAFT, tokens - len(generated) - 1)) if drafted else []
+        room = tokens - len(generated) - 1
+        if drafted and name in draft_models:
+            draft = draft_models[name].draft([*ids, *generated], min(CHAIN, room))
+        else:
+            draft = lookup([*before, *generated], min(DRAFT, room)) if drafted else []
         at = len(ids) + len(generated) - 1
         best = model.decode([generated[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
         right = next((n for n, token in enumerate(draft) if token != best[n]), len(draft))
@@ -131,7 +169,7 @@ def loss(name: str, ids: list[int]) -> dict[str, Any]:
 
 def memory(name: str) -> dict[str, Any]:
     """Bytes: the highest of the process so far."""
-    return {"peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    return {"peak": peak_memory()}
 
 
 _QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 import torch
 
-from benchmarks.protocol import serve, versions
+from benchmarks.protocol import peak_memory, serve, versions
 from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -29,12 +28,17 @@ def load(
     drafter: str = WITHOUT_DRAFT,
     draft: str | None = None,
     draft_tokens: int | str = AUTO,
+    drafters: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Load a file under a name, plain, and with drafters as the command line takes them: names of the registry,
-    separated by commas, and a draft model or head."""
+    separated by commas, and a draft model or head. drafters: further ones for the same target, by name, with the draft
+    model in the format of the target."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
     chosen, options = asked(names_of(drafter), draft)
     drafting[name] = LLM(models[name].target, chosen, draft_options=options, draft_tokens=draft_tokens)
+    for other, names in (drafters or {}).items():
+        chosen, options = asked(names_of(names), draft)
+        drafting[other] = LLM(models[name].target, chosen, draft_options=options, draft_quantize=quantize)
     return {}
 
 
@@ -92,7 +96,7 @@ def bandwidth(gigabytes: float = 1.0) -> dict[str, Any]:
 def memory(name: str) -> dict[str, Any]:
     """Bytes: the highest of the process so far, weights that a pass reads, keys and values."""
     parts = models[name].target.executor.memory()
-    return {"peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **parts}
+    return {"peak": peak_memory(), **parts}
 
 
 if __name__ == "__main__":

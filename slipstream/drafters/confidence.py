@@ -18,9 +18,8 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.acceptance_stats import CONFIDENCES, ConfidenceStats, cost_of_row
 
-GOES_ON, LEVEL = 0.75, 0.05
-"""What is assumed of a draft token that is not drawn yet: its acceptance rate, and what drawing it costs, as a share of
-a plain step (that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits)."""
+GOES_ON = 0.75
+"""Acceptance rate that is assumed of a draft token which is not drawn yet."""
 
 
 class ConfidentDrafts:
@@ -41,7 +40,7 @@ class ConfidentDrafts:
         for row, seq in zip(least, seqs, strict=True):
             if seq.row_costs:
                 costs = [cost_of_row(seq.row_costs, j) for j in range(steps + 1)]
-                row[:] = np.maximum(costs[:-1], (np.array(costs[1:]) + LEVEL) / GOES_ON)
+                row[:] = np.maximum(costs[:-1], (np.array(costs[1:]) + seq.draw_cost) / GOES_ON)
         return Worth(rates, least)
 
     def kept(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float]) -> int:
@@ -54,6 +53,7 @@ class ConfidentDrafts:
                 kept = n
                 break
         self.drawn[seq.id] = tokens, classes, kept
+        seq.drawn = len(tokens)
         return kept
 
     def learn(self, seqs: Seq[Sequence], draft: Draft, verdict: Verdict) -> None:

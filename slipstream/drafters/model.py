@@ -22,6 +22,7 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
 from slipstream.drafters.chains import Chains, MaskedPass
+from slipstream.drafters.confidence import ConfidentDrafts
 from slipstream.drafters.none import NoOptionsConfig
 from slipstream.drafters.string_match import StringDrafter, Writer
 from slipstream.errors import PairError, ParameterError
@@ -34,7 +35,6 @@ class ModelDrafter(PrefixKeeper):
     """model: any `Target` of the same vocabulary (padding aside). vocab_size: width of the target's logits."""
 
     name = "model"
-    traits = DrafterTraits(chains_only=True, reads_prompts=True, keeps_prefixes=True)
 
     def __init__(self, model: Target, vocab_size: int):
         self.model, self.vocab_size = model, vocab_size
@@ -44,7 +44,12 @@ class ModelDrafter(PrefixKeeper):
         self.multi_step = self._multi_step is not None
         parallel = model.capabilities.mask_token is not None
         self._pass = MaskedPass(self, self._masked) if parallel else None
-        self._chains = Chains(self._pass or self, vocab_size)
+        self._confident = None if parallel else ConfidentDrafts()
+        self._chains = Chains(self._pass or self, vocab_size, self._confident)
+        self.traits = DrafterTraits(
+            chains_only=True, reads_prompts=True, keeps_prefixes=True,
+            prices_rows=not parallel,  # one pass draws all that are asked for
+        )  # fmt: skip
         self._shadows: dict[int, Sequence] = {}
         self._warned: set[str] = set()
 
@@ -136,6 +141,8 @@ class ModelDrafter(PrefixKeeper):
                 # The last token stays pending, even if the target emitted the same token as a draft that was not used.
                 shadow.kv_len = min(shadow.kv_len, known + right, known + len(new) - 1)
                 shadow.tokens[known:] = new
+        if self._confident is not None:
+            self._confident.learn(seqs, draft, verdict)
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         reading: list[Sequence] = []

@@ -49,6 +49,8 @@ log = logging.getLogger("slipstream")
 COLD = 4
 """First steps that draft whose cost is not held against a drafter which ends its drafts itself: its weights are not in
 any cache."""
+DRAW_COST = 0.05
+"""Assumed `Sequence.draw_cost`: that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits."""
 FIRST = 4
 """Draft tokens of the first steps that draft."""
 TRIAL_STEPS = 3
@@ -95,7 +97,8 @@ class Step:
     given, its draft tokens, and how many of them were accepted. draft, rest: seconds of drafting, and of all else.
     repeats: plain steps in this call. catching_up: whether a drafter read what it had not followed, such as a prompt:
     that takes its time once, however long the drafts are. prompt_rows: rows of prompts in the forward, of requests that
-    are not among `ids`; read_rows: those that the drafter reads, all unless it is given."""
+    are not among `ids`; read_rows: those that the drafter reads, all unless it is given. drawn: the most draft tokens
+    that a model drew for a request (see `Sequence`)."""
 
     ids: Seq[int]
     lengths: Seq[int]
@@ -107,6 +110,7 @@ class Step:
     catching_up: bool = False
     prompt_rows: int = 0
     read_rows: int | None = None
+    drawn: int = 0
 
 
 @dataclass
@@ -132,6 +136,7 @@ class DraftLengths:
     prior: float = 0.7
     whole: bool = False
     row_costs: tuple[float, ...] = field(init=False, default=(ROW_COST,))
+    draw_cost: float = field(init=False, default=DRAW_COST)
     state: State = field(init=False, default=State.TRIAL)
 
     def __post_init__(self) -> None:
@@ -169,7 +174,8 @@ class DraftLengths:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
         if key != tuple(ids) or used >= (KEEP_COSTS if self.whole else KEEP):
-            self.row_costs, used = self._row_costs(len(ids)), 0
+            used = 0
+            self._set_costs(len(ids))
             lengths, gain = (limits, self._measured_gain()) if self.whole else self._best(ids, limits, prompt_rows)
             if not self._trial:
                 least = 1.0 if self.state is State.DRAFTING else 1 + MARGIN
@@ -207,17 +213,21 @@ class DraftLengths:
         """Tokens of recent steps that drafted over the plain steps that they took."""
         return self._tokens.value / max(SHORTEST, self._took.value)
 
-    def _row_costs(self, count: int) -> tuple[float, ...]:
-        """See `Sequence.row_costs`: tokens that decoding of so many requests gains at its present speed in the time in
-        which each gets draft token 1, 2, .. verified."""
+    def _set_costs(self, count: int) -> None:
+        """`row_costs` and `draw_cost`, see `Sequence`: tokens that decoding of so many requests gains at its present
+        speed in the time in which each gets draft token 1, 2, .. verified, and a further one drawn."""
         if self._forward.numbers < 2:
-            return self.row_costs
+            return
         timed = min(MORE_ROWS, max(1, (self._forward.most - count) // count))
         times = self._forward.estimate(count * np.arange(1, timed + 2))
         usual = (times[-1] - times[0]) / timed
         each = np.append((np.diff(times) + usual) / 2, usual)  # differences of medians are noisy
         speed = max(1.0, self._measured_gain()) / max(SHORTEST, self._plainly(count))
-        return tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist())
+        self.row_costs = tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist())
+        levels = self._levels(count)
+        if levels.numbers > 2 and levels.most > 1:  # 0, and two that were drawn
+            first, last = levels.estimate(np.array([1, levels.most])).tolist()
+            self.draw_cost = min(DEAREST, speed * (last - first) / (levels.most - 1))
 
     def _levels(self, drafting: int) -> Times:
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
@@ -289,7 +299,7 @@ class DraftLengths:
         if drafting not in self._drafting:
             self._drafting[drafting] = Times(self._forward.pace)
             self._drafting[drafting].add(0, 0.0)
-        levels = max(step.nodes if self.whole else step.lengths)
+        levels = step.drawn if self.whole else max(step.lengths)
         self._drafting[drafting].add(levels, step.draft)
         usual += self._drafting[drafting].nearest(levels)
         self._counts.steps += 1

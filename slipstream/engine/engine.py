@@ -260,6 +260,7 @@ class Engine:
             ids, limits = [seqs[b].id for b in choosing], [lengths[b] for b in choosing]
             for b, length in zip(choosing, self.lengths.choose(ids, limits, prompt_rows), strict=True):
                 lengths[b], seqs[b].row_costs = length, self.lengths.row_costs
+                seqs[b].draw_cost = self.lengths.draw_cost
         return lengths
 
     def _run_alone(self, seqs: Seq[Sequence], lengths: Seq[int], fault: Exception) -> None:

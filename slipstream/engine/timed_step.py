@@ -18,6 +18,8 @@ class TimedStep:
     def __init__(self, seqs: Seq[Sequence], lengths: Seq[int], sharing: int, **more: Any):
         self._seqs, self._lengths, self._sharing, self._more = seqs, lengths, sharing, more
         self._before = [(seq.stats.proposed, seq.stats.accepted, len(seq.tokens)) for seq in seqs]
+        for seq in seqs:
+            seq.drawn = 0
         self._seconds = dict(seqs[0].stats.seconds)
 
     def ended(self) -> Step:
@@ -35,6 +37,7 @@ class TimedStep:
             accepted,
             draft=spent["draft"],
             rest=sum(spent.values()) - spent["draft"],
+            drawn=max(seq.drawn for seq in self._seqs),
             repeats=1 if any(self._lengths) else gained,
             **self._more,
         )

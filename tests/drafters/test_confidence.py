@@ -1,6 +1,6 @@
 """`ConfidentDrafts`: chains that end where a draft token is not worth its row keep the target's distribution."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -11,20 +11,18 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.acceptance_stats import CONFIDENCES
-from slipstream.drafters.confidence import GOES_ON, LEVEL, ConfidentDrafts
+from slipstream.drafters.confidence import GOES_ON, ConfidentDrafts
+from slipstream.drafters.model import ModelDrafter
 from slipstream.llm import LLM
 from tests.drafters.conformance import Case, Conformance, Proposal, Recorder
-from tests.drafters.makers import V, target
+from tests.drafters.makers import V, other, several_steps, target
 from tests.end_to_end.sampling import sample
 from tests.heads.tiny_heads import eagle_drafter
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
 
-COSTS = (0.6, 0.4, 0.35)
-"""About half of the draft tokens of the toy heads are worth this."""
 
-
-def priced(drafter: Drafter, costs: Seq[float] = COSTS) -> Drafter:
+def priced(drafter: Drafter, costs: Seq[float]) -> Drafter:
     """The drafter, for sequences whose rows have these costs."""
     propose = drafter.propose
 
@@ -37,10 +35,23 @@ def priced(drafter: Drafter, costs: Seq[float] = COSTS) -> Drafter:
     return drafter
 
 
+DRAFTERS: dict[str, tuple[Callable[[], Drafter], Seq[float]]] = {
+    "eagle3": (lambda: eagle_drafter(V, 3), (0.6, 0.4, 0.35)),
+    "model": (lambda: ModelDrafter(several_steps(), V), (0.45, 0.2, 0.1)),
+    "model, token by token": (lambda: ModelDrafter(other(), V), (0.45, 0.2, 0.1)),
+}
+"""With costs that about half of the draft tokens are worth."""
+
+
+def priced_drafter(name: str) -> Drafter:
+    make, costs = DRAFTERS[name]
+    return priced(make(), costs)
+
+
 class TestPriced(Conformance):
-    @pytest.fixture
-    def case(self) -> Case:
-        return Case(target, lambda target: priced(eagle_drafter(V, 3)))
+    @pytest.fixture(params=DRAFTERS)
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        return Case(target, lambda target: priced_drafter(request.param))
 
     def test_does_not_depend_on_other_sequences_of_the_batch(self, case: Case) -> None:
         pytest.skip("other requests teach how far drafts go; texts do not depend on that: the other tests")
@@ -51,21 +62,22 @@ def test_chains_drawn_token_by_token_keep_the_distribution(sampling: dict[str, A
     """G-test on the first three tokens, n = 4000, fails at p < 1e-6. If the probability of the drawn token ends a
     draft, p is below 1e-9."""
     prompt, params, n = [0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4, **sampling), 4000
-    seqs = sample(LLM(target(), priced(eagle_drafter(V, 3)), draft_tokens=2, max_batch=n), prompt, params, n)
+    seqs = sample(LLM(target(), priced_drafter("eagle3"), draft_tokens=2, max_batch=n), prompt, params, n)
     assert 0 < sum(not seq.stats.proposed for seq in seqs) < n
     assert_distribution(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params))
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 3}])
-def test_a_draft_is_the_beginning_of_the_one_without_costs_and_has_its_q(params: dict[str, Any]) -> None:
+def test_a_draft_is_the_beginning_of_the_one_without_costs_and_has_its_q(drafter: str, params: dict[str, Any]) -> None:
     kept = list[int]()
     for seed in range(12):
         drafts = list[Proposal]()
-        for costs in ((), COSTS):
-            recorder = Recorder(priced(eagle_drafter(V, 3), costs), V)
+        for each in (DRAFTERS[drafter][0](), priced_drafter(drafter)):
+            recorder = Recorder(each, V)
             llm = LLM(target(), recorder, draft_tokens=3)
             llm.generate([0, seed % V, 2, seed % 3], SamplingParams(max_tokens=9, seed=seed, **params))
-            drafts.append(next(each for each in next(iter(recorder.proposed.values())) if len(each.text) == 5))
+            drafts.append(next(one for one in next(iter(recorder.proposed.values())) if len(one.text) == 5))
         (_, ids, _, q), (_, shorter, _, shorter_q) = drafts
         kept.append(len(shorter))
         assert (shorter, shorter_q) == (ids[: kept[-1]], q[: kept[-1]])
@@ -79,15 +91,16 @@ def test_a_chain_ends_before_the_first_token_that_is_not_worth_its_row() -> None
     for costs, kept in (((0.9, 0.5, 0.49), 3), ((0.9, 0.5, 0.51), 2), ((0.5,), 2), ((0.9, 0.6, 0.0), 1), ((0.98,), 0)):
         seq.row_costs = costs
         assert confident.kept(seq, [7, 8, 9], [1.0, 0.5, 0.99]) == kept
+        assert seq.drawn == 3
 
 
 def test_a_call_goes_on_while_a_further_token_may_be_worth_its_row() -> None:
     confident, seqs = ConfidentDrafts(), [Sequence([1]), Sequence([1], SamplingParams(temperature=1.0))]
     assert confident.worth(seqs, 3) is None
-    seqs[0].row_costs = (0.5, 0.1)
+    seqs[0].row_costs, seqs[0].draw_cost = (0.5, 0.1), 0.2
     worth = confident.worth(seqs, 3)
     assert worth is not None
-    np.testing.assert_allclose(worth.least, [[0.5, (0.1 + LEVEL) / GOES_ON, (0.1 + LEVEL) / GOES_ON], [0, 0, 0]])
+    np.testing.assert_allclose(worth.least, [[0.5, 0.3 / GOES_ON, 0.3 / GOES_ON], [0, 0, 0]])
     np.testing.assert_allclose(worth.rates, [[(at + 0.5) / CONFIDENCES for at in range(CONFIDENCES)]] * 2)
 
 

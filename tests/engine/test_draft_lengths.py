@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.drafters.acceptance_stats import ConfidenceStats
 from slipstream.drafters.lookups import ROW_COST
-from slipstream.engine.draft_lengths import TRIAL_STEPS, DraftLengths, Step
+from slipstream.engine.draft_lengths import DRAW_COST, TRIAL_STEPS, DraftLengths, Step
 from slipstream.engine.step_history import Times
 
 
@@ -402,6 +402,18 @@ def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
         policy.choose([accepted], [8])
         costs.append(policy.row_costs[0])
     assert costs == pytest.approx([0.1 * 2 / 1.4, 0.1 * 4 / 1.4], rel=0.01)
+
+
+def test_drawing_a_token_costs_what_a_further_one_takes() -> None:
+    """Lookups in between, which draw nothing, change nothing. Drafts gain 2 tokens in 1.27 plain steps."""
+    policy = DraftLengths(8, whole=True)
+    assert policy.draw_cost == DRAW_COST
+    for _ in range(100):
+        policy.learn(Step([0], [0], rest=1.0))
+        for drawn, draft in ((1, 0.07), (4, 0.13), (0, 0.01)):
+            policy.learn(Step([0], [8], [2], [1], draft, 1.2, drawn=drawn))
+    policy.choose([0], [8])
+    assert policy.draw_cost == pytest.approx(0.02 * 2 / 1.27, rel=0.01)
 
 
 def test_times_of_all_numbers_follow_when_steps_become_slower() -> None:

@@ -14,7 +14,7 @@ from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.kernels.records import FINE
 from slipstream.backends.native.packed_weights import Layout, SharedEmbedding, decoder_weights
-from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
 from slipstream.core.target import Runtime
@@ -141,23 +141,22 @@ class NativeExecutor(NativePaged):
         probs = np.empty((steps, count, vocab if sampling.kind != "maximum" else 0))
         stream = np.empty((0 if exit is None else batch.splits[-1], width), np.float32)
         later = np.empty((0 if exit is None else steps, count, width), np.float32)
-        last = np.asarray(batch.splits[1:], np.int64) - 1
+        last, picks = np.asarray(batch.splits[1:], np.int64) - 1, picks_of(sampling, steps, count, vocab)
         with kernel_lock():
             rows = self._rows(batch, steps - (exit is None))
             status = self._call(
                 *(passes.decode, self._model, self._caches(batch), rows.record[:1], rows.record[1:]),
-                *(as_int64(batch.tokens), last, exit or self.config.layers, picks_of(sampling, steps, count, vocab)),
+                *(as_int64(batch.tokens), last, exit or self.config.layers, picks),
                 *(drawn, logits, probs, stream, later),
                 rows=batch.splits[-1],
             )
         check_finite(status)
-        return DecodedSteps(
-            torch.from_numpy(drawn),
-            torch.from_numpy(logits)[..., :vocab],
-            None if sampling.kind == "maximum" else torch.from_numpy(probs),
-            None if exit is None else torch.from_numpy(stream),
-            None if exit is None else torch.from_numpy(later),
-        )
+        drawn_probs = None if sampling.kind == "maximum" else torch.from_numpy(probs)
+        drawn_logits = torch.from_numpy(logits)[..., :vocab]
+        if exit is not None:
+            streams = torch.from_numpy(stream), torch.from_numpy(later)
+            return DecodedSteps(torch.from_numpy(drawn), drawn_logits, drawn_probs, *streams)
+        return steps_that_ran(picks, torch.from_numpy(drawn), drawn_logits, drawn_probs)
 
     def memory(self) -> dict[str, int]:
         """Bytes: "weights" that a pass reads, "kv" blocks used so far."""

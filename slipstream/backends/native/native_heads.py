@@ -18,7 +18,7 @@ from slipstream.backends.native.packed_weights import (
     narrowest,
     quantised_format,
 )  # fmt: skip
-from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of
+from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
@@ -67,11 +67,7 @@ class NativeEagle(NativePaged):
         check_steps(steps)
         picks = picks_of(sampling, steps, len(batch.select), self.config.draft_vocab)
         drawn, _, logits, probs = self._run(batch, features, False, steps, picks)
-        if sampling.worth is None:
-            return DecodedSteps(drawn, logits, probs)
-        ran = int((picks.confidence[:, 0] >= 0).sum())
-        each = torch.from_numpy(picks.confidence[:ran])
-        return DecodedSteps(drawn[:ran], logits[:ran], None if probs is None else probs[:ran], confidence=each)
+        return steps_that_ran(picks, drawn, logits, probs)
 
     def _run(
         self, batch: Batch, features: Tensor, from_head: bool, steps: int, picks: Picks

@@ -11,7 +11,7 @@ from slipstream.backends.native.kernels import addresses
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, NOISE, UNIFORMS, Picks
 from slipstream.backends.native.kernels.records import CACHE, FINE, NO_SUCH_POSITION, NO_SUCH_TOKEN, ROW, ROWS
 from slipstream.backends.native.threads import Workspace, kernel_lock
-from slipstream.core.decode_steps import StepSampling
+from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache
@@ -219,6 +219,15 @@ def picks_of(sampling: StepSampling, steps: int, count: int, vocab: int) -> Pick
     rates, least = (none, none) if worth is None else (worth.rates, worth.least)
     ends = rates, least, np.full((steps, len(rates)), -1.0), np.ones(len(rates))
     return Picks(_KINDS[sampling.kind], vocab, inv_temperature, uniforms, noise, *ends)
+
+
+def steps_that_ran(picks: Picks, drawn: Tensor, logits: Tensor, probs: Tensor | None) -> DecodedSteps:
+    """What a call returns that picked tokens [K, B] so, and may have ended before K."""
+    if not len(picks.rates):
+        return DecodedSteps(drawn, logits, probs)
+    ran = int((picks.confidence[:, 0] >= 0).sum())
+    confidence = torch.from_numpy(picks.confidence[:ran])
+    return DecodedSteps(drawn[:ran], logits[:ran], None if probs is None else probs[:ran], confidence=confidence)
 
 
 def check_finite(status: int) -> None:

@@ -8,8 +8,10 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from slipstream.backends.native.native_backend import MOST_COLUMNS, refusal
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.table import choose, resolve
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.core.decode_steps import ARGMAX, StepSampling
+from slipstream.core.decode_steps import ARGMAX, StepSampling, Worth
 from slipstream.errors import ParameterError, TargetError, UnsupportedModelError
 from slipstream.models.executor import Batch, Executor
 from slipstream.models.load_settings import LoadSettings
@@ -150,6 +152,24 @@ def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
     assert not decoded.probs[..., VOCAB - 5 :].any()
     assert bool((decoded.probs.gather(-1, decoded.tokens[..., None]) > 0).all())
     assert model.decode_steps(together(texts), 4).probs is None
+
+
+def test_a_call_ends_where_no_sequence_is_worth_a_further_token() -> None:
+    """With the tokens and logits of a longer call. A call with an exit does not end: its caller is owed streams."""
+    texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
+    rates, least = np.full((len(texts), 3), 0.5), np.zeros((len(texts), 4))
+    least[:, 2] = 0.2  # two tokens are accepted with 0.25, three with 0.125
+    worth, model = Worth(rates, least), native()
+    for draws in (ARGMAX, numbers("uniforms"), numbers("noise")):
+        whole = model.decode_steps(prefilled(model, texts), 4, draws)
+        short = model.decode_steps(prefilled(model, texts), 4, replace(draws, worth=worth))
+        assert torch.equal(short.tokens, whole.tokens[:3])
+        assert torch.equal(short.logits, whole.logits[:3])
+        assert short.confidence is not None
+        assert short.confidence.shape == (3, len(texts))
+        early = model.decode_steps(prefilled(model, texts), 4, replace(draws, worth=worth), exit=1)
+        assert early.later is not None
+        assert len(early.tokens) == len(early.later) == 4
 
 
 def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers() -> None:

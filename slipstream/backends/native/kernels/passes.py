@@ -102,7 +102,7 @@ def decode(
 
     tokens [M]   of the pending rows; last int64 [B]: the last row of each sequence
     depth        number of layers to run
-    picks        `Picks`: how tokens are picked
+    picks        `Picks`: how tokens are picked, and whether the call ends before K (not if `stream` is filled)
     drawn        [K, B] receives the tokens, logits [K, B, padded V] the raw logits, and probs [K, B, V], in float64,
                  their distributions; unchanged if maxima are picked
     stream       if not empty: receives the residual stream of the pending rows [M, d]; the last tokens are then
@@ -128,8 +128,8 @@ def decode(
             if result != NOT_FINITE:
                 return result
             state = result
-        if j < steps:
-            pick(picks, j, logits[j], probs[j], drawn[j])
+        if j < steps and not pick(picks, j, logits[j], probs[j], drawn[j]) and not streams:
+            break
     return state
 
 

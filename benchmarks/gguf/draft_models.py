@@ -1,0 +1,181 @@
+"""Synthetic targets of 0.5B and 1.1B with a draft model of 46M, against llama.cpp and ik_llama.cpp: each plain, with
+lookup, and with the same draft model.
+
+    python -m benchmarks.gguf.draft_models --model 510M --data ../shared/data   # needs `make ik-llamacpp gguf`
+
+Draft lengths are chosen; rivals draft as llama.cpp does by default. Greedy texts of fixed length after prompts of
+HumanEval; one counts if no contender's text loops. For each prompt every contender runs once a pass, in rotating order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from benchmarks.derived_models import deeper, wider
+from benchmarks.figures import spread
+from benchmarks.gguf.families import figures
+from benchmarks.gguf.files import SIZES, file_of, started
+from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side
+from benchmarks.markdown import document, noise, rows, versions
+from benchmarks.protocol import ROOT, THREADS
+from benchmarks.provenance import provenance
+from slipstream import zoo
+from slipstream.bench.estimates import mean, ratio
+from slipstream.bench.loops import looping
+from slipstream.bench.provenance import OtherProcesses, digest
+from slipstream.models.gguf_convert import convert_to_gguf
+from slipstream.models.text import load_tokenizer
+
+TOKENS, EVERY = 96, 16
+"""Of a text; and every so manyth prompt is used."""
+OURS = {"plain": "none", "draft model": "model", "suffix tree before it": "suffix,model"}
+BITS = {
+    16: [Side(SLIPSTREAM, "F16", 16), *(Side(who, "F16", 16) for who in (LLAMACPP, IK))],
+    8: [Side(SLIPSTREAM, "F16", 8, "w8a8"), *(Side(who, "Q8_0", 8) for who in (LLAMACPP, IK))],
+    4: [Side(SLIPSTREAM, "F16", 4, "int4"), *(Side(who, "Q4_K_M", 4) for who in (LLAMACPP, IK))],
+}
+BAR = 2.5
+"""Over the best of llama.cpp."""
+
+Cells = dict[str, list[list[float]]]
+"""Seconds a token of each contender: [prompts][passes]."""
+
+
+def arguments(words: Seq[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.draft_models", description=__doc__)
+    parser.add_argument("--model", choices=SIZES, default="510M")
+    parser.add_argument("--bits", type=int, choices=BITS, default=8)
+    parser.add_argument("--data", type=Path, required=True, help="folder with humaneval/")
+    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    return parser.parse_args(words)
+
+
+def draft_model(folder: Path) -> Path:
+    """The embedded draft model with four times its width and two layers more."""
+    path, wide = folder / "draft-46M", folder / "draft-46M-wide"
+    if not path.exists():
+        deeper(path, wide if wide.exists() else wider(wide, zoo.draft_dir(), 4), 2)
+    return path
+
+
+def main(words: Seq[str] | None = None) -> int:
+    """Measure, and write draft-MODEL.json and .md; 1 if the bar is missed."""
+    options = arguments(words)
+    file = options.data / "humaneval" / "HumanEval.jsonl"
+    tokenizer = load_tokenizer(zoo.target_dir())
+    lines = file.read_text(encoding="utf-8").splitlines()[::EVERY]
+    prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in lines]
+    neighbours, draft = OtherProcesses(), draft_model(options.files)
+    ways: dict[str, Any] = {}
+    for side in BITS[options.bits]:
+        worker = started(side, options.model, options.files)
+        if side.who == SLIPSTREAM:
+            target = str(file_of(options.model, side.kind, options.files))
+            worker.call("load", name="model", file=target, threads=THREADS, quantize=side.quantize,
+                        draft=str(draft), drafters=OURS)  # fmt: skip
+            ways |= {f"{side.label}, {way}": (worker, {"name": way, "drafted": True}) for way in OURS}
+        else:
+            small = options.files / f"draft-46M-{side.kind}.gguf"
+            if not small.exists():
+                convert_to_gguf(draft, small, side.kind.lower())
+            target = str(file_of(options.model, side.kind, options.files))
+            worker.call("load", name="with draft", file=target, threads=THREADS, draft=str(small))
+            ways[f"{side.label}, plain"] = worker, {"name": "model", "drafted": False}
+            ways[f"{side.label}, lookup"] = worker, {"name": "model", "drafted": True}
+            ways[f"{side.label}, draft model"] = worker, {"name": "with draft", "drafted": True}
+    whole, later = Cells(), Cells()
+    texts: dict[str, list[list[int]]] = {}
+    try:
+        for worker, how in ways.values():  # the first calls compile or allocate
+            worker.call("request", ids=prompts[0], tokens=16, **how)
+        for number in range(options.passes):
+            for place, ids in enumerate(prompts):
+                turn, names = (number + place) % len(ways), list(ways)
+                for name in names[turn:] + names[:turn]:
+                    worker, how = ways[name]
+                    took = worker.call("request", ids=ids, tokens=TOKENS, **how)
+                    for cells, seconds in (
+                        (whole, took["seconds"] / TOKENS),
+                        (later, (took["seconds"] - took["first"]) / (TOKENS - took["count"])),
+                    ):
+                        if not number:
+                            cells.setdefault(name, []).append([])
+                        cells[name][place].append(seconds)
+                    if not number:
+                        texts.setdefault(name, []).append(took["tokens"])
+        workers = dict.fromkeys(worker for worker, _ in ways.values())
+        seen = {worker.name: worker.call("info")["versions"] for worker in workers}
+    finally:
+        for worker, _ in ways.values():
+            worker.close()
+    command = ["python", "-m", "benchmarks.gguf.draft_models", *(sys.argv[1:] if words is None else words)]
+    source = provenance(options.model, str(draft), {file.name: digest([file])}, command)
+    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "bits": options.bits}
+    results = {"schema": 1, "provenance": source, "passes": options.passes, **summary(whole, later, texts)}
+    name = f"draft-{options.model}-{options.bits}-bits"
+    table = document(results, [heading, noise, figures, rates])
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / f"{name}.md").write_text(table)
+    print(table)
+    return 0 if all(row["reached"] for row in results["figures"]) else 1
+
+
+def summary(whole: Cells, later: Cells, texts: dict[str, list[list[int]]]) -> dict[str, Any]:
+    """Everything that is written: what was reached, after the first token, and the times. Prompts with a text that
+    loops are left out."""
+    loops = {i for each in texts.values() for i in looping(dict(enumerate(each)))}
+    kept = [i for i in range(len(next(iter(texts.values())))) if i not in loops]
+    whole, later = ({name: [cells[i] for i in kept] for name, cells in each.items()} for each in (whole, later))
+    ours = [name for name in later if name.startswith(SLIPSTREAM)]
+    lines = []
+    for who in (LLAMACPP, IK):
+        rival = min((n for n in later if n.startswith(who)), key=lambda n: mean(later[n]).value)
+        for name in ours[1:]:
+            value = ratio(later[rival], later[name]).value
+            lines.append((f"{name}, over {rival}", BAR if who == LLAMACPP else 1.0, value))
+    return {
+        "figures": [{"text": t, "reach": bar, "value": v, "reached": v >= bar} for t, bar, v in lines],
+        "prompts": len(kept),
+        "looping": len(loops),
+        "equal": all(texts[name][i] == texts[ours[0]][i] for name in ours for i in kept),
+        "seconds": {name: {"after the first token": later[name], "in all": whole[name]} for name in later},
+    }
+
+
+def heading(results: dict[str, Any]) -> list[str]:
+    source = results["provenance"]
+    return [
+        f"# {MODELS[source['model']].capitalize()} in {source['bits']} bits with a draft model of 46M",
+        "",
+        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
+        f"{source['commit']}, {results['passes']} passes. {results['prompts']} prompts of HumanEval, {TOKENS} tokens; "
+        f"{results['looping']} more looped and do not count. {versions(source)} Our texts are "
+        f"{'equal' if results['equal'] else '**not equal**'}. The figures are of the time after the first token.",
+    ]
+
+
+def rates(results: dict[str, Any]) -> list[str]:
+    """Tokens a second: medians over prompts and passes, and the speed-up over plain decoding of the same contender."""
+    body, heads = [], ["tokens/s"]
+    for name, each in results["seconds"].items():
+        plain = results["seconds"][f"{name.split(', ')[0]}, plain"]
+        cells = []
+        for what, seconds in each.items():
+            rate = spread([[1 / s for s in text] for text in seconds])
+            gain = ratio(plain[what], seconds).value
+            cells += [f"{rate['median']:.0f} ({rate['q1']:.0f} to {rate['q3']:.0f})", f"{gain:.2f}x"]
+        heads = ["tokens/s", *(head for what in each for head in (what, "over plain"))]
+        body.append((name, *cells))
+    return [rows(heads, body)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
