@@ -3,8 +3,8 @@ lookup, and with the same draft model.
 
     python -m benchmarks.gguf.draft_models --model 510M --data ../shared/data   # needs `make ik-llamacpp gguf`
 
-Draft lengths are chosen; rivals draft as llama.cpp does by default. Greedy texts of fixed length after prompts of
-HumanEval; one counts if no contender's text loops. For each prompt every contender runs once a pass, in rotating order.
+Draft lengths are chosen; rivals count with the best of their settings. Greedy texts of fixed length after prompts of
+HumanEval after which the target does not loop. For each prompt every contender runs once a pass, in rotating order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side
 from benchmarks.markdown import document, noise, rows, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
-from slipstream import zoo
+from slipstream import LLM, SamplingParams, zoo
 from slipstream.bench.estimates import mean, ratio
 from slipstream.bench.loops import looping
 from slipstream.bench.provenance import OtherProcesses, digest
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
 
-TOKENS, EVERY = 96, 16
-"""Of a text; and every so manyth prompt is used."""
+TOKENS = 96
+SETTINGS = ((16, 0.75), (4, 0.75), (4, 0.5))
+"""Of rivals: most draft tokens, and the probability below which the draft model drafts no further. The first are
+llama.cpp's own defaults."""
 OURS = {"plain": "none", "draft model": "model", "suffix tree before it": "suffix,model"}
 BITS = {
     16: [Side(SLIPSTREAM, "F16", 16), *(Side(who, "F16", 16) for who in (LLAMACPP, IK))],
@@ -51,6 +54,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=SIZES, default="510M")
     parser.add_argument("--bits", type=int, choices=BITS, default=8)
     parser.add_argument("--data", type=Path, required=True, help="folder with humaneval/")
+    parser.add_argument("--each", type=int, default=10, help="prompts")
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
@@ -65,14 +69,22 @@ def draft_model(folder: Path) -> Path:
     return path
 
 
+def without_loops(file: Path) -> Iterator[list[int]]:
+    """Prompts after which the embedded target, whose texts the synthetic ones write, does not loop."""
+    llm = LLM(zoo.target_dir())
+    for line in file.read_text(encoding="utf-8").splitlines():
+        prompt = json.loads(line)["prompt"]
+        text = llm.generate(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))[0].token_ids
+        if not looping({0: list(text)}):
+            yield load_tokenizer(zoo.target_dir()).encode(prompt)
+
+
 def main(words: Seq[str] | None = None) -> int:
     """Measure, and write draft-MODEL.json and .md; 1 if the bar is missed."""
     options = arguments(words)
     file = options.data / "humaneval" / "HumanEval.jsonl"
-    tokenizer = load_tokenizer(zoo.target_dir())
-    lines = file.read_text(encoding="utf-8").splitlines()[::EVERY]
-    prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in lines]
     neighbours, draft = OtherProcesses(), draft_model(options.files)
+    prompts = list(islice(without_loops(file), options.each))
     ways: dict[str, Any] = {}
     for side in BITS[options.bits]:
         worker = started(side, options.model, options.files)
@@ -89,7 +101,9 @@ def main(words: Seq[str] | None = None) -> int:
             worker.call("load", name="with draft", file=target, threads=THREADS, draft=str(small))
             ways[f"{side.label}, plain"] = worker, {"name": "model", "drafted": False}
             ways[f"{side.label}, lookup"] = worker, {"name": "model", "drafted": True}
-            ways[f"{side.label}, draft model"] = worker, {"name": "with draft", "drafted": True}
+            ways |= {f"{side.label}, draft model, {most} from {least}": (
+                worker, {"name": "with draft", "drafted": True, "chain": most, "least": least}
+            ) for most, least in SETTINGS}  # fmt: skip
     whole, later = Cells(), Cells()
     texts: dict[str, list[list[int]]] = {}
     try:
@@ -153,7 +167,7 @@ def summary(whole: Cells, later: Cells, texts: dict[str, list[list[int]]]) -> di
 def heading(results: dict[str, Any]) -> list[str]:
     source = results["provenance"]
     return [
-        f"# {MODELS[source['model']].capitalize()} in {source['bits']} bits with a draft model of 46M",
+        f"# A {MODELS[source['model']]}, in {source['bits']} bits with a draft model of 46M",
         "",
         f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
         f"{source['commit']}, {results['passes']} passes. {results['prompts']} prompts of HumanEval, {TOKENS} tokens; "

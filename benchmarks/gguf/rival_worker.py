@@ -23,9 +23,6 @@ except ImportError:
 CONTEXT, CHUNK = 4096, 512
 NGRAMS, DRAFT = (3, 2), 4
 """Lengths of n-grams that are looked up, and of a draft; longer ones lose more on texts that do not repeat."""
-CHAIN, LEAST = 16, 0.75
-"""Most draft tokens of a draft model, and the probability below which it drafts no further: llama.cpp's own defaults
-for `--draft-max` and `--draft-p-min`."""
 models: dict[str, Model] = {}
 draft_models: dict[str, DraftModel] = {}
 
@@ -86,8 +83,8 @@ class DraftModel(Model):
 
     known: Seq[int] = ()
 
-    def draft(self, text: list[int], most: int) -> list[int]:
-        """A greedy chain after the text, up to the first token with a probability below `LEAST`."""
+    def draft(self, text: list[int], most: int, least: float) -> list[int]:
+        """A greedy chain after the text, up to the first token with a probability below `least`."""
         same = min(common_beginning(self.known, text), len(text) - 1)
         self.forget(same)
         for at in range(same, len(text), CHUNK):
@@ -96,7 +93,7 @@ class DraftModel(Model):
         while len(chain) < most:
             row = logits[-1]
             token = int(row.argmax())
-            if 1 / np.exp(row - row[token]).sum() < LEAST:
+            if 1 / np.exp(row - row[token]).sum() < least:
                 break
             chain.append(token)
             if len(chain) < most:
@@ -118,10 +115,12 @@ def load(name: str, file: str, threads: int, quantize: None = None, draft: str |
 
 
 def request(
-    name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = ()
-) -> dict[str, Any]:
+    name: str, ids: list[int], tokens: int, ends: Seq[int] = (), drafted: bool = False, prediction: Seq[int] = (),
+    chain: int = 16, least: float = 0.75,
+) -> dict[str, Any]:  # fmt: skip
     """As that of `slipstream_worker`. drafted: by the draft model that was loaded, else by lookup, also in the
-    prediction, if there is one."""
+    prediction, if there is one. chain, least: most draft tokens of a draft model, and the probability below which it
+    drafts no further (llama.cpp's `--draft-max` and `--draft-p-min`)."""
     model, started = models[name], time.perf_counter()
     generated = [int(model.read(ids)[0].argmax())]
     first = time.perf_counter() - started
@@ -129,7 +128,7 @@ def request(
     while len(generated) < tokens and generated[-1] not in ends:
         room = tokens - len(generated) - 1
         if drafted and name in draft_models:
-            draft = draft_models[name].draft([*ids, *generated], min(CHAIN, room))
+            draft = draft_models[name].draft([*ids, *generated], min(chain, room), least)
         else:
             draft = lookup([*before, *generated], min(DRAFT, room)) if drafted else []
         at = len(ids) + len(generated) - 1
