@@ -164,15 +164,12 @@ def test_a_faulty_drafter_never_changes_the_text(tiny, plain):
 @pytest.mark.parametrize(
     ("settings", "target", "draft"),
     [
-        ({"quantize": "int8"}, "w8a16", "w8a8"),
-        ({"quantize": "w8a8"}, "w8a8", "w8a8"),
-        ({"quantize": "w8a16", "draft_quantize": "none"}, "w8a16", None),
-        ({"draft_quantize": "int8"}, None, "w8a8"),
-        ({"draft_quantize": "w8a16", "kv_dtype": "float16"}, None, "w8a16"),
-        ({"kv_dtype": "float32"}, None, None),
+        ({"quantize": "int8"}, "w8a16", "w8a8"), ({"quantize": "w8a8"}, "w8a8", "w8a8"),
+        ({"quantize": "w8a16", "draft_quantize": "none"}, "w8a16", None), ({"draft_quantize": "int8"}, None, "w8a8"),
+        ({"draft_quantize": "w8a16", "kv_dtype": "float16"}, None, "w8a16"), ({"kv_dtype": "float32"}, None, None),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_settings_of_the_native_executor_reach_target_and_draft_and_are_recorded(tiny, settings, target, draft):
     """Through the options of the command line, as `slipstream generate` passes them."""
     llm = load(ModelOptions(target=str(tiny.target), draft=str(tiny.draft), executor="native", **settings), quiet=True)

@@ -118,14 +118,11 @@ def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int,
 @pytest.mark.parametrize(
     ("owner", "name", "number"),
     [
-        (run_module, "prepare_data", signal.SIGINT),
-        (run_module, "held_out_text", signal.SIGTERM),
-        (acceptance, "write_masked", signal.SIGINT),
-        (run_module, "held_out", signal.SIGTERM),
-        (run_report, "estimate", signal.SIGTERM),
-        (Loop, "evaluate", signal.SIGINT),
+        (run_module, "prepare_data", signal.SIGINT), (run_module, "held_out_text", signal.SIGTERM),
+        (acceptance, "write_masked", signal.SIGINT), (run_module, "held_out", signal.SIGTERM),
+        (run_report, "estimate", signal.SIGTERM), (Loop, "evaluate", signal.SIGINT),
     ],
-)
+)  # fmt: skip
 def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_again(
     owner, name, number, stopped, train, tmp_path
 ):

@@ -95,26 +95,16 @@ def test_min_tokens_with_nothing_but_stop_ids_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"beams": 1}, "greedy decoding"),
-        ({"beams": 0}, "beams is 0"),
-        ({"beams": 2.5}, "beams is 2.5"),
-        ({"beams": 3, "n": 4}, "n is 4, but 3 beams"),
-        ({"n": 0}, "n is 0"),
-        ({"length_penalty": math.inf}, "length_penalty"),
-        ({"length_penalty": "1"}, "length_penalty"),
-        ({"length_penalty": 17}, "length_penalty"),
-        ({"early_stopping": "always"}, "early_stopping is 'always'"),
-        ({"early_stopping": 1}, "early_stopping is 1"),
-        ({"early_stopping": None}, "early_stopping is None"),
-        ({"min_tokens": -1}, "min_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"ignore_eos": 1}, "ignore_eos"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"temperature": 0.5}, "no parameter 'temperature'"),
-        ({"stop": ["x"]}, "no parameter 'stop'"),
-        ({"num_beams": 4}, "no parameter 'num_beams'"),
+        ({"beams": 1}, "greedy decoding"), ({"beams": 0}, "beams is 0"), ({"beams": 2.5}, "beams is 2.5"),
+        ({"beams": 3, "n": 4}, "n is 4, but 3 beams"), ({"n": 0}, "n is 0"),
+        ({"length_penalty": math.inf}, "length_penalty"), ({"length_penalty": "1"}, "length_penalty"),
+        ({"length_penalty": 17}, "length_penalty"), ({"early_stopping": "always"}, "early_stopping is 'always'"),
+        ({"early_stopping": 1}, "early_stopping is 1"), ({"early_stopping": None}, "early_stopping is None"),
+        ({"min_tokens": -1}, "min_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"ignore_eos": 1}, "ignore_eos"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"temperature": 0.5}, "no parameter 'temperature'"),
+        ({"stop": ["x"]}, "no parameter 'stop'"), ({"num_beams": 4}, "no parameter 'num_beams'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_searched_is_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         BeamParams(**given)

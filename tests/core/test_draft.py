@@ -125,15 +125,11 @@ def test_the_drafters_of_nodes_go_with_them() -> None:
 @pytest.mark.parametrize(
     ("draft", "path", "following", "cut", "names"),
     [
-        (NAMED, [0, 3], 7, False, ["a", "c", None]),
-        (NAMED, [1, 4], 7, False, ["b", "in use", None]),
-        (NAMED, [], 7, False, [None]),
-        (NAMED, [0], RAN, True, ["a", "c"]),
-        (NAMED, [], DOG, True, ["b"]),
-        (EXAMPLE, [0, 3], 7, False, ["in use", "in use", None]),
-        (EXAMPLE, [0], RAN, True, ["in use", "in use"]),
+        (NAMED, [0, 3], 7, False, ["a", "c", None]), (NAMED, [1, 4], 7, False, ["b", "in use", None]),
+        (NAMED, [], 7, False, [None]), (NAMED, [0], RAN, True, ["a", "c"]), (NAMED, [], DOG, True, ["b"]),
+        (EXAMPLE, [0, 3], 7, False, ["in use", "in use", None]), (EXAMPLE, [0], RAN, True, ["in use", "in use"]),
     ],
-)
+)  # fmt: skip
 def test_each_token_gained_has_the_name_of_who_proposed_it(draft, path, following, cut, names):
     verdict = Verdict([path], [following], [None], [cut])
     assert verdict.proposers(draft, 0, "in use") == names

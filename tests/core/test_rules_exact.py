@@ -147,14 +147,11 @@ class Picks(Dice):
 @pytest.mark.parametrize(
     ("vocab", "shape"),
     [
-        (2, Shape.chain("pp")),
-        (2, Shape((-1, -1, 0, 1), "pppp")),
-        (2, Shape((-1, -1, 0), "pnp")),
-        (3, Shape.chain("p")),
-        (3, Shape((-1, -1), "pp")),
+        (2, Shape.chain("pp")), (2, Shape((-1, -1, 0, 1), "pppp")), (2, Shape((-1, -1, 0), "pnp")),
+        (3, Shape.chain("p")), (3, Shape((-1, -1), "pp")),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_coupled_emits_the_targets_picks_for_any_draft(vocab: int, shape: Shape) -> None:
     """For every table of picks and every draft, the output is a prefix of what the target would have picked alone.
     *Every* pair is tried, so drafts that depend on the noise are included. If the picks have distribution p and are

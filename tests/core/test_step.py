@@ -56,7 +56,7 @@ SCRIPTS = {
     "wrong": lambda _: 0,
     "wrong at 1": lambda _: 1,
     "wrong at the last": lambda _: 3,
-    "alternating": lambda i: (3, 0, None, 2, 1)[i % 5],  # R9: rollbacks of differing depth, one after another
+    "alternating": lambda i: (3, 0, None, 2, 1)[i % 5],  # rollbacks of differing depth, one after another
 }
 
 
@@ -127,15 +127,12 @@ def test_r2_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: st
 @pytest.mark.parametrize(
     "params",
     [
-        {"frequency_penalty": 1.1},
-        {"presence_penalty": 1.7, "repetition_penalty": 1.2},
-        {"repetition_penalty": 0.8},
-        {"bad_words": ((3,), (6, 2), (5, 5, 1))},
-        {"logit_bias": {4: -100, 1: 2.0}},
+        {"frequency_penalty": 1.1}, {"presence_penalty": 1.7, "repetition_penalty": 1.2}, {"repetition_penalty": 0.8},
+        {"bad_words": ((3,), (6, 2), (5, 5, 1))}, {"logit_bias": {4: -100, 1: 2.0}},
         {"min_tokens": 9, "stop_token_ids": (0, 1, 2, 3)},
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_r13_parameters_that_need_history_count_tokens_and_not_steps(script: str, params: dict) -> None:
     wanted = decoded(max_tokens=24, **params)

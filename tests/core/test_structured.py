@@ -36,32 +36,22 @@ def test_a_schema_is_stored_as_text_and_its_properties_keep_their_order() -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "names no form"),
-        ({"regex": "a", "choice": ["b"]}, "names regex and choice"),
-        ({"json_schema": False, "regex": "a"}, "names json_schema and regex"),
-        ({"after": "</think>"}, "names no form"),
-        ({"rgex": "a"}, "did you mean 'regex'"),
-        ({"regex": ""}, "structured.regex"),
-        ({"regex": 5}, "structured.regex"),
-        ({"grammar": b"a"}, "structured.grammar"),
-        ({"regex": "a", "after": ""}, "structured.after"),
-        ({"json_object": 1}, "structured.json_object is 1"),
+        ({}, "names no form"), ({"regex": "a", "choice": ["b"]}, "names regex and choice"),
+        ({"json_schema": False, "regex": "a"}, "names json_schema and regex"), ({"after": "</think>"}, "names no form"),
+        ({"rgex": "a"}, "did you mean 'regex'"), ({"regex": ""}, "structured.regex"),
+        ({"regex": 5}, "structured.regex"), ({"grammar": b"a"}, "structured.grammar"),
+        ({"regex": "a", "after": ""}, "structured.after"), ({"json_object": 1}, "structured.json_object is 1"),
         ({"json_schema": 5}, "structured.json_schema is 5"),
         ({"json_schema": "[1]"}, r"structured.json_schema is \[1\]"),
         ({"json_schema": '{"a": }'}, "not JSON: Expecting value: line 1 column 7"),
-        ({"json_schema": {"a": float("nan")}}, "not JSON"),
-        ({"json_schema": {"a": {1}}}, "not JSON"),
-        ({"json_schema": "[" * 100_000}, "not JSON"),
-        ({"choice": "yes"}, "structured.choice"),
-        ({"tokens": []}, "structured.tokens"),
-        ({"tokens": "ab"}, "structured.tokens"),
-        ({"tokens": [1, -1]}, "structured.tokens is -1"),
-        ({"tokens": [1], "after": "</think>"}, "structured.after"),
-        ({"choice": []}, "structured.choice"),
-        ({"choice": ["a", ""]}, "structured.choice"),
+        ({"json_schema": {"a": float("nan")}}, "not JSON"), ({"json_schema": {"a": {1}}}, "not JSON"),
+        ({"json_schema": "[" * 100_000}, "not JSON"), ({"choice": "yes"}, "structured.choice"),
+        ({"tokens": []}, "structured.tokens"), ({"tokens": "ab"}, "structured.tokens"),
+        ({"tokens": [1, -1]}, "structured.tokens is -1"), ({"tokens": [1], "after": "</think>"}, "structured.after"),
+        ({"choice": []}, "structured.choice"), ({"choice": ["a", ""]}, "structured.choice"),
         ({"choice": ["a", 1]}, "structured.choice"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_form_is_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         Structured(**given)

@@ -70,11 +70,13 @@ def fitting_head(kind: str, **changes: Any) -> EagleHead | DFlashHead:
     return head(config(version, 40, 24, 24, **own | {"decoder": decoder} | changes), spread=0.3)
 
 
+SHAPE = {
+    "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
+    "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+
+
 @functools.cache
 def tiny_decoder(executor: str = "torch", dtype: str = "float64", **changes: Any) -> Decoder:
     """A tiny Llama: 4 layers of width 24, 40 ids."""
-    shape = {
-        "vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 4,
-        "max_position_embeddings": 256, "eos_token_id": None, "pad_token_id": None,
-    }  # fmt: skip
-    return Decoder.of_module(random_llama(1, **shape | changes), LoadSettings(executor=executor, dtype=dtype))
+    return Decoder.of_module(random_llama(1, **SHAPE | changes), LoadSettings(executor=executor, dtype=dtype))

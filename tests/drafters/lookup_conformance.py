@@ -98,7 +98,6 @@ class LookupConformance:
         target = ToyTarget(8, order=1, seed=1, sharpness=0.1)
         llm = LLM(target, case.make(target), draft_tokens=8)
         stats = llm.generate([1, 2, 3], SamplingParams(max_tokens=300))[0].stats
-        assert stats.mean_acceptance_length is not None
         assert stats.mean_acceptance_length > 3.5
         assert stats.acceptance_rate > 0.9 or not llm.drafter.traits.lookup
 

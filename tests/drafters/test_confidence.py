@@ -99,7 +99,6 @@ def test_a_call_goes_on_while_a_further_token_may_be_worth_its_row() -> None:
     assert confident.worth(seqs, 3) is None
     seqs[0].row_costs, seqs[0].draw_cost = (0.5, 0.1), 0.2
     worth = confident.worth(seqs, 3)
-    assert worth is not None
     np.testing.assert_allclose(worth.least, [[0.5, 0.3 / GOES_ON, 0.3 / GOES_ON], [0, 0, 0]])
     np.testing.assert_allclose(worth.rates, [[(at + 0.5) / CONFIDENCES for at in range(CONFIDENCES)]] * 2)
 
@@ -114,8 +113,6 @@ def test_rates_are_learned_from_what_was_compared(temperature: float) -> None:
     draft = Draft.chains([[7, 8]])
     confident.learn([seq], draft, Verdict([[0, 1]], [5], [None], [False]))
     after = confident.worth([seq], 1)
-    assert before is not None
-    assert after is not None
     changed = {at: after.rates[0, at] > rate for at, rate in enumerate(before.rates[0]) if rate != after.rates[0, at]}
     assert changed == ({15: True, 12: True} if temperature else {15: True, 12: True, 3: False})
     confident.learn([seq], draft, Verdict([[]], [5], [None], [False]))

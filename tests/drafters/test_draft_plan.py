@@ -1,7 +1,6 @@
 """What a `draft` argument means: names, checkpoints, objects, pairs and lists, in Python and on the command line."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,29 +43,20 @@ def drafter_names(llm: LLM) -> list[str]:
     return [member.name for member in getattr(llm.drafter, "members", [llm.drafter])]
 
 
-def drafter(llm: LLM) -> Any:
-    """The drafter in use, untyped: the tests read members and configurations."""
-    return llm.drafter
-
-
 class TestOnTheCommandLine:
     @pytest.mark.parametrize(
         ("names", "draft", "expected"),
         [
-            (("none",), "d", (None, {})),
-            (("ngram",), "d", ("ngram", {})),
-            (("model",), "d", ("d", {})),
-            (("layerskip",), "embedded", ("layerskip", {})),
-            (("eagle3",), "d", ("eagle3", {"head": "d"})),
-            (("medusa",), None, ("medusa", {})),
-            (("eagle3",), "embedded", ("eagle3", {})),
+            (("none",), "d", (None, {})), (("ngram",), "d", ("ngram", {})), (("model",), "d", ("d", {})),
+            (("layerskip",), "embedded", ("layerskip", {})), (("eagle3",), "d", ("eagle3", {"head": "d"})),
+            (("medusa",), None, ("medusa", {})), (("eagle3",), "embedded", ("eagle3", {})),
             (("hybrid",), "embedded", ("hybrid", {"model": "embedded"})),
             (("suffix", "model"), "d", (["suffix", "d"], {})),
             (("suffix", "eagle3"), "embedded", (["suffix", "eagle3"], {})),
             (("suffix", "eagle3"), "d", (["suffix", ("eagle3", {"head": "d"})], {})),
             (("none", "ngram"), None, ([None, "ngram"], {})),
         ],
-    )
+    )  # fmt: skip
     def test_each_named_drafter_gets_the_checkpoint_that_it_reads(self, names, draft, expected) -> None:
         assert asked(names, draft) == expected
 
@@ -108,29 +98,29 @@ class TestOnTheCommandLine:
 
 class TestInPython:
     def test_nothing_is_plain_decoding(self, llm: LLM) -> None:
-        assert isinstance(drafter(llm), NoDrafter)
+        assert isinstance(llm.drafter, NoDrafter)
         llm.use("none")
-        assert isinstance(drafter(llm), NoDrafter)
+        assert isinstance(llm.drafter, NoDrafter)
 
     def test_a_name_takes_options_and_an_object_is_used_as_it_is(self, llm: LLM) -> None:
         llm.use("ngram", max_ngram=2)
-        assert drafter(llm).config == NgramConfig(max_ngram=2)
+        assert llm.drafter.config == NgramConfig(max_ngram=2)
         ngram = NgramDrafter(NgramConfig())
         llm.use(ngram)
-        assert drafter(llm) is ngram
+        assert llm.drafter is ngram
 
     def test_a_list_is_a_stack_and_a_pair_a_drafter_each_with_options(self, llm: LLM) -> None:
         llm.use([("ngram", {"max_ngram": 2}), "suffix", ToyTarget(V, seed=2)], min_match=3)
-        stack = drafter(llm)
+        stack = llm.drafter
         assert isinstance(stack, HybridDrafter)
         assert [member.name for member in stack.members] == ["ngram", "suffix", "model"]
         assert (stack.config.min_match, stack.members[0].config.max_ngram) == (3, 2)  # type: ignore[attr-defined]
         for members in (["ngram", ("suffix", {})], "ngram,suffix"):
             llm.use("hybrid", members=members, min_match=3)
-            assert [member.name for member in drafter(llm).members] == ["ngram", "suffix"]
-            assert drafter(llm).config.min_match == 3
+            assert drafter_names(llm) == ["ngram", "suffix"]
+            assert llm.drafter.config.min_match == 3
         llm.use(("ngram", {"max_ngram": 2, "min_ngram": 2}), max_ngram=3)
-        assert (drafter(llm).config.max_ngram, drafter(llm).config.min_ngram) == (3, 2)
+        assert (llm.drafter.config.max_ngram, llm.drafter.config.min_ngram) == (3, 2)
 
     def test_a_model_may_be_a_target_a_path_or_a_loaded_model(self, tiny: Tiny) -> None:
         from transformers import AutoModelForCausalLM
@@ -140,10 +130,8 @@ class TestInPython:
             (tiny.draft, {}), (loaded, {}), ("model", {"model": tiny.draft}), ("model", {"model": loaded}),
             ("model", {"model": ToyTarget(320)}),
         ):  # fmt: skip
-            assert (
-                drafter(LLM(tiny.target, draft, executor="torch", draft_options=options, draft_tokens=4)).name
-                == "model"
-            )
+            llm = LLM(tiny.target, draft, executor="torch", draft_options=options, draft_tokens=4)
+            assert llm.drafter.name == "model"
 
     @pytest.mark.parametrize("given", ["itself", "option", "member"])
     def test_a_model_in_memory_with_another_number_of_ids_is_refused_where_it_is_given(self, llm, given):
@@ -164,23 +152,15 @@ class TestInPython:
         make_model(other)
         make_tokenizer(other, texts=OTHER_TEXTS)
         target = Decoder.load(tiny.target, executor="torch")
-        assert drafter(LLM(target, Decoder.load(padded, executor="torch"))).name == "model"
+        assert LLM(target, Decoder.load(padded, executor="torch")).drafter.name == "model"
         with pytest.raises(PairError, match="common ids map to different tokens"):
             LLM(target, Decoder.load(other, executor="torch"))
 
     def test_embedded_is_the_shipped_head_as_the_option_of_a_drafter_that_reads_one(self) -> None:
         llm = LLM("embedded", "eagle3", draft_options={"head": "embedded"}, executor="torch", draft_tokens=4)
-        assert drafter(llm).name == "eagle3"
+        assert llm.drafter.name == "eagle3"
         llm.use(["suffix", ("eagle3", {"head": "embedded"})])
-        assert [member.name for member in drafter(llm).members] == ["suffix", "eagle3"]
-
-    def test_the_name_model_needs_a_model(self, llm: LLM) -> None:
-        with pytest.raises(ParameterError, match="'model' was asked for without a draft model"):
-            llm.use("model")
-
-    def test_a_path_that_does_not_exist_is_named(self, llm: LLM) -> None:
-        with pytest.raises(CheckpointError, match="no/such/draft"):
-            llm.use("no/such/draft")
+        assert drafter_names(llm) == ["suffix", "eagle3"]
 
     def test_an_incomplete_drafter_object_is_refused_with_what_it_lacks(self, llm: LLM) -> None:
         class Half:
@@ -192,9 +172,16 @@ class TestInPython:
         with pytest.raises(ParameterError, match="of class 'Half' lacks observe, release, traits"):
             llm.use(Half())
 
-    @pytest.mark.parametrize("thing", [42, object(), {"model": "d"}, []])
-    def test_anything_else_is_refused(self, llm: LLM, thing: object) -> None:
-        with pytest.raises(ParameterError, match="is no model"):
+    @pytest.mark.parametrize(
+        ("thing", "error", "says"),
+        [
+            *((thing, ParameterError, "is no model") for thing in (42, object(), {"model": "d"}, [])),
+            ("model", ParameterError, "'model' was asked for without a draft model"),
+            ("no/such/draft", CheckpointError, "no/such/draft"),
+        ],
+    )
+    def test_a_name_that_needs_a_model_a_missing_path_and_anything_else_are_refused(self, llm, thing, error, says):
+        with pytest.raises(error, match=says):
             llm.use(thing)
 
 

@@ -179,7 +179,7 @@ class TestDraftTokens:
 
 
 class TestAlwaysRight:
-    """R7: a head whose distributions are the target's own."""
+    """A head whose distributions are the target's own."""
 
     @pytest.mark.parametrize("k", range(1, 9))
     @pytest.mark.parametrize("runtime", [TorchEagle, NativeEagle], ids=["torch", "native"])
@@ -221,7 +221,6 @@ class TestDistributions:
             drafter = eagle_drafter(V, 3)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=4, temperature=temperature, top_k=top_k)
             draft = drafter.propose([seq], [4])
-            assert draft.q is not None
             for i in range(4):
                 q = q_by_hand(drafter.runtime.head, toy(), seq.tokens, draft.ids[:i], temperature, top_k)
                 torch.testing.assert_close(draft.q[i], q)
@@ -232,7 +231,6 @@ class TestDistributions:
             drafter = eagle_drafter(V, 3, shape="tree", width=3, nodes=8)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=seed, temperature=0.7, top_k=top_k)
             draft = drafter.propose([seq], [3])
-            assert draft.q is not None
             assert max(draft.depths) == 3
             assert len(draft) == 8 or top_k
             for nodes in draft.children(0).values():

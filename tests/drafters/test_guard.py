@@ -49,7 +49,7 @@ class Faulty(Scripted):
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         draft = super().propose(seqs, budget)
-        return self.spoiled(draft) if self.where == "propose" else draft  # type: ignore[return-value]
+        return self.spoiled(draft) if self.where != "observe" else draft  # type: ignore[return-value]
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         self.observed += 1
@@ -120,13 +120,7 @@ def test_a_drafter_that_fails_in_observe_keeps_its_accepted_draft_tokens(caplog:
 @pytest.mark.parametrize("spoiled", [lambda draft: draft, fail], ids=["at the end", "after a fault"])
 def test_a_drafter_that_fails_in_release_does_no_harm(spoiled, caplog):
     wanted = finish([sequence(TOY, PROMPT, max_tokens=12)], TOY)
-
-    class Stuck(Faulty):
-        def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-            return spoiled(super().propose(seqs, budget))
-
-    seq = sequence(TOY, PROMPT, max_tokens=12)
-    guard = Guard(Stuck(TOY, fail, "release"), TOY)
+    seq, guard = sequence(TOY, PROMPT, max_tokens=12), Guard(Faulty(TOY, spoiled, "release"), TOY)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         assert finish([seq], TOY, guard) == wanted
         before = guard.faults
@@ -298,7 +292,6 @@ def test_the_first_children_of_a_tree_are_a_chain_with_their_q() -> None:
     draft = Draft(torch.tensor([3, 0, 1, 2, 2]), [-1, -1, 0, 0, -1], [0, 4, 4, 5], q)
     cut = first_children(draft)
     assert (cut.ids, cut.parents, cut.splits) == ([3, 1, 2], [-1, 0, -1], [0, 2, 2, 3])
-    assert cut.q is not None
     assert torch.equal(cut.q, q[[0, 2, 4]])
     cut = first_children(Draft(draft.tokens, draft.parents, draft.splits, acceptable=[False, True, True, True, True]))
     assert cut.ids == [0, 2]

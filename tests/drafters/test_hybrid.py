@@ -226,7 +226,6 @@ def test_tokens_after_a_chain_are_point_masses_and_name_their_drafter() -> None:
     draft.check([4], 6, 8)
     assert nodes(draft) == [(1, -1), (2, 0), (3, 1), (2, 2)]
     assert draft.by == ["model", "model", "lookup", "lookup"]
-    assert base.q is not None
     assert torch.equal(draft.q[:2], base.q)
     assert draft.q[2:].tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
 

@@ -139,7 +139,6 @@ def test_jacobi_n_grams_alone_are_right_if_the_target_depends_on_one_token() -> 
     llm = LLM(target, "lookahead", draft_tokens=10, draft_options=options)
     done = llm.generate([1, 2, 3], SamplingParams(max_tokens=200, seed=1))[0]
     assert done.token_ids == Oracle(ToyTarget(12, order=1, seed=4)).greedy([1, 2, 3], 200)
-    assert done.stats.mean_acceptance_length is not None
     assert done.stats.mean_acceptance_length > 2
 
 

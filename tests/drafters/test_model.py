@@ -38,7 +38,7 @@ def drafter(model: ToyTarget, vocab: int = 8) -> ModelDrafter:
 
 
 @pytest.mark.parametrize("k", range(1, 9))
-def test_R7_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_length(k: int) -> None:
+def test_a_draft_model_equal_to_the_target_is_always_right_at_every_draft_length(k: int) -> None:
     params = SamplingParams(max_tokens=41)
     plain = LLM(ToyTarget(seed=1), draft_tokens=4).generate(PROMPTS, params)
     llm = LLM(ToyTarget(seed=1), drafter(ToyTarget(seed=1)), draft_tokens=k)
@@ -110,17 +110,13 @@ def test_under_coupled_similar_distributions_pick_the_same_tokens() -> None:
 def test_q_and_draft_tokens_of_a_sequence_are_the_same_for_any_batch() -> None:
     """Temperatures, filters and greedy requests in one batch: one call where possible, single steps for the others."""
     each = [
-        SamplingParams(temperature=0.5, seed=1),
-        SamplingParams(temperature=2.0, seed=2),
-        SamplingParams(),
+        SamplingParams(temperature=0.5, seed=1), SamplingParams(temperature=2.0, seed=2), SamplingParams(),
         SamplingParams(temperature=1.0, top_k=2, seed=3),
-        SamplingParams(temperature=1.0, repetition_penalty=1.3, seed=4),
-        SamplingParams(temperature=1e-40, seed=5),
-    ]
+        SamplingParams(temperature=1.0, repetition_penalty=1.3, seed=4), SamplingParams(temperature=1e-40, seed=5),
+    ]  # fmt: skip
     text = [1, 2, 5]
     seqs = [Sequence(text, params) for params in each]
     draft = drafter(MultiStepToy(seed=2)).propose(seqs, [4, 2, 3, 4, 1, 4])
-    assert draft.q is not None
     for b, params in enumerate(each):
         alone = drafter(MultiStepToy(seed=2)).propose([Sequence(text, params)], [[4, 2, 3, 4, 1, 4][b]])
         nodes = slice(draft.splits[b], draft.splits[b + 1])

@@ -73,10 +73,8 @@ def test_a_string_keeps_its_most_frequent_followers() -> None:
     tree = SuffixTree(4)
     tree.extend([t for i in range(300) for t in (0, 100 + i, *((0, 7) if i % 10 == 0 else ()))])
     node = tree.root.children[0]
-    assert isinstance(node, Node)
     assert len(node.children) == FANOUT
     seven = node.children[7]
-    assert isinstance(seven, Node)
     assert seven.count == 30
     assert 399 in node.children, "of those that occurred once, the oldest is dropped"
     assert 101 not in node.children

@@ -15,12 +15,9 @@ from tests.checkpoints import make_model, make_tokenizer
 pytest.importorskip("uvicorn")
 
 SMALL = {
-    "medusa": ["--heads", 2],
-    "eagle3": ["--steps", 2],
-    "dflash": ["--block", 4, "--layers", 1],
-    "draft": ["--hidden-size", 32, "--layers", 1, "--heads", 2, "--intermediate", 32],
-    "layerskip": ["--exit", 1],
-}
+    "medusa": ["--heads", 2], "eagle3": ["--steps", 2], "dflash": ["--block", 4, "--layers", 1],
+    "draft": ["--hidden-size", 32, "--layers", 1, "--heads", 2, "--intermediate", 32], "layerskip": ["--exit", 1],
+}  # fmt: skip
 PROMPT = "for name in names:"
 
 

@@ -32,7 +32,6 @@ def plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     """The first maxima of what the form allows: a second implementation of constrained greedy decoding."""
     oracle, output = Oracle(target()), list[int]()
     constraint = constraint_of(params, V)
-    assert constraint is not None
     while len(output) < params.max_tokens and not constraint.complete([], output):
         row = oracle.logits([*prompt, *output])
         may = constraint.allowed([], [output])[0]

@@ -12,7 +12,7 @@ from slipstream.errors import CheckpointError, ConfigError, LoadError, Unsupport
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.recognition import TAPS, recognise
 from tests.checkpoints import rewrite
-from tests.heads.dense_eagle import VARIANTS, Damage, assert_refused, same_logits
+from tests.heads.dense_eagle import VARIANTS, assert_refused, same_logits
 from tests.heads.tiny_heads import config, head
 
 
@@ -139,9 +139,7 @@ class TestRefusals:
             ({"eagle_config": []}, ConfigError, None),
         ],
     )
-    def test_what_is_damaged_or_unknown_or_of_another_head_is_refused(
-        self, folder: Path, damage: Damage, error: type[Exception], says: str | None
-    ) -> None:
+    def test_what_is_damaged_or_unknown_or_of_another_head_is_refused(self, folder, damage, error, says):
         assert_refused(folder, damage, load_eagle, error, says)
 
     def test_a_parallel_head_without_its_mask_token_or_taps_is_refused_in_one_line(self, tmp_path: Path) -> None:

@@ -228,9 +228,7 @@ def test_a_head_of_another_kind_is_refused_with_the_formats_that_hold_it(source:
         *(("specforge", made, "SpecForge") for made in NOT_SPECFORGE.values()),
     ],
 )
-def test_a_variant_that_a_format_cannot_say_is_refused_with_the_reason(
-    tiny: Tiny, source: Path, out: Path, to: str, made: EagleConfig, said: str
-) -> None:
+def test_a_variant_that_a_format_cannot_say_is_refused_with_the_reason(tiny, source, out, to, made, said):
     save_eagle(head(made), source)
     with pytest.raises(UnsupportedModelError, match=said):
         convert_head(source, to, out, tiny.target)
@@ -254,9 +252,7 @@ SIZED_BY = {"fc.weight": "|EAGLE head", "0.0.linear.bias": "|hidden_size", "0.1.
 
 
 @pytest.mark.parametrize("to", HEAD_FORMATS)
-def test_every_tensor_that_is_missing_or_misshapen_is_refused_by_name(
-    tiny: Tiny, source: Path, out: Path, to: str
-) -> None:
+def test_every_tensor_that_is_missing_or_misshapen_is_refused_by_name(tiny, source, out, to):
     load: Any = load_medusa if to == "medusa" else load_eagle
     if to == "medusa":
         save_medusa(tiny_heads(heads=2), source)
@@ -280,9 +276,7 @@ def test_every_tensor_that_is_missing_or_misshapen_is_refused_by_name(
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": 2, "bias": False}, {"own_lm_head": False, "layers": 2}], ids=str)
-def test_medusa_heads_are_written_as_in_the_authors_releases(
-    tiny: Tiny, source: Path, out: Path, options: dict[str, Any]
-) -> None:
+def test_medusa_heads_are_written_as_in_the_authors_releases(tiny, source, out, options):
     """Each with an lm_head of its own: a copy of the target's if they borrow it; and with biases."""
     made = tiny_heads(48, 320, 3, **options).float()
     save_medusa(made, source, torch.float32)

@@ -75,9 +75,7 @@ def test_the_native_backend_computes_the_same(heads: MedusaHeads, rows: list[int
 
 @pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(
-    heads: MedusaHeads, quantize: str | None, dtype: torch.dtype
-) -> None:
+def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(heads, quantize, dtype):
     rounded = heads.to(dtype).float()
     quantised = LoadSettings(quantize=quantize, role="draft").weight_format
     one, several = (NativeMedusa(rounded, threads, quantised) for threads in (1, 3))
@@ -177,9 +175,7 @@ def test_names_may_have_the_usual_prefixes(prefix: str, folder: Path) -> None:
     assert recognise(folder) == "medusa"
 
 
-def test_more_heads_than_the_config_names_are_used_and_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_heads_than_the_config_names_are_used_and_reported(tmp_path, caplog):
     """Published checkpoints name two heads and hold five."""
     save_medusa(tiny_heads(heads=5), tmp_path)
     rewrite(tmp_path, medusa_num_heads=2)
@@ -229,9 +225,7 @@ def test_a_full_lm_head_with_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> N
         ({"medusa_head_accuracies": 3}, ConfigError, "not a table of numbers"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_by_name(
-    damage: Damage, error: type[Exception], says: str, folder: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(damage, error, says, folder):
     assert_refused(folder, damage, load_medusa, error, says)
 
 

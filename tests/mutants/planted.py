@@ -136,12 +136,12 @@ FAULTS: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, str]]] = {
         ),
     },
     # random numbers
-    ("core.dice", (*RULES, "core/test_dice.py", "core/test_random.py", *STEP)): {
+    ("core.dice", (*RULES, "core/test_random.py", *STEP)): {
         "verification draws the draft's numbers": (
             "stream.uniforms(VERIFY, position, 1 + count)", "stream.uniforms(DRAFT, position, 1 + count)",
         ),
     },
-    ("core.dice", ("core/test_dice.py", *RULES)): {
+    ("core.dice", ("core/test_random.py", *RULES)): {
         "one number accepts all draft tokens": ("self._column += 1", "self._column = 1"),
         "the number that rejected also chooses": (
             "torch.from_numpy(self._uniforms(0)).to(probs.device)",

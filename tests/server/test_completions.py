@@ -128,12 +128,9 @@ def test_echo_with_logprobs_has_those_of_the_prompt(host: Host, most: int) -> No
 def test_characters_of_several_bytes_are_never_split(host: Host) -> None:
     """And each of the tokens that write one has the offset at which it begins."""
     body = {
-        "prompt": "é: ",
-        "temperature": 0,
-        "max_tokens": 120,
-        "structured_outputs": {"regex": "(é|漢|🙂){12}"},
+        "prompt": "é: ", "temperature": 0, "max_tokens": 120, "structured_outputs": {"regex": "(é|漢|🙂){12}"},
         "logprobs": 0,
-    }
+    }  # fmt: skip
     for echo in ("", body["prompt"]):
         parts = host.parts(PATH, **body, echo=bool(echo))
         text = "".join(part["text"] for part in parts)

@@ -75,22 +75,14 @@ def test_calls_are_read_in_each_format(form: str, text: str, content: str, calls
         ("hermes", "<tool_call> \n nothing </tool_call>\n "),
         ("hermes", ' <tool_call>{"name": "rm", "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "add", "arguments": 5}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "a'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": 5}</tool_call>'), ("hermes", '<tool_call>{"name": "a'),
         ("hermes", "<tool_call>{ }</tool_call>"),
-        ("hermes", '<tool_call>{"arguments": ' + '{"a": ' * 9000 + "1" + "}" * 9001),
-        ("hermes", "<tool_call"),
-        ("hermes", " \n "),
-        ("mistral", "[TOOL_CALLS] [ 1, 2]"),
-        ("mistral", "[TOOL_CALLS]rm[ARGS]{}"),
-        ("mistral", "[TOOL_CALLS]" + "long" * 100),
-        ("llama", ' {\n  "name": "Ann", "parameters": {}}; {'),
-        ("llama", '{"a": 1}'),
-        ("required", "[ ]"),
-        ("named", '"text'),
-        ("", " text "),
+        ("hermes", '<tool_call>{"arguments": ' + '{"a": ' * 9000 + "1" + "}" * 9001), ("hermes", "<tool_call"),
+        ("hermes", " \n "), ("mistral", "[TOOL_CALLS] [ 1, 2]"), ("mistral", "[TOOL_CALLS]rm[ARGS]{}"),
+        ("mistral", "[TOOL_CALLS]" + "long" * 100), ("llama", ' {\n  "name": "Ann", "parameters": {}}; {'),
+        ("llama", '{"a": 1}'), ("required", "[ ]"), ("named", '"text'), ("", " text "),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_call_of_a_declared_function_is_content_as_it_was_written(form: str, text: str) -> None:
     assert shown(read(text, form)) == ("", text, [])
 
@@ -98,15 +90,11 @@ def test_what_is_no_call_of_a_declared_function_is_content_as_it_was_written(for
 @pytest.mark.parametrize(
     ("text", "inside", "reasoning", "content"),
     [
-        ("<think>\nwhy\n</think>\n\nso", False, "why", "so"),
-        ("why </think> so </think>", True, "why", "so </think>"),
-        ("<think>why", False, "why", ""),
-        (" so <think>", False, "", " so <think>"),
-        ("<thin", False, "", "<thin"),
-        ("\n<think>a < b </thinker> </think>", False, "a < b </thinker>", ""),
-        ("", True, "", ""),
+        ("<think>\nwhy\n</think>\n\nso", False, "why", "so"), ("why </think> so </think>", True, "why", "so </think>"),
+        ("<think>why", False, "why", ""), (" so <think>", False, "", " so <think>"), ("<thin", False, "", "<thin"),
+        ("\n<think>a < b </thinker> </think>", False, "a < b </thinker>", ""), ("", True, "", ""),
     ],
-)
+)  # fmt: skip
 def test_reasoning_is_told_apart(text: str, inside: bool, reasoning: str, content: str) -> None:
     assert shown(read(text, "hermes", think=True, inside=inside)) == (reasoning, content, [])
 

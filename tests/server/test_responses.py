@@ -73,21 +73,16 @@ def test_forms_and_forced_calls(openai: Any) -> None:
 @pytest.mark.parametrize(
     ("param", "fields"),
     [
-        ("input", {"input": None}),
-        ("input", {"input": []}),
+        ("input", {"input": None}), ("input", {"input": []}),
         ("input[0].type", {"input": [{"type": "item_reference", "id": "a"}]}),
         ("input[0].content", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         ("input[0].role", {"input": [{"role": "king", "content": "hi"}]}),
-        ("max_output_tokens", {"max_output_tokens": -1}),
-        ("max_output_tokens", {"max_output_tokens": 10**6}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-        ("reasoning", {"reasoning": {"effort": "low"}}),
-        ("text", {"text": {"format": {"type": "xml"}}}),
-        ("text.verbosity", {"text": {"verbosity": "low"}}),
-        ("temperature", {"temperature": -1}),
-        ("n", {"n": 2}),
+        ("max_output_tokens", {"max_output_tokens": -1}), ("max_output_tokens", {"max_output_tokens": 10**6}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}), ("reasoning", {"reasoning": {"effort": "low"}}),
+        ("text", {"text": {"format": {"type": "xml"}}}), ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("temperature", {"temperature": -1}), ("n", {"n": 2}),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(talker: Host, param: str, fields: dict[str, Any]) -> None:
     refused(talker.post(PATH, **{"input": "hi"} | fields), 400, param)
 

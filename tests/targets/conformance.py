@@ -146,7 +146,7 @@ class Conformance:
         case.run([seq], case.forest([TREE]))
         case.run([seq], Draft.empty(1))
 
-    def test_R7_bonus_token_after_a_completely_accepted_draft(self, case: Case) -> None:
+    def test_the_bonus_token_after_a_completely_accepted_draft(self, case: Case) -> None:
         seq = case.prefilled(5)
         for k in (1, 2, 5, 3):
             draft = case.forest([CHAIN[:k]])
@@ -154,7 +154,7 @@ class Conformance:
             case.keep([seq], draft, [list(range(k))])
         case.run([seq], case.forest([CHAIN]))
 
-    def test_R9_rollbacks_of_differing_depth_one_after_another(self, case: Case) -> None:
+    def test_rollbacks_of_differing_depth_one_after_another(self, case: Case) -> None:
         case.roll_back(case.prefilled(5))
 
     def test_commit_of_a_branch_that_is_not_the_first(self, case: Case) -> None:

@@ -65,7 +65,7 @@ class TestDecoder(Conformance):
 
 
 @pytest.mark.parametrize("case", ["mistral-window", "qwen2-window"], indirect=True)
-def test_R11_a_window_edge_inside_a_draft(case: Case) -> None:
+def test_a_window_edge_inside_a_draft(case: Case) -> None:
     """Prompts that end before, at and after the edge of the window, each with a chain and a tree across it."""
     for n in range(1, 13):
         seq = case.prefilled(n)

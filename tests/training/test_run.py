@@ -170,16 +170,12 @@ def test_an_unwritable_folder_is_refused_first(tiny_target: Path, tiny_data: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"length": 200}, "context holds 128"),
-        ({"shares": (0.5, 0.5)}, "2 shares for 1 sources"),
-        ({"budget_minutes": 1.0}, "exactly one budget"),
-        ({"optimiser": "adma"}, "did you mean 'adamw'"),
-        ({"rows": 8, "micro_rows": 3}, "multiple of micro_rows=3"),
-        ({"lr": -1.0}, "lr is -1.0"),
-        ({"device": "tpu9"}, "device is 'tpu9'"),
-        ({"device": "cuda:1"}, "finds no CUDA device"),
+        ({"length": 200}, "context holds 128"), ({"shares": (0.5, 0.5)}, "2 shares for 1 sources"),
+        ({"budget_minutes": 1.0}, "exactly one budget"), ({"optimiser": "adma"}, "did you mean 'adamw'"),
+        ({"rows": 8, "micro_rows": 3}, "multiple of micro_rows=3"), ({"lr": -1.0}, "lr is -1.0"),
+        ({"device": "tpu9"}, "device is 'tpu9'"), ({"device": "cuda:1"}, "finds no CUDA device"),
     ],
-)
+)  # fmt: skip
 def test_impossible_settings_are_refused(change, message, prepared, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ParameterError, match=message):

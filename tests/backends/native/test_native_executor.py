@@ -175,10 +175,8 @@ def test_a_call_ends_where_no_sequence_is_worth_a_further_token() -> None:
 def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_layers() -> None:
     model, text = native(), ids(20)
     decoded = model.decode_steps(chain(8, 0, text), 3, exit=1)
-    assert decoded.hidden is not None
     whole = text + decoded.tokens[:, 0].tolist()
     out = model.forward(chain(9, 0, whole), (1,), (0, 1))
-    assert out.hidden is not None
     assert torch.equal(torch.cat((decoded.hidden, decoded.later[:, 0])), out.hidden)
     assert torch.equal(out.taps[1], out.hidden)
     assert torch.equal(decoded.logits[:, 0], out.logits[19:22])

@@ -35,7 +35,6 @@ def decoder(**shape: Any) -> Target:
     """Our decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
     module = random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double()
     loaded = Decoder.of_module(module, LoadSettings(executor="torch"))
-    assert isinstance(loaded.executor, TorchExecutor)
     loaded.executor._embed = loaded.executor._embed.clone()
     loaded.executor._embed[SPOILT] = math.inf
     return loaded
@@ -90,7 +89,6 @@ def test_a_request_that_overflows_spoils_no_other_request_of_its_batch(prompt: l
 
 def test_a_pass_without_overflow_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = decoder()
-    assert isinstance(target, Decoder)
     passes = spied(monkeypatch, TorchExecutor, "_forward", lambda *given, **more: 1)
     seq = Sequence([5, 9, 33])
     target.run([seq], Draft.chains([[20, 21]]))

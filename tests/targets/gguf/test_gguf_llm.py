@@ -96,7 +96,6 @@ def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[s
     """And a cache that is smaller than what a pass could take is enough."""
     llm = LLM(files.target, "lookahead", executor="llamacpp", draft_tokens=9, threads=1, kv_tokens=32, max_batch=24)
     memory = llm.target.capabilities.memory
-    assert memory is not None
     assert memory.capacity == 512 // memory.block
     done = llm.generate([p for p in PROMPTS for _ in range(6)], PARAMS)
     assert [one.text for one in done] == [text for text in texts for _ in range(6)]
@@ -171,15 +170,11 @@ def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("settings", "fix"),
     [
-        ({"quantize": "int8"}, "slipstream convert"),
-        ({"dtype": "bfloat16"}, "leave it out"),
-        ({"device": "cuda"}, "leave it out"),
-        ({"device": "nonesuch"}, "leave it out"),
-        ({"kv_dtype": "int4"}, "float32"),
-        ({"kv_tokens": 3}, ""),
-        ({"threads": 0}, ""),
+        ({"quantize": "int8"}, "slipstream convert"), ({"dtype": "bfloat16"}, "leave it out"),
+        ({"device": "cuda"}, "leave it out"), ({"device": "nonesuch"}, "leave it out"),
+        ({"kv_dtype": "int4"}, "float32"), ({"kv_tokens": 3}, ""), ({"threads": 0}, ""),
     ],
-)
+)  # fmt: skip
 def test_settings_that_a_gguf_model_does_not_have_are_refused(files: Tiny, settings: dict[str, Any], fix: str) -> None:
     with pytest.raises(ParameterError) as error:
         LLM(files.target, executor="llamacpp", **settings)
@@ -217,9 +212,7 @@ def refused(file: Path, data: bytes, kind: type[SlipstreamError], match: str) ->
     assert error.value.fix
 
 
-def test_models_that_llamacpp_refuses_are_one_clear_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_models_that_llamacpp_refuses_are_one_clear_error(tmp_path, capfd, caplog):
     """And nothing of llama.cpp's own log is printed, neither here nor for models that load."""
     caplog.set_level(logging.WARNING)
     refused(
@@ -237,9 +230,7 @@ def test_models_that_llamacpp_refuses_are_one_clear_error(
     assert not caplog.records
 
 
-def test_an_architecture_whose_state_cannot_be_rolled_back_is_named(
-    files: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_architecture_whose_state_cannot_be_rolled_back_is_named(files, monkeypatch):
     monkeypatch.setattr(llamacpp_library.llama_cpp(), "llama_model_is_recurrent", lambda model: True)
     with pytest.raises(UnsupportedModelError, match="'llama' cannot be rolled back"):
         as_target(files.target, executor="llamacpp", threads=1)

@@ -12,7 +12,7 @@ from slipstream.core.target import Target
 from slipstream.errors import TargetError
 from slipstream.targets.describe import as_target
 from slipstream.targets.gguf import gguf_target as module
-from slipstream.targets.gguf.cell_memory import MOST_TEXTS, CellMemory
+from slipstream.targets.gguf.cell_memory import MOST_TEXTS
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from tests.spying import spied
@@ -47,7 +47,6 @@ class TestGguf(Conformance):
 
 def free(case: Case) -> list[int]:
     """Sequence ids of llama.cpp that hold nothing."""
-    assert isinstance(case.target, GgufTarget)
     return case.target.memory._free
 
 
@@ -77,7 +76,6 @@ def test_all_ids_are_free_again_after_every_sequence_was_released(case: Case) ->
         for seq in seqs:
             case.target.release(seq.id)
     assert sorted(free(case)) == before == list(range(IDS))
-    assert case.target.capabilities.memory is not None
     assert case.target.capabilities.memory.usage.used == 0
 
 
@@ -97,7 +95,6 @@ def test_more_sequences_than_ids_are_refused(case: Case) -> None:
 def test_a_full_cache_is_an_error_and_others_go_on(case: Case) -> None:
     other, big = case.prefilled(6), [case.sequence(400) for _ in range(3)]
     memory = case.target.capabilities.memory
-    assert memory is not None
     writes = [(seq.id, 0, 400) for seq in big]
     assert memory.capacity == 1024 // memory.block == 32
     assert memory.missing(writes) == 1 + 3 * 13 - 32  # in blocks
@@ -132,7 +129,6 @@ def test_hidden_states_are_refused(case: Case) -> None:
 
 def test_a_pass_that_was_interrupted_is_made_good(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """What llama.cpp holds is then unknown: it is read again."""
-    assert isinstance(case.target, GgufTarget)
     seqs, context = [case.prefilled(8), case.prefilled(5)], case.target.memory.context
     decode = context.decode
 
@@ -152,9 +148,7 @@ def test_a_pass_that_was_interrupted_is_made_good(case: Case, monkeypatch: pytes
 
 def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(case, monkeypatch):
     """In whole blocks; the earlier sequence may still run, may have been rolled back, or be gone."""
-    assert isinstance(case.target, GgufTarget)
     target, memory = case.target, case.target.capabilities.memory
-    assert memory is not None
     first = case.prefilled(70)
     draft = case.forest([CHAIN])
     case.run([first], draft)
@@ -189,7 +183,6 @@ def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(case, monkey
 
 def test_a_longer_text_takes_the_place_of_its_beginning_and_old_ones_go(case: Case) -> None:
     memory, before = case.target.capabilities.memory, len(free(case))
-    assert isinstance(memory, CellMemory)
     seq = case.prefilled(40)
     memory.keep(seq.id, seq.tokens[:40])
     case.run([seq], Draft.empty(1))
@@ -218,7 +211,6 @@ def test_kept_texts_give_way_to_requests(gguf_file: Callable[..., Path], referen
     target = as_target(gguf_file("llama"), executor="llamacpp", threads=1, kv_tokens=512)
     case = Case(target, reference("llama", torch.float32), CLOSE)
     memory = target.capabilities.memory
-    assert memory is not None
 
     def keep(count: int, length: int) -> None:
         for _ in range(count):

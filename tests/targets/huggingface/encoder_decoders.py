@@ -1,12 +1,15 @@
 """Tiny random encoder-decoders of transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slipstream.core.draft import Draft
+from slipstream.core.drafter import DrafterTraits, NoDrafter
+from slipstream.core.sequence import Sequence
 from tests.checkpoints import config_of, make_tokenizer
 
 VOCAB = 60
@@ -86,3 +89,29 @@ def make_encoder_decoder(folder: Path, layers: int = 2) -> Any:
     settings = folder / "tokenizer_config.json"
     settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
     return model
+
+
+class WrongSiblings(NoDrafter):
+    """Drafts trees: at each depth a wrong token first and the right one beside it, which goes on. Every third draft is
+    wrong from depth 2 on."""
+
+    name = "siblings"
+    traits = DrafterTraits()
+
+    def __init__(self, texts: Seq[Seq[int]], vocab_size: int):
+        self.texts, self.vocab_size, self.asked = texts, vocab_size, 0
+
+    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
+        self.asked += 1
+        rows = []
+        for seq, depth in zip(seqs, budget, strict=True):
+            text = next(t for t in self.texts if list(t[: len(seq.tokens)]) == seq.tokens)
+            ids: list[int] = []
+            parents: list[int] = []
+            for i, right in enumerate(text[len(seq.tokens) : len(seq.tokens) + depth]):
+                shift = 1 if self.asked % 3 == 0 and i else 0
+                above = len(ids) - 1 if i else -1
+                ids += [(right + 5) % self.vocab_size, (right + shift) % self.vocab_size]
+                parents += [above, above]
+            rows.append((ids, parents))
+        return Draft.trees(rows)

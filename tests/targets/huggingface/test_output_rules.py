@@ -13,8 +13,7 @@ from slipstream.errors import TargetError, UnsupportedModelError
 from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.targets.huggingface.architectures import generated
-from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, random_encoder_decoder
-from tests.targets.huggingface.wrong_siblings import WrongSiblings
+from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, WrongSiblings, random_encoder_decoder
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The heads that ship with the embedded target still draft as well as on the day they were added: a
 changed norm, shift or tap does not crash, it halves the acceptance."""
 
+import ast
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.core.stats import SpecStats
-from slipstream.errors import ParameterError
+from slipstream.errors import CheckpointError, ParameterError
 from slipstream.heads.eagle_format import load_eagle
 
 EAGLE3 = {1: 1.895, 3: 3.429, 5: 4.645}
@@ -38,7 +39,6 @@ def test_the_eagle3_head_reaches_its_acceptance_length(llm: LLM, k: int) -> None
     stats = measured(llm, prompts(llm), 96)
     assert llm.drafter.name == "eagle3"
     assert stats.drafter_faults == 0
-    assert stats.mean_acceptance_length is not None
     assert stats.mean_acceptance_length >= 0.96 * EAGLE3[k]
 
 
@@ -67,3 +67,26 @@ def test_an_eagle3_head_ships_for_the_file_of_smollm2(monkeypatch: pytest.Monkey
     for kind, target in (("medusa", file), ("dflash", file), ("eagle3", tmp_path / "other.gguf")):
         with pytest.raises(ParameterError, match=f"slipstream train {kind} --target"):
             zoo.head_dir(kind, target)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("code", 16), ("edit", 12)])
+def test_prompts_name_their_origin(kind: str, least: int) -> None:
+    entries = zoo.prompts(kind)
+    assert len(entries) >= least
+    assert all(e["prompt"] and e["package"] and e["version"] and e["file"].endswith(".py") for e in entries)
+    assert (zoo.HERE / "prompts" / f"{kind}.jsonl").stat().st_size < 40_000
+
+
+def test_edit_prompts_have_correct_answers() -> None:
+    for entry in zoo.prompts("edit"):
+        ast.parse(entry["answer"])
+        common = set(entry["prompt"].split("\n")) & set(entry["answer"].split("\n"))
+        assert len(common) >= 3, entry["file"]  # most of the answer repeats the question
+
+
+def test_unknown_kind_and_missing_model(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    with pytest.raises(ParameterError, match="poem"):
+        zoo.prompts("poem")
+    monkeypatch.setattr(zoo, "HERE", tmp_path)
+    with pytest.raises(CheckpointError, match="draft"):
+        zoo.draft_dir()
