@@ -17,10 +17,11 @@ from tests.targets.toy import ToyTarget
 
 
 class MultiStepToy(ToyTarget):
-    """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a graph does. `asked` records
-    the numbers of steps; every `clumsy`-th pick is wrong, as after rounding that reversed a near tie."""
+    """Decodes several steps in one call (unless `in_one_call` is False), in float32 as a graph does, or as kernels that
+    draw in float64 do (`exact`). `asked` records the numbers of steps; every `clumsy`-th pick is wrong, as after
+    rounding that reversed a near tie."""
 
-    in_one_call = True
+    in_one_call, exact = True, False
     steps_per_call, max_pending = 1, 512
     clumsy = 0
 
@@ -41,7 +42,7 @@ class MultiStepToy(ToyTarget):
         scores = []
         for j in range(steps):
             rows = [self._row(tuple(text[-self.order :])) for text in texts]
-            scores.append(torch.from_numpy(self._table[rows]).float())  # [B, V]
+            scores.append(torch.from_numpy(self._table[rows]).to(torch.float64 if self.exact else torch.float32))
             for text, token in zip(texts, sampling.pick(scores[-1], j).tolist(), strict=True):
                 self.picks += 1
                 wrong = self.clumsy and self.picks % self.clumsy == 0
@@ -50,7 +51,9 @@ class MultiStepToy(ToyTarget):
             self._check(seq)
             self._slots[seq.id] = text[:-1]
         tokens = torch.tensor([text[len(seq.tokens) :] for seq, text in zip(seqs, texts, strict=True)])
-        return DecodedSteps(tokens.T, torch.stack(scores))
+        logits, heat = torch.stack(scores), sampling.inv_temperature  # [K, B, V]
+        probs = torch.softmax(logits * heat[:, None], -1) if self.exact and heat is not None else None
+        return DecodedSteps(tokens.T, logits, probs)
 
 
 class MaskedToy(ToyTarget):

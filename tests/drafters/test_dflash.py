@@ -1,7 +1,6 @@
 """The DFlash drafter: its draft tokens against transformers' implementation and a recomputation from the target's true
 states, an always-right head, its q, its limits, and how it is made."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -191,11 +190,10 @@ class TestMaking:
     def test_more_draft_tokens_than_a_block_holds_are_named_in_a_warning(self, caplog):
         target = tiny_decoder()
         drafter = make_drafter("dflash", target, head=fitting_head("dflash"))
-        with caplog.at_level(logging.WARNING):
-            assert LLM(target, drafter).most_draft_tokens == 5
-            LLM(target, drafter, draft_tokens=5)
-            assert not caplog.records
-            LLM(target, drafter, draft_tokens=9)
+        assert LLM(target, drafter).most_draft_tokens == 5
+        LLM(target, drafter, draft_tokens=5)
+        assert not caplog.records
+        LLM(target, drafter, draft_tokens=9)
         assert [
             r.message.startswith("draft_tokens is 9, but the drafter 'dflash' drafts at most 5") for r in caplog.records
         ] == [True]

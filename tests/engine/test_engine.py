@@ -340,6 +340,18 @@ def test_requests_wait_for_nothing_that_they_could_not_take_over() -> None:
         assert toy_engine.running == 2
 
 
+@pytest.mark.parametrize("tokens", range(1, 6))
+def test_a_text_that_continues_another_takes_over_what_was_computed_of_it_and_no_more(tokens: int) -> None:
+    """The last token of the first text was never read. It may be the last of a block of four."""
+    toy_engine = engine(toy(), prefix_cache=True)
+    first = Sequence([3, 1, 2], SamplingParams(max_tokens=tokens))
+    drain(toy_engine, first)
+    second = Sequence([*first.tokens, 4], SamplingParams(max_tokens=4))
+    drain(toy_engine, second)
+    assert second.cached == (len(first.tokens) - 1) // 4 * 4
+    assert second.output == alone(second)
+
+
 def test_the_prefix_cache_gives_way_to_requests() -> None:
     """Blocks that are only kept are taken before a request is preempted."""
     target = toy(blocks=40)

@@ -137,6 +137,7 @@ def names(scratch: Path) -> dict[str, Any]:
         "parameters": {path: cases.parameters_of(path) for path in cases.CALLABLES},
         "options": {name: cases.options_of(name) for name in cases.SUBCOMMANDS},
         "errors": cases.error_families(),
+        "aliases": cases.ALIASES,
     }
 
 

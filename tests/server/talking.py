@@ -1,10 +1,8 @@
 """Tokenizers with chat templates that take tools and reasoning, for a model that was trained on neither: what it says
 is forced by a form."""
 
-import importlib
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from slipstream.models.text import load_tokenizer
@@ -45,9 +43,3 @@ def talking_tokenizer(folder: Path, template: str = TEMPLATE) -> Any:
         shutil.copy(target_dir() / name, folder)
     (folder / "chat_template.jinja").write_text(template)
     return load_tokenizer(folder)
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in ("openai", "anthropic"):
-        return importlib.import_module(name)
-    raise AttributeError(name)
