@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 from collections.abc import Callable, Generator
@@ -61,14 +62,7 @@ def plain(tiny: Tiny) -> LLM:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Family -> folder of its tiny checkpoint."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = make_family(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return get
+    return functools.cache(lambda family: make_family(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +70,4 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str, torch.dtype],
     """(family, dtype) -> transformers' own model of that checkpoint."""
     from tests.targets.reference import Reference
 
-    made: dict[tuple[str, torch.dtype], Reference] = {}
-
-    def get(family: str, dtype: torch.dtype) -> Reference:
-        if (family, dtype) not in made:
-            made[family, dtype] = Reference(checkpoint(family), dtype)
-        return made[family, dtype]
-
-    return get
+    return functools.cache(lambda family, dtype: Reference(checkpoint(family), dtype))

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.bench.configs import (
-    PLUGIN,
-    PROGRAMS,
-    Choice,
-    equivalents,
-    llama_server,
-    sglang,
-    slipstream,
-    transformers,
-    vllm,
-)
+from slipstream.bench import configs
+from slipstream.bench.configs import Choice, equivalents, llama_server, sglang, slipstream, transformers, vllm
 from slipstream.errors import ParameterError
 
 MODEL = Choice("model", 4, "org/target", "org/draft")
@@ -42,7 +33,7 @@ def test_a_draft_model_everywhere():
 def test_a_lookup_everywhere():
     choice = Choice("ngram", 8, "org/target", options={"max_ngram": 3})
     assert vllm(choice).values == {
-        "speculative_config": {"method": "custom_class", "model": PLUGIN, "num_speculative_tokens": 8},
+        "speculative_config": {"method": "custom_class", "model": configs.PLUGIN, "num_speculative_tokens": 8},
         "additional_config": {"slipstream": {"drafter": "ngram", "options": {"max_ngram": 3}}},
     }  # fmt: skip
     assert sglang(choice).values == {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 8}
@@ -86,7 +77,7 @@ def test_a_head_that_drafts_blocks_is_named_by_whether_it_has_a_markov_head(tmp_
 def test_settings_without_an_equivalent_are_reported():
     for drafter in ("lookahead", "medusa"):
         settings = equivalents(Choice(drafter, 4, draft="d"))
-        assert set(settings) == set(PROGRAMS)
+        assert set(settings) == set(configs.PROGRAMS)
         for each in settings.values():
             assert (each.values, each.text) == (None, "")
             assert f"no counterpart of {drafter!r}" in each.note

@@ -91,9 +91,8 @@ def test_a_server_without_speculation_reports_no_drafts() -> None:
     counters = read_counters(text)
     shown = counters.as_dict()
     assert shown["output_tokens"] > 0
-    assert [shown[name] for name in ("drafts", "accepted_at", "acceptance_rate", "mean_acceptance_length")] == [
-        None
-    ] * 4
+    names = ("drafts", "accepted_at", "acceptance_rate", "mean_acceptance_length")
+    assert [shown[name] for name in names] == [None] * 4
 
 
 def test_the_documentation_has_the_same_table() -> None:

@@ -44,7 +44,7 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     assert Stream(seed).uniforms(VERIFY, 3, 2).tolist() == Stream(seed).uniforms(VERIFY, 3, 2).tolist()
 
 
-def test_r16_unseeded_streams_differ() -> None:
+def test_unseeded_streams_differ() -> None:
     assert len({Stream().seed for _ in range(50)}) == 50
 
 

@@ -71,7 +71,7 @@ def test_one_sampled_draft_token_gives_the_table(rule: Rule, output: tuple[int, 
 
 
 @pytest.mark.parametrize("rule", [REJECTION, BLOCK], ids=["rejection", "block"])
-def test_rule_e_an_argmax_draft_token_must_not_carry_its_softmax_as_q(rule: Rule) -> None:
+def test_an_argmax_draft_token_must_not_carry_its_softmax_as_q(rule: Rule) -> None:
     """The same production rule, fed a q that the draft token was not drawn from: output 1 0 0."""
     bad = WeightedDraft(steady(P, Q), ONE, [0], [Q])
     outcomes = explore(rule, [bad])[0]
@@ -82,7 +82,7 @@ def test_rule_e_an_argmax_draft_token_must_not_carry_its_softmax_as_q(rule: Rule
     assert accepted(honest) == P[0]
 
 
-def test_rule_g_accepting_with_p_and_removing_the_draft_token_is_exact_for_any_drafter() -> None:
+def test_accepting_with_p_and_removing_the_draft_token_is_exact_for_any_drafter() -> None:
     """Draft tokens without q: accept with p(x), on rejection sample p without x. Exact although the draft token was
     sampled."""
     world = steady(P, Q)

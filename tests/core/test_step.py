@@ -75,7 +75,7 @@ def test_trees_with_duplicates_leave_the_text_unchanged(rule: str) -> None:
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 5, 8])
-def test_r7_a_correct_draft_is_accepted_completely_for_every_length(draft_tokens: int) -> None:
+def test_a_correct_draft_is_accepted_completely_for_every_length(draft_tokens: int) -> None:
     seq = decoded(TARGET, Scripted(TARGET), draft_tokens, max_tokens=1 + 3 * (draft_tokens + 1))
     assert seq.stats.acceptance_rate == 1
     assert seq.stats.steps == 4  # the prefill, then three full steps
@@ -84,7 +84,7 @@ def test_r7_a_correct_draft_is_accepted_completely_for_every_length(draft_tokens
 
 @pytest.mark.parametrize("wrong_at", range(4))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: int, temperature: float) -> None:
+def test_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: int, temperature: float) -> None:
     """The token after the rejection comes from the row of the last accepted draft token. Sampled: with a target so
     sharp that its sample is its argmax."""
     target = ToyTarget(vocab=7, order=2, seed=3, sharpness=300.0)
@@ -100,7 +100,7 @@ def test_r8_a_rejection_at_any_place_is_followed_by_the_right_token(wrong_at: in
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_r1_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
+def test_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
     text = continuation(TARGET, PROMPT, 14)
     for eos in {*text}:
         target = ToyTarget(vocab=7, order=2, seed=3, eos_ids={eos})
@@ -112,7 +112,7 @@ def test_r1_eos_ends_the_text_at_every_position_of_a_run(script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_r2_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: str) -> None:
+def test_a_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: str) -> None:
     text = decode(continuation(TARGET, PROMPT, 14))
     for at, cap in product(range(1, 10), (3, 5, 9)):
         params: dict = {"stop": (text[at : at + 2], "zz"), "max_tokens": cap, "logprobs": 1}
@@ -134,7 +134,7 @@ def test_r2_stop_string_and_cap_in_one_step_agree_with_plain_decoding(script: st
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_r13_parameters_that_need_history_count_tokens_and_not_steps(script: str, params: dict) -> None:
+def test_parameters_that_need_history_count_tokens_and_not_steps(script: str, params: dict) -> None:
     wanted = decoded(max_tokens=24, **params)
     seq = sequence(TARGET, PROMPT, max_tokens=24, **params)
 
@@ -158,7 +158,7 @@ def test_r13_parameters_that_need_history_count_tokens_and_not_steps(script: str
 # --- log-probabilities, budget, times ---------------------------------------------------------------------------------
 
 
-def test_r18_logprobs_are_those_of_the_target_alone() -> None:
+def test_logprobs_are_those_of_the_target_alone() -> None:
     for temperature in (0.0, 1.0):
         params = {"temperature": temperature, "max_tokens": 15, "logprobs": 3, "top_k": 4}
         batch = [sequence(TARGET, prompt, **params) for prompt in (PROMPT, [4, 4, 1], [6, 2, 5])]

@@ -2,14 +2,7 @@ import pytest
 import torch
 
 from slipstream.core.draft import Draft
-from slipstream.drafters.acceptance_stats import (
-    FADE,
-    LONGEST_MATCH,
-    RULE_WEIGHT,
-    DepthStats,
-    MatchLengthStats,
-    accepted_prefix,
-)
+from slipstream.drafters.acceptance_stats import FADE, RULE_WEIGHT, DepthStats, MatchLengthStats, accepted_prefix
 
 
 def test_accepted_prefix_counts_draft_tokens_that_agree_with_the_text() -> None:
@@ -32,14 +25,15 @@ def test_in_a_tree_any_branch_may_be_accepted_but_no_node_that_is_not_acceptable
 def test_the_worth_of_a_match_starts_from_a_rule_and_is_learned_by_its_length() -> None:
     stats = MatchLengthStats()
     assert [stats.rate(match) for match in (1, 2, 6)] == [1 / 3, 1 / 2, 3 / 4]
-    assert stats.rate(LONGEST_MATCH) == stats.rate(99)
+    longest = len(stats.rule) - 1
+    assert stats.rate(longest) == stats.rate(99)
     stats.learn(2, True)
     stats.learn(2, False)
     assert stats.rate(2) == (RULE_WEIGHT / 2 + FADE) / (RULE_WEIGHT + FADE + 1)
     assert stats.rate(1) == 1 / 3, "another length of match has its own record"
     for _ in range(1000):
         stats.learn(99, True)
-    assert stats.rate(LONGEST_MATCH) > 0.99
+    assert stats.rate(longest) > 0.99
 
 
 def test_depth_stats_begin_with_their_prior_and_learn_by_hand_computed_shares() -> None:

@@ -263,9 +263,8 @@ class TestFromFolders:
         assert sum(d.stats.proposed for d in done) > 0
         assert sum(d.stats.drafter_faults for d in done) == 0
         stacked = LLM(tiny.target, draft=["suffix", foreign], draft_tokenizer="string", draft_tokens=4, **load)
-        assert [d.token_ids for d in stacked.generate(prompts, SamplingParams(max_tokens=16))] == [
-            d.token_ids for d in plain
-        ]
+        stacked_texts = stacked.generate(prompts, SamplingParams(max_tokens=16))
+        assert [d.token_ids for d in stacked_texts] == [d.token_ids for d in plain]
 
     def test_equal_tokenizers_are_not_translated(self, tiny: Tiny) -> None:
         load: dict[str, Any] = {"executor": "torch", "draft_tokens": 3}

@@ -63,10 +63,8 @@ def test_names_and_keys_are_those_of_published_checkpoints(folder: Path) -> None
 def test_the_keys_of_dspark_may_stand_at_the_top_and_its_confidence_head_is_left_out(tmp_path: Path) -> None:
     written = dflash_head(dflash_config(taps=(1, 2), from_anchor=True, markov_rank=3))
     save_dflash(written, tmp_path, torch.float64)
-    assert (
-        load_dflash(rewrite(tmp_path, block_size=None, dflash_config=own(block_size=6)["dflash_config"])).config.block
-        == 6
-    )
+    sized = rewrite(tmp_path, block_size=None, **own(block_size=6))
+    assert load_dflash(sized).config.block == 6
     rewrite(
         tmp_path, lambda s: s.update({"confidence_head.proj.weight": torch.ones(1, 8)}), dflash_config=None,
         sample_from_anchor=None, block_size=6, mask_token_id=4, target_layer_ids=[0, 1], markov_head_type="vanilla",
@@ -79,14 +77,9 @@ def test_the_layout_of_speculators_is_read(tmp_path: Path) -> None:
     written = dflash_head(dflash_config(taps=(1, 2), own_embedding=True, own_lm_head=True))
     save_dflash(written, tmp_path, torch.float64)
     layer = json.loads((tmp_path / "config.json").read_text())
-    theirs = {
-        "speculators_model_type": "dflash",
-        "transformer_layer_config": layer,
-        "aux_hidden_state_layer_ids": [1, 2],
-    }
-    (tmp_path / "config.json").write_text(
-        json.dumps(theirs | {"block_size": layer.pop("block_size"), "mask_token_id": 4})
-    )
+    theirs = {"speculators_model_type": "dflash", "transformer_layer_config": layer, "mask_token_id": 4}
+    theirs |= {"aux_hidden_state_layer_ids": [1, 2], "block_size": layer.pop("block_size")}
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
     layer.pop("dflash_config")
     copies = {"verifier_norm.weight": torch.ones(5), "d2t": torch.zeros(5), "t2d": torch.ones(5)}
     rewrite(tmp_path, lambda s: s.update(copies), transformer_layer_config=layer)

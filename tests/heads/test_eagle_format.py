@@ -104,41 +104,33 @@ class TestMaps:
         assert load_eagle(folder).target_ids.tolist() == ids
 
 
+UP, VALUE_NORM = "midlayer.mlp.up_proj.weight", "midlayer.self_attn.v_norm.weight"
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("damage", "error", "says"),
         [
             (lambda s: s.update(d2t=s["d2t"] + torch.arange(24)), CheckpointError, "absolute ids.*subtract 0, 1, 2"),
-            *(
-                (lambda s, shift=shift: s["d2t"][3:6].fill_(shift), CheckpointError, "d2t and t2d")
-                for shift in (1, -30, 1000)
-            ),
-            (
-                lambda s: s.update({"midlayer.self_attn.v_norm.weight": s.pop("midlayer.mlp.up_proj.weight")}),
-                CheckpointError,
-                r"mlp\.up_proj\.weight.*self_attn\.v_norm\.weight",
-            ),
+            *((lambda s, n=n: s["d2t"][3:6].fill_(n), CheckpointError, "d2t and t2d") for n in (1, -30, 1000)),
+            (lambda s: s.update({VALUE_NORM: s.pop(UP)}), CheckpointError, f"{UP[9:]}.*{VALUE_NORM[9:]}"),
             (lambda s: s["fc.weight"][0].fill_(torch.nan), CheckpointError, r"fc\.weight.*NaN"),
             ({"hidden_size": 16}, CheckpointError, "fc.weight"),
             ({"intermediate_size": 13}, CheckpointError, "gate_proj"),
-            ({"draft_vocab_size": 23}, CheckpointError, "d2t"),
-            ({"vocab_size": 41}, CheckpointError, "t2d"),
+            ({"draft_vocab_size": 23}, CheckpointError, "d2t"), ({"vocab_size": 41}, CheckpointError, "t2d"),
             ({"target_hidden_size": 7}, CheckpointError, "target_hidden_size"),
             ({"parallel_drafting": True}, ConfigError, None),
             ({"parallel_drafting": True, "mask_token_id": 40}, ConfigError, None),
             ({"parallel_drafting": True, "mask_token_id": 1}, CheckpointError, None),
-            ({"fc_norm": True}, CheckpointError, None),
+            ({"fc_norm": True}, CheckpointError, None), ({"num_hidden_layers": 2}, CheckpointError, None),
             ({"norm_before_fc": True, "eagle_config": None}, CheckpointError, None),
             ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, None),
             ({"layer_types": ["sliding_attention"]}, UnsupportedModelError, None),
-            ({"hidden_act": "relu"}, UnsupportedModelError, None),
-            ({"num_hidden_layers": 2}, CheckpointError, None),
+            ({"hidden_act": "relu"}, UnsupportedModelError, None), ({"eagle_config": []}, ConfigError, None),
             ({"eagle_aux_hidden_state_layer_ids": "all"}, ConfigError, None),
-            ({"draft_vocab_size": 41}, ConfigError, None),
-            ({"draft_vocab_size": "many"}, ConfigError, None),
-            ({"eagle_config": []}, ConfigError, None),
+            ({"draft_vocab_size": 41}, ConfigError, None), ({"draft_vocab_size": "many"}, ConfigError, None),
         ],
-    )
+    )  # fmt: skip
     def test_what_is_damaged_or_unknown_or_of_another_head_is_refused(self, folder, damage, error, says):
         assert_refused(folder, damage, load_eagle, error, says)
 

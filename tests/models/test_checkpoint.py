@@ -234,11 +234,7 @@ DAMAGES: list[tuple[Callable[[Path], object], type[LoadError], str]] = [
         (lambda f, v=v: rewrite(f, lambda t: t[DOWN][3, 5].fill_(v)), CheckpointError, f"{DOWN}.*NaN or infinity")
         for v in (math.nan, math.inf, -math.inf)
     ),
-    (
-        lambda f: (f / SINGLE).rename(f / "pytorch_model.bin").write_bytes(b"never opened"),
-        CheckpointError,
-        "pickle.*conv",
-    ),
+    (lambda f: (f / SINGLE).rename(f / "pytorch_model.bin").write_bytes(b"x"), CheckpointError, "pickle.*conv"),
     (lambda f: (f / SINGLE).unlink(), CheckpointError, f"no {SINGLE}"),
     (lambda f: (f / SINGLE).symlink_to((f / SINGLE).rename(f.parent / SINGLE)), CheckpointError, "is a link out of it"),
 ]

@@ -34,10 +34,8 @@ def test_metadata_and_tensors_are_what_was_written(tmp_path: Path) -> None:
     header = read_header(write(tmp_path, gguf_bytes(metadata, tensors)))
     assert header.metadata == metadata
     assert (header.setting("f"), header.setting("missing", 4)) == (0.5, 4)
-    assert [(t.name, t.shape, t.type, t.nbytes) for t in header.tensors] == [
-        ("a", (3, 5), "F32", 60),
-        ("b", (7,), "F32", 28),
-    ]
+    wanted = [("a", (3, 5), "F32", 60), ("b", (7,), "F32", 28)]
+    assert [(t.name, t.shape, t.type, t.nbytes) for t in header.tensors] == wanted
     data = header.path.read_bytes()[header.weights_at :]
     assert np.array_equal(np.frombuffer(data[:60], "<f4").reshape(3, 5), tensors["a"].astype(np.float32))
     assert header.file_type == "F32"

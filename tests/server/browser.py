@@ -139,6 +139,35 @@ class Page:
         heard = self._browser.heard
         return [each["params"] for each in heard if each["method"] == method and each.get("sessionId") == self._session]
 
+    # --- what tests do in the page of the server
+
+    def ready(self) -> None:
+        """Wait until it takes requests."""
+        self.until("!document.getElementById('send').disabled")
+
+    def put(self, selector: str, value: object) -> None:
+        """Set a field as a user does: with the event that follows."""
+        self.do(
+            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.value = {json.dumps(value)};"
+            "it.dispatchEvent(new Event('input')); it.dispatchEvent(new Event('change')); })()"
+        )
+
+    def ask(self, text: str, mode: str = "chat") -> None:
+        """Send a request, and wait for its end."""
+        self.ready()
+        self.do(f"document.querySelector('input[value={mode}]').click()")
+        self.put("#prompt", text)
+        self.do("document.getElementById('composer').requestSubmit()")
+        self.until(IDLE)
+
+    def answer(self) -> str:
+        """The text of the last answer."""
+        return str(self.do("[...document.querySelectorAll('.answer')].at(-1).textContent"))
+
+    def marks(self) -> list[str]:
+        """The drafters of marked tokens."""
+        return list(self.do("[...document.querySelectorAll('.t')].map((each) => each.title)"))
+
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
@@ -175,44 +204,9 @@ def _placed(read: int, write: int) -> Callable[[], None]:
     return place
 
 
-# --- what tests do in the page of the server -----------------------------------------------------------------------
-
-
 def opened(chromium: Browser, host: Host, width: int = 1280, dark: bool = False) -> AbstractContextManager[Page]:
     """The page of a host."""
     return chromium.page(f"{host.url}/", width, 844, dark)
-
-
-def ready(page: Page) -> None:
-    """Wait until it takes requests."""
-    page.until("!document.getElementById('send').disabled")
-
-
-def put(page: Page, selector: str, value: object) -> None:
-    """Set a field as a user does: with the event that follows."""
-    page.do(
-        f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.value = {json.dumps(value)};"
-        "it.dispatchEvent(new Event('input')); it.dispatchEvent(new Event('change')); })()"
-    )
-
-
-def ask(page: Page, text: str, mode: str = "chat") -> None:
-    """Send a request, and wait for its end."""
-    ready(page)
-    page.do(f"document.querySelector('input[value={mode}]').click()")
-    put(page, "#prompt", text)
-    page.do("document.getElementById('composer').requestSubmit()")
-    page.until(IDLE)
-
-
-def answer(page: Page) -> str:
-    """The text of the last answer."""
-    return str(page.do("[...document.querySelectorAll('.answer')].at(-1).textContent"))
-
-
-def marks(page: Page) -> list[str]:
-    """The drafters of marked tokens."""
-    return list(page.do("[...document.querySelectorAll('.t')].map((each) => each.title)"))
 
 
 def colour(text: str) -> list[float]:

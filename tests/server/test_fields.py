@@ -12,29 +12,21 @@ from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
 from slipstream.core.stats import SpecStats
 from slipstream.core.structured import Structured
-from slipstream.server.fields import (
-    BOTH,
-    CHAT,
-    COMPLETIONS,
-    ENDPOINTS,
-    FIELDS,
-    fields_of,
-    given_fields,
-    sampling_params,
-)
+from slipstream.server.fields import CHAT, COMPLETIONS, ENDPOINTS, FIELDS, fields_of, given_fields, sampling_params
 from slipstream.server.server_metrics import ServerMetrics
 from tests.core.changed_parameters import CHANGED
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, DASHBOARD = (DOCS / "server.md").read_text(encoding="utf-8"), DOCS / "grafana.json"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
 
 def params(where: str, **body: Any) -> SamplingParams:
     return sampling_params(given_fields(json.loads(json.dumps(body)), fields_of(where)), where, 100)
 
 
-@pytest.mark.parametrize("where", BOTH)
+@pytest.mark.parametrize("where", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("name", sorted(declared(SamplingParams)))
 def test_every_sampling_parameter_arrives_as_it_was_sent(name: str, where: str) -> None:
     value = CHANGED[name]
@@ -59,15 +51,7 @@ def test_what_is_not_given_is_the_apis_default() -> None:
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Structured(json_object=True)),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
-                }
-            },
-            Structured(json_schema=SCHEMA),
-        ),
+        ({"response_format": NAMED}, Structured(json_schema=SCHEMA)),
         ({"structured_outputs": {"json": SCHEMA}}, Structured(json_schema=SCHEMA)),
         ({"structured_outputs": {"json_object": True}}, Structured(json_object=True)),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, Structured(json_schema=SCHEMA)),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.server.browser import Page, ask, needs_browser, opened
+from tests.server.browser import Page, needs_browser, opened
 from tests.server.hosting import Host
 
 pytestmark = needs_browser
@@ -57,7 +57,7 @@ def answered(page: Page, text: str, mode: str = "chat") -> None:
         {"text": text[i : i + size], "drafter": "model" if i // size % 2 else None} for i in range(0, len(text), size)
     ]
     page.do(f"{STREAM}; window.pieces = {json.dumps([tokens[i : i + 5] for i in range(0, len(tokens), 5)])}; 0")
-    ask(page, "?" + text[:500], mode)
+    page.ask("?" + text[:500], mode)
     page.do("new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))")
 
 
@@ -95,6 +95,6 @@ def test_no_answer_is_wider_than_the_screen_or_covers_what_follows_it(chromium, 
 def test_more_tokens_at_once_than_a_function_takes_arguments_are_shown(page: Page) -> None:
     """As after a while in a hidden tab, which draws nothing."""
     page.do(f"{STREAM}; window.pieces = [Array(150_000).fill({{ text: 'a', drafter: null }})]; 0")
-    ask(page, "?")
+    page.ask("?")
     assert page.text("#error") == ""
     assert page.do("document.querySelector('.answer').textContent.length") == 150_000

@@ -25,10 +25,8 @@ def test_a_call_is_parsed(talker: Host) -> None:
     answer = said(talker, f"I look.\n{CALL}\n{NOW}")
     assert answer["finish_reason"] == "tool_calls"
     assert answer["message"]["content"] == "I look."
-    assert [call["function"] for call in answer["message"]["tool_calls"]] == [
-        {"name": "weather", "arguments": ARGUMENTS},
-        {"name": "now", "arguments": "{}"},
-    ]
+    wanted = [{"name": "weather", "arguments": ARGUMENTS}, {"name": "now", "arguments": "{}"}]
+    assert [call["function"] for call in answer["message"]["tool_calls"]] == wanted
     assert said(talker, CALL)["message"]["content"] is None
     one = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)["message"]["tool_calls"]
     assert [call["function"]["name"] for call in one] == ["weather"]
@@ -56,10 +54,8 @@ def test_the_official_client_reads_streamed_calls_and_answers_them(talker: Host,
         message = stream.get_final_completion().choices[0].message
     assert kinds.count("tool_calls.function.arguments.delta") > 2
     assert message.content == "I look."
-    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
-        ("weather", ARGUMENTS),
-        ("now", "{}"),
-    ]
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+    assert calls == [("weather", ARGUMENTS), ("now", "{}")]
     back = [*USER, json.loads(message.model_dump_json(exclude_none=True, exclude={"parsed"}))]
     for call in back[1]["tool_calls"]:
         call["function"].pop("parsed_arguments", None)

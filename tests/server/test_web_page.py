@@ -7,20 +7,7 @@ import pytest
 
 from slipstream import LLM
 from slipstream.server.app import FILES
-from tests.server.browser import (
-    IDLE,
-    Browser,
-    Page,
-    answer,
-    ask,
-    colour,
-    lowest_contrast,
-    marks,
-    needs_browser,
-    opened,
-    put,
-    ready,
-)
+from tests.server.browser import IDLE, Browser, Page, colour, lowest_contrast, needs_browser, opened
 from tests.server.hosting import Host, break_engine, eventually, hosted
 
 REPEATED = "x = [1, 2, 3]\nx = [1, 2, 3]\nx ="
@@ -79,8 +66,8 @@ def test_the_page_needs_no_key_and_the_api_does(pair: LLM) -> None:
 @needs_browser
 class TestInABrowser:
     def test_it_loads_from_its_server_alone_and_without_a_complaint(self, page: Page, host: Host) -> None:
-        ready(page)
-        ask(page, REPEATED)
+        page.ready()
+        page.ask(REPEATED)
         asked = [each["request"]["url"] for each in page.events("Network.requestWillBeSent")]
         assert len(asked) > 8
         assert all(url.startswith(host.url) for url in asked)
@@ -91,12 +78,12 @@ class TestInABrowser:
     def test_a_chat_shows_the_servers_text_with_its_drafted_tokens_marked(self, page: Page, host: Host) -> None:
         body = {"messages": [{"role": "user", "content": REPEATED}], "temperature": 0, "max_tokens": 200}
         whole = host.post("/v1/chat/completions", **body, statistics=True).json()["choices"][0]
-        ask(page, REPEATED)
-        assert answer(page) == whole["message"]["content"]
+        page.ask(REPEATED)
+        assert page.answer() == whole["message"]["content"]
         stats = whole["statistics"]
         shown = [name for name in stats["drafted_by"] if name is not None]
-        assert 0 < len(marks(page)) <= len(shown)  # tokens without text are not shown
-        assert set(marks(page)) == {"drafted by model"}
+        assert 0 < len(page.marks()) <= len(shown)  # tokens without text are not shown
+        assert set(page.marks()) == {"drafted by model"}
         facts = page.text(".facts")
         assert facts.startswith(f"{stats['tokens']} tokens · {len(shown)} of them drafted")
         assert f"acceptance rate {round(stats['acceptance_rate'] * 100)} %" in facts
@@ -106,21 +93,21 @@ class TestInABrowser:
         assert page.do("getComputedStyle(document.querySelector('.t')).borderBottomStyle") == "solid"
 
     def test_an_answer_streams(self, page: Page) -> None:
-        ready(page)
+        page.ready()
         page.do(
             "window.lengths = new Set();"
             "new MutationObserver(() => lengths.add(document.querySelector('.answer')?.textContent.length))"
             ".observe(document.getElementById('log'), {subtree: true, childList: true})"
         )
-        put(page, "#tokens", 600)
-        put(page, "#temperature", 1)
-        ask(page, "def f(", "completion")
+        page.put("#tokens", 600)
+        page.put("#temperature", 1)
+        page.ask("def f(", "completion")
         assert page.do("lengths.size") > 3
 
     def test_a_conversation_is_sent_with_its_earlier_messages(self, page: Page) -> None:
-        ask(page, "def a(): pass")
-        first = answer(page)
-        ask(page, "def b(): pass")
+        page.ask("def a(): pass")
+        first = page.answer()
+        page.ask("def b(): pass")
         sent = json.loads(page.events("Network.requestWillBeSent")[-1]["request"]["postData"])
         assert [each["role"] for each in sent["messages"]] == ["user", "assistant", "user"]
         assert sent["messages"][1]["content"] == first
@@ -128,7 +115,7 @@ class TestInABrowser:
         assert page.do("document.querySelectorAll('article').length") == 0
 
     def test_the_same_request_is_decoded_plainly_and_both_rates_are_shown(self, page: Page) -> None:
-        ask(page, REPEATED, "completion")
+        page.ask(REPEATED, "completion")
         assert page.text("#ratio") == ""
         page.do("document.getElementById('compare').click()")
         page.until(IDLE)
@@ -150,64 +137,64 @@ class TestInABrowser:
         assert re.search(r"2 of [\d,]+ to [\d,]+ tokens/s with speculation, 2 of [\d,]+ to [\d,]+ without", note)
 
     def test_rates_measured_beside_other_requests_are_said_to_be_so(self, page: Page, host: Host) -> None:
-        ready(page)
+        page.ready()
         page.do("document.getElementById('both').click()")
         host.service.admitted += 1  # as a request of another client does
         try:
-            ask(page, REPEATED, "completion")
+            page.ask(REPEATED, "completion")
         finally:
             host.service.admitted -= 1
         assert "Other requests ran at the same time" in page.text("#rates-note")
 
     def test_drafter_and_draft_length_take_effect(self, page: Page) -> None:
-        ready(page)
+        page.ready()
         names = page.do("[...document.getElementById('drafter').options].map((each) => each.value)")
         assert names == ["model", ""]
         assert page.text("#length-shown") == "4"
-        put(page, "#length", "2")
-        ask(page, REPEATED, "completion")
-        assert set(marks(page)) == {"drafted by model"}
+        page.put("#length", "2")
+        page.ask(REPEATED, "completion")
+        assert set(page.marks()) == {"drafted by model"}
         assert page.do("document.querySelectorAll('#positions tbody tr').length") == 2
-        text = answer(page)
-        put(page, "#drafter", "")
+        text = page.answer()
+        page.put("#drafter", "")
         assert page.do("document.getElementById('length').disabled")
-        ask(page, REPEATED, "completion")
-        assert marks(page) == []
-        assert answer(page) == text
+        page.ask(REPEATED, "completion")
+        assert page.marks() == []
+        assert page.answer() == text
 
     def test_structured_output_and_prediction_are_sent(self, page: Page) -> None:
-        ready(page)
-        put(page, "#form", "choice")
-        put(page, "#form-text", "yes\nno\n")
-        ask(page, "Is it?")
-        assert answer(page) in ("yes", "no")
-        put(page, "#form", "json")
-        put(page, "#form-text", "{")
-        ask(page, "Is it?")
+        page.ready()
+        page.put("#form", "choice")
+        page.put("#form-text", "yes\nno\n")
+        page.ask("Is it?")
+        assert page.answer() in ("yes", "no")
+        page.put("#form", "json")
+        page.put("#form-text", "{")
+        page.ask("Is it?")
         assert page.text("#error").startswith("The schema is not JSON")
-        put(page, "#form", "")
-        put(page, "#prediction", "x = 5")
-        ask(page, "Is it?")
+        page.put("#form", "")
+        page.put("#prediction", "x = 5")
+        page.ask("Is it?")
         sent = json.loads(page.events("Network.requestWillBeSent")[-1]["request"]["postData"])
         assert sent["prediction"] == {"type": "content", "content": "x = 5"}
         assert "structured_outputs" not in sent
 
     def test_each_example_runs(self, page: Page) -> None:
-        ready(page)
-        put(page, "#tokens", 80)
+        page.ready()
+        page.put("#tokens", 80)
         for i in range(page.do("document.querySelectorAll('#examples button').length")):
             page.do(f"document.querySelectorAll('#examples button')[{i}].click()")
             page.do("document.getElementById('composer').requestSubmit()")
             page.until(IDLE)
             assert page.text("#error") == ""
-            assert answer(page).strip()
+            assert page.answer().strip()
 
     def test_stopping_ends_the_request_at_the_server(self, page: Page, host: Host) -> None:
-        ready(page)
-        put(page, "#tokens", 950)
-        put(page, "#temperature", 1.5)
+        page.ready()
+        page.put("#tokens", 950)
+        page.put("#temperature", 1.5)
         page.do("document.querySelector('input[value=completion]').click()")
-        put(page, "#prompt", "def f(")
+        page.put("#prompt", "def f(")
         page.do("document.getElementById('composer').requestSubmit()")
         page.until("document.querySelector('.answer')?.textContent.length > 20")
         page.press("Escape")
@@ -220,19 +207,19 @@ class TestInABrowser:
     @pytest.mark.parametrize("width", [320, 390, 1280])
     def test_nothing_is_wider_than_the_screen_and_contrast_is_sufficient(self, chromium, host, width, dark):
         with opened(chromium, host, width, dark) as page:
-            ready(page)
-            put(page, "#form", "regex")
-            put(page, "#form-text", "[a-z]{300}")
-            ask(page, "y" * 200 + "\n" + REPEATED)
-            put(page, "#form", "")
-            ask(page, REPEATED, "completion")
+            page.ready()
+            page.put("#form", "regex")
+            page.put("#form-text", "[a-z]{300}")
+            page.ask("y" * 200 + "\n" + REPEATED)
+            page.put("#form", "")
+            page.ask(REPEATED, "completion")
             assert page.do("document.documentElement.scrollWidth") <= width
             assert lowest_contrast(page) >= 4.5
             background = page.do("getComputedStyle(document.body).backgroundColor")
             assert (sum(colour(background)) < 200) == dark
 
     def test_every_field_has_a_name(self, page: Page) -> None:
-        ready(page)
+        page.ready()
         page.call("Accessibility.enable")
         nodes = page.call("Accessibility.getFullAXTree")["nodes"]
         fields = [node for node in nodes if node.get("role", {}).get("value") in
@@ -250,8 +237,8 @@ class TestInABrowser:
             page.write("right")
             page.press("Enter")
             page.until("document.getElementById('unlock').hidden")
-            ask(page, REPEATED, "completion")
-            assert answer(page).startswith(REPEATED)
+            page.ask(REPEATED, "completion")
+            assert page.answer().startswith(REPEATED)
             assert page.do("[localStorage.length, document.cookie]") == [0, ""]
             page.call("Page.reload")
             page.until("document.readyState === 'complete' && !document.getElementById('forget').hidden")
@@ -264,39 +251,39 @@ class TestInABrowser:
 class TestErrors:
     def test_a_full_queue_is_said_with_the_time_to_wait(self, chromium: Browser, pair: LLM) -> None:
         with hosted(pair) as host, opened(chromium, host) as page:
-            ready(page)
+            page.ready()
             host.service.admitted = 10**6
-            ask(page, "def f(")
+            page.ask("def f(")
             assert re.match(r"The server is busy. Try again in 1 seconds. \(the queue is full", page.text("#error"))
             assert page.do("document.querySelectorAll('article').length") == 0
             assert page.do("document.getElementById('prompt').value") == "def f(", "what was written is not lost"
 
     def test_a_refused_field_is_said_as_the_server_says_it(self, page: Page) -> None:
-        ready(page)
-        put(page, "#tokens", 5000)
-        ask(page, "def f(")
+        page.ready()
+        page.put("#tokens", 5000)
+        page.ask("def f(")
         assert "the context has room for" in page.text("#error")
 
     def test_a_dead_engine_and_a_stream_that_fails_are_said(self, chromium, pair, monkeypatch):
         with hosted(pair) as host, opened(chromium, host) as page:
-            ready(page)
+            page.ready()
             break_engine(monkeypatch, host.llm, steps=3)
-            put(page, "#tokens", 800)
-            put(page, "#temperature", 2)
-            ask(page, "def f(", "completion")
+            page.put("#tokens", 800)
+            page.put("#temperature", 2)
+            page.ask("def f(", "completion")
             assert page.text("#error").startswith("The answer ended with an error: the engine has stopped")
             assert "incomplete" in page.text(".facts")
-            ask(page, "def f(", "completion")
+            page.ask("def f(", "completion")
             assert "the engine has stopped" in page.text("#error")
 
     def test_a_stream_that_is_cut_is_said(self, page: Page) -> None:
-        ready(page)
+        page.ready()
         page.do(CUT_AFTER_THREE)
-        put(page, "#tokens", 900)
-        put(page, "#temperature", 2)
-        ask(page, "def f(", "completion")
+        page.put("#tokens", 900)
+        page.put("#temperature", 2)
+        page.ask("def f(", "completion")
         assert page.text("#error") == "The stream was cut: the server ended it early."
         assert "incomplete" in page.text(".facts")
         page.do("window.fetch = async () => { throw new TypeError('network error'); }")
-        ask(page, "def f(", "completion")
+        page.ask("def f(", "completion")
         assert page.text("#error") == "The server cannot be reached."

@@ -1,5 +1,6 @@
 """Decoders of tiny checkpoints, loaded once per session, and the executors that every decoder test uses."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,16 +28,14 @@ def executor(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     """(family, executor name) -> decoder, loaded once."""
-    made: dict[tuple[str, str], Decoder] = {}
 
+    @functools.cache
     def get(family: str, name: str) -> Decoder:
-        if (family, name) not in made:
-            executor, dtype, _ = EXECUTORS[name]
-            found = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
-            if found is not None:
-                pytest.skip(found)
-            made[family, name] = Decoder.load(checkpoint(family), executor, dtype, "cpu")
-        return made[family, name]
+        executor, dtype, _ = EXECUTORS[name]
+        found = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
+        if found is not None:
+            pytest.skip(found)
+        return Decoder.load(checkpoint(family), executor, dtype, "cpu")
 
     return get
 

@@ -62,9 +62,8 @@ def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_p
     tokens, draft_tokens = (facts(path).tokenizer.tokens for path in (tiny.target, tmp_path))
     wrong = [i for i in sorted(tokens.keys() & draft_tokens.keys()) if tokens[i] != draft_tokens[i]]
     assert report.differing == len(wrong) > 5
-    assert [(d.id, d.target, d.draft) for d in report.differences] == [
-        (i, tokens[i], draft_tokens[i]) for i in wrong[:5]
-    ]
+    first = [(i, tokens[i], draft_tokens[i]) for i in wrong[:5]]
+    assert [(d.id, d.target, d.draft) for d in report.differences] == first
     with pytest.raises(PairError) as error:
         require_pair(tiny.target, tmp_path)
     for difference in report.differences:

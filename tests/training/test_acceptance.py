@@ -104,6 +104,5 @@ def test_the_predicted_acceptance_probabilities_are_those_given_the_text() -> No
         rate += distributions[1][:, token] * acceptance_probs(q, p, torch.full((2,), token), 0.7)
     assert torch.allclose(rate, torch.minimum(*distributions).sum(-1))
     assert acceptance_probs(q, p, q.argmax(-1), 0.0).tolist() == [1.0, 1.0]
-    assert (
-        acceptance_probs(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))[0] == 0.0
-    )  # not in the draft vocabulary
+    outside = acceptance_probs(q[:, :3], p, torch.tensor([5, 1]), 0.7, torch.tensor([-1, 1]))
+    assert outside[0] == 0.0, "not in the draft vocabulary"

@@ -23,14 +23,7 @@ from slipstream.models.text import load_tokenizer
 from slipstream.targets.decoder import Decoder
 from slipstream.training import features, loop, resume_state, run_report
 from slipstream.training.eagle3_objective import layers_read
-from slipstream.training.methods import (
-    DFlashOptions,
-    DraftOptions,
-    EagleOptions,
-    LayerSkipOptions,
-    MedusaOptions,
-    RunConfig,
-)
+from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
 from slipstream.training.run import Run, prepare
 from slipstream.training.trainable import new_llama, save_model
 from tests.checkpoints import make_family
@@ -45,7 +38,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def small(kind: str, target: Path, data: Path, out: Path, **more: Any) -> RunConfig:
+def small(kind: str, target: Path, data: Path, out: Path, **more: Any) -> Any:
     """Few texts and few steps, for tests that do not depend on the head's quality."""
     few = {"budget_tokens": 8 * 256, "texts": 2, "text_tokens": 6, "temperatures": (0.0,)}
     return run_config(kind, OPTIONS[kind], target, data, out, **few | more)

@@ -13,6 +13,7 @@ from torch import Tensor
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
+from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Batch
 from slipstream.models.load_settings import LoadSettings
@@ -126,6 +127,12 @@ def executor(
 
     given.part = part  # type: ignore[method-assign]
     return executor_of(decoder, given, form, threads)
+
+
+def on_torch(shape: str, **changes: Any) -> TorchExecutor:
+    """A decoder of SHAPES in float32 on the other backend."""
+    decoder = config(**SHAPES[shape] | changes)
+    return TorchExecutor(decoder, weights(decoder))
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

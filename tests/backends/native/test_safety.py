@@ -10,35 +10,17 @@ from torch.testing import assert_close
 from slipstream.backends.native import native_executor, paged
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.native_heads import NativeEagle
-from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.executor import Batch
 from slipstream.targets.decoder import Decoder
-from tests.backends.native.models import (
-    SHAPES,
-    VOCAB,
-    chain,
-    config,
-    executor,
-    forest,
-    ids,
-    last,
-    needs_bfloat16,
-    tree,
-    weights,
-)
-from tests.heads.tiny_heads import config as head_config, head
+from tests.backends.native.models import VOCAB, chain, executor, forest, ids, last, needs_bfloat16, on_torch, tree
+from tests.heads.tiny_heads import config, head
 
 OUTSIDE = [-1, -VOCAB, VOCAB, VOCAB + 5, VOCAB + 1000, 1 << 40, -(1 << 62)]
 FORMS = ["float32", "float16", "w8a8", pytest.param("bfloat16 products", marks=needs_bfloat16)]
-
-
-def on_torch(shape: str, **changes: Any) -> TorchExecutor:
-    decoder = config(**SHAPES[shape] | changes)
-    return TorchExecutor(decoder, weights(decoder))
 
 
 @pytest.mark.parametrize("form", [*FORMS, "torch"])
@@ -86,7 +68,7 @@ def test_a_learned_position_after_the_last_one_is_an_error() -> None:
 @pytest.mark.parametrize("runs", [NativeEagle, TorchEagle])
 def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own_embedding: bool, runs: Any) -> None:
     changes = {"own_embedding": own_embedding, "draft_vocab": 24} if version == 3 else {}
-    eagle = head_config(version, 40, target=8, decoder={"head_dim": 16}, **changes)
+    eagle = config(version, 40, target=8, decoder={"head_dim": 16}, **changes)
     runtime = runs(head(eagle))
     width = len(eagle.taps) * eagle.target_hidden
     batch = forest([(0, 0, [3, 4, 5], [])])

@@ -18,15 +18,7 @@ from slipstream.targets.huggingface.huggingface_target import of_module
 from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.end_to_end.sampling import assert_drafted_samples, distribution_after
 from tests.targets.conformance import Case, Conformance
-from tests.targets.huggingface.architectures import (
-    ARCHITECTURES,
-    ONE_EACH,
-    PACKED,
-    VARIANTS,
-    VOCAB,
-    generated,
-    random_model,
-)
+from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VARIANTS, generated, random_model
 from tests.targets.reference import CLOSE, Wide, assert_close
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
@@ -86,7 +78,7 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     """Plainly, and with drafts of which about two thirds are right; windows are crossed within a draft."""
     llm = LLM(target(name), draft_tokens=4, max_batch=5)
     recorded = dict(zip(map(tuple, PROMPTS), texts(name), strict=True))
-    for drafter in (None, ScriptedDrafter(recorded, VOCAB, replay(0.7))):
+    for drafter in (None, ScriptedDrafter(recorded, target(name).vocab_size, replay(0.7))):
         llm.use(drafter)
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
         assert [c.token_ids for c in done] == texts(name)
