@@ -47,6 +47,7 @@ def make_tokenizer(folder: Path, vocab_size: int = 320, texts: list[str] = TEXTS
     return tokenizer
 
 
+@torch.random.fork_rng(devices=[])
 def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
     """A random Llama whose weights depend only on `seed`, `noise` and the shape. `noise` disturbs the weights of
     `seed`, so that a draft model mostly agrees. shape: as `LlamaConfig`, over SHAPE.
@@ -56,13 +57,11 @@ def random_llama(seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
     """
     from transformers import LlamaForCausalLM
 
-    state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config_of("Llama", **SHAPE | shape)).eval()
     with torch.no_grad():
         for parameter in model.parameters() if noise else ():
             parameter += noise * torch.randn_like(parameter) * parameter.std().nan_to_num()
-    torch.random.set_rng_state(state)
     return model
 
 

@@ -98,9 +98,6 @@ def test_a_parameter_that_means_nothing_is_refused(call: Callable[[], object], s
         call()
 
 
-# --- nothing is dropped in silence -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "given",
     [

@@ -66,9 +66,6 @@ def same(completions: Seq, wanted: Seq) -> None:
     assert list(map(visible, completions)) == list(map(visible, wanted))
 
 
-# --- the same text --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, STEPS, STEPS + 1, STEPS + 2, 2 * STEPS + 1, 40])
 def test_max_tokens_is_met_exactly(engine, calls, one_by_one, n):
     completions = engine.generate(PROMPTS[:1], greedy(n))
@@ -132,9 +129,6 @@ def test_the_end_of_the_context_is_reached_and_never_passed(engine, calls, one_b
     assert (len(completion[0].token_ids), completion[0].finish_reason) == (11, "length")
     assert calls == [STEPS, 2]
     same(completion, one_by_one(prompt, greedy(100)))
-
-
-# --- requests that need one step at a time ----------------------------------------------------------------------------
 
 
 def test_a_prompt_that_waits_and_a_lossy_rule_go_step_by_step(engine):
@@ -210,9 +204,6 @@ def test_a_call_with_logits_that_are_not_finite_falls_back_to_single_steps(engin
 
     monkeypatch.setattr(engine.target, "decode_steps", fails)
     same(engine.generate(PROMPTS[:1], greedy()), one_by_one(PROMPTS[:1], greedy()))
-
-
-# --- state after a run ------------------------------------------------------------------------------------------------
 
 
 def run_steps(engine: LLM, seqs: list[Sequence]) -> Iterator[list[Sequence]]:

@@ -135,8 +135,6 @@ def test_control_cutting_drawn_draft_tokens_is_found_wrong(monkeypatch: pytest.M
     assert distance(outcomes, wanted) == Fraction(1, 10)
 
 
-# --- which nodes are cut --------------------------------------------------------------------------------------------
-
 AB = Structured(regex="ab(c|d)e*")  # letters a.. are the tokens 0..
 
 

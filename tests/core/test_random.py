@@ -168,9 +168,6 @@ def test_accept_and_choose_use_different_numbers() -> None:
     assert_distribution([t for t, yes in zip(chosen.tolist(), accepted, strict=True) if not yes], WANTED)
 
 
-# --- invert ---------------------------------------------------------------------------------------------------------
-
-
 def test_invert_follows_the_distribution_function() -> None:
     u = torch.tensor([0.0, 0.25, 0.4999, 0.5, 0.7499, 0.75, 0.949, 0.951, 0.9999], dtype=torch.float64)
     assert invert(probs(9), u).tolist() == [0, 0, 0, 2, 2, 3, 3, 4, 4]
@@ -192,9 +189,6 @@ def test_invert_accepts_rows_that_do_not_quite_sum_to_one() -> None:
     for factor in (1 - 1e-9, 1 + 1e-9):
         tokens = invert(probs() * factor, torch.tensor([1 - 2**-53], dtype=torch.float64))
         assert tokens.tolist() == [4]
-
-
-# --- sample_draft_tokens ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("coupled", [False, True])

@@ -139,9 +139,6 @@ def test_p_must_be_updated_between_siblings() -> None:
     assert distance(dict(enumerate(first_token(outcomes, 4))), dict(enumerate(SLOPE))) == Fraction(14, 100)
 
 
-# --- block verification ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("gamma", "token", "block"),
     [
@@ -173,9 +170,6 @@ def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
         for seed in range(5):
             world = random_world(seed, 3)
             assert mean_accepted(rule, replace(world, q=world.p), Shape.chain("sss")) == 3
-
-
-# --- edges of the arithmetic ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -55,9 +55,6 @@ def test_every_parameter_has_a_value_to_test_it_with() -> None:
     assert all(getattr(replace(base, **{name: CHANGED[name]}), name) != getattr(base, name) for name in NAMES)
 
 
-# --- texts of mixed batches -----------------------------------------------------------------------------------------
-
-
 @cache
 def engine(drafter: str) -> LLM:
     target = ToyTarget(V, order=2, seed=11, sharpness=1.5, eos_ids=(EOS,))
@@ -85,8 +82,6 @@ def test_requests_that_differ_in_one_parameter_decode_together_as_alone(drafter,
     if temperature and (name != "draft_tokens" or drafter != "none"):
         assert told_apart, f"{name} has no effect here: the test would not notice that it was ignored"
 
-
-# --- probabilities of mixed batches ---------------------------------------------------------------------------------
 
 DRAFTS = ([3, 1, 6], [5, 2, 2])
 
@@ -175,9 +170,6 @@ def test_unfiltered_is_the_softmax_of_the_edited_logits(temperature, name) -> No
     assert torch.equal(warped(params.unfiltered), bare) == (not params.edits_logits)
     if params.edits_logits:
         assert torch.equal(warped(params.unfiltered), warped(replace(params, temperature=1.0)))
-
-
-# --- a new parameter ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)

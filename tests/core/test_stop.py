@@ -99,9 +99,6 @@ def test_each_sequence_of_a_batch_stops_by_itself() -> None:
     assert verdict.cut == [True, True, False]
 
 
-# --- where two texts part --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("a", "b", "count"),
     [([], [], 0), ([], [1], 0), ([1], [2], 0), ([1, 2], [1, 3], 1), ([1, 2], [1, 2, 3], 2), ([1, 2, 1], [1, 2, 1], 3)],

@@ -28,9 +28,6 @@ def dice(batch: int = 1, seed: int = 0) -> Dice:
     return Dice([Stream(seed + b) for b in range(batch)], [0] * batch, [16] * batch)
 
 
-# --- the threshold ----------------------------------------------------------------------------------------------------
-
-
 def test_the_threshold_is_the_smaller_of_epsilon_and_delta_times_exp_minus_entropy() -> None:
     p = rows_of([0.5, 0.3, 0.2], [0.25, 0.25, 0.25], [1.0, 0.0, 0.0])
     p[1] = 1 / 3
@@ -52,9 +49,6 @@ def test_a_flat_distribution_accepts_any_draft_and_the_error_reaches_its_bound(e
     assert {o.tokens[0] for o in outcomes} == {2}
     assert sum(o.weight for o in outcomes if o.accepted) == 1
     assert 1 - P[2] == Fraction(8, 10)
-
-
-# --- what it decides --------------------------------------------------------------------------------------------------
 
 
 def test_the_longest_path_is_accepted_and_among_equals_the_most_probable() -> None:
@@ -80,9 +74,6 @@ def test_a_node_that_is_not_acceptable_is_never_accepted() -> None:
     tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), acceptable=[False, True, True])
     p = [0.6, 0.4]
     assert verify(tree, rows_of(p, p, p, p), TYPICAL, dice()).path == [[1]]
-
-
-# --- lossy, and greedy at temperature 0 -------------------------------------------------------------------------------
 
 
 def test_at_temperature_zero_it_is_greedy() -> None:

@@ -147,9 +147,6 @@ def test_a_tiny_temperature_is_nearly_greedy_and_no_error(temperature: float) ->
     assert probs.tolist() == [[0.0, 1.0, 0.0]]
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinite_logits_raise(temperature: float, bad: float) -> None:
@@ -165,9 +162,6 @@ def test_a_row_without_a_possible_token_raises(temperature: float) -> None:
         warp(torch.full((1, 4), NEVER), SamplingParams(temperature=temperature))
     with pytest.raises(TargetError, match="logit_bias"):
         warp(torch.zeros(1, 3), SamplingParams(temperature=temperature, logit_bias=dict.fromkeys(range(3), -100.0)))
-
-
-# --- single parameters ----------------------------------------------------------------------------------------------
 
 
 def test_a_bias_outside_a_narrow_vocabulary_is_left_out() -> None:
@@ -191,9 +185,6 @@ def test_bad_words_span_prompt_and_output(prompt: list[int], output: list[int]) 
     for words in (((3, 1, 2),), ((3, 1, 2), (8, 8, 8, 8, 8, 8))):
         probs = warp(logits, SamplingParams(bad_words=words), prompt, [output])
         assert probs.argmax(-1).item() == 0, f"{prompt} + {output} may not be continued by 2"
-
-
-# --- every node has its own history -----------------------------------------------------------------------------------
 
 
 def test_a_node_sees_prompt_output_and_its_own_ancestors_only() -> None:

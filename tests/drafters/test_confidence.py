@@ -117,3 +117,17 @@ def test_rates_are_learned_from_what_was_compared(temperature: float) -> None:
     assert changed == ({15: True, 12: True} if temperature else {15: True, 12: True, 3: False})
     confident.learn([seq], draft, Verdict([[]], [5], [None], [False]))
     assert (confident.worth([seq], 1).rates == after.rates).all(), "a draft counts once"
+    assert confident.kept(seq, [7, 8], [0.99, 0.5]) == 2
+    confident.learn([seq], Draft.chains([[4, 8]]), Verdict([[0, 1]], [5], [None], [False]))  # another drafter's draft
+    last = confident.worth([seq], 1)
+    assert (last.rates != after.rates)[0].nonzero()[0].tolist() == [15], "after another token, nothing is compared"
+
+
+def test_greedy_and_sampled_requests_are_learned_apart() -> None:
+    one, other = (Sequence([1], SamplingParams(temperature=temperature)) for temperature in (0.0, 1.0))
+    mixed, alone = ConfidentDrafts(), ConfidentDrafts()
+    for confident, seq in ((mixed, one), (mixed, other), (alone, other)):
+        seq.row_costs = (0.1,)
+        confident.kept(seq, [7], [0.99])
+        confident.learn([seq], Draft.chains([[7]]), Verdict([[0]], [5], [None], [False]))
+    assert (mixed.worth([other], 1).rates == alone.worth([other], 1).rates).all()

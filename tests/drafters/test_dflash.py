@@ -171,9 +171,6 @@ class TestDistributions:
             assert done.stats.drafter_faults == 0
 
 
-# --- making it -----------------------------------------------------------------------------------------------------
-
-
 class TestMaking:
     def test_vocabularies_that_are_padded_differently_fit_unless_a_markov_head_lacks_ids(self) -> None:
         target, taps = tiny_decoder(vocab_size=400), (1, 2, 4)

@@ -183,9 +183,6 @@ def test_a_stack_of_chains_drafts_chains_and_one_of_lookups_ends_them_itself() -
     }  # fmt: skip
 
 
-# --- end to end ---------------------------------------------------------------------------------------------------
-
-
 def test_each_members_kv_is_correct_when_others_drafted() -> None:
     """`ToyTarget` checks the KV slots of the draft model at every run; alternating members leave it gaps."""
     alternating = Found([0, 1, 2, 3], {n: 9 * (n // 3 % 2) for n in range(100)})
@@ -193,9 +190,6 @@ def test_each_members_kv_is_correct_when_others_drafted() -> None:
     done = LLM(target(), stack, draft_tokens=4).generate([0, 1], SamplingParams(max_tokens=80))[0]
     assert done.token_ids == Oracle(target()).greedy([0, 1], 80)
     assert not done.stats.drafter_faults
-
-
-# --- making -------------------------------------------------------------------------------------------------------
 
 
 def test_without_members_it_is_lookup_before_what_ships_for_the_target() -> None:

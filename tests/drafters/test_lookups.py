@@ -139,9 +139,6 @@ def test_memory_is_bounded_over_a_million_tokens(name: str) -> None:
     assert max(sizes[2:]) <= growth * max(sizes[:2])
 
 
-# --- n-grams --------------------------------------------------------------------------------------------------------
-
-
 THE, CAT, SAT, RAN, DOT = range(5)
 NGRAM = LookupCase("ngram")
 

@@ -54,9 +54,6 @@ def counting(heads: MedusaHeads, **options: Any) -> MedusaDrafter:
     return MedusaDrafter(heads, V, MedusaDraftConfig(**options))
 
 
-# --- the row that is read and the position that is drafted ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{"tree": "1,1,1"}, {"tree": "2,2,1"}, {"nodes": 9}])
 @pytest.mark.parametrize("draft_tokens", [1, 2, 3, 8])
 def test_heads_that_know_the_text_are_always_right(options: dict[str, Any], draft_tokens: int) -> None:
@@ -114,9 +111,6 @@ def test_a_state_of_another_text_is_not_used() -> None:
     assert not drafter._states
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_tree_is_the_optimal_one_for_the_remaining_depth() -> None:
     accuracies = (*ACCURACIES, (0.2, 0.1, 0.1))
     drafter = MedusaDrafter(tiny_heads(V, V, 4, accuracies=accuracies), V, MedusaDraftConfig(nodes=7))
@@ -166,8 +160,6 @@ def test_the_size_follows_the_measured_accuracies_and_the_costs() -> None:
     assert nodes(0.1, ((0.01, 0.0, 0.0),) * 3) == 0
 
 
-# --- on a decoder -----------------------------------------------------------------------------------------------------
-
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
 
@@ -198,9 +190,6 @@ def test_heads_that_share_the_targets_lm_head_draft_as_with_their_own(tiny: Tiny
     drafter = make_drafter("medusa", target, head=tmp_path, tree="1,1")
     seqs = prefilled(drafter, PROMPTS, target)
     assert drafter.propose(seqs, [2, 2, 2]).ids == [token for seq in seqs for token in [seq.tokens[-1]] * 2]
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_a_head_of_another_target_is_refused_at_load_with_both_values(tiny: Tiny, tmp_path: Path) -> None:

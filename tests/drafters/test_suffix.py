@@ -27,9 +27,6 @@ def places(text: list[int], string: list[int]) -> list[int]:
     return [i for i in range(len(text) - len(string) + 1) if text[i : i + len(string)] == string]
 
 
-# --- the tree --------------------------------------------------------------------------------------------------------
-
-
 def every(tree: SuffixTree, node: Node) -> Iterable[tuple[list[int], int]]:
     """(string, count) of every node and leaf."""
     for token, child in node.children.items():
@@ -91,9 +88,6 @@ def test_the_store_drops_the_oldest_half() -> None:
     assert len(store) <= 100
 
 
-# --- drafts ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_example_of_the_docstring() -> None:
     text = [A, B, C, Y, A, B, D, Z, A, B, C, W, X, A, B]
     assert SUFFIX.chain(text, 2) == [C, W]
@@ -116,9 +110,6 @@ def test_a_loop_is_followed_for_any_depth_of_the_tree(period: int, depth: int) -
     for repeats in (1, 2, 20):
         text = [9, *loop * repeats, *loop[:1]]
         assert SUFFIX.chain(text, 7, max_depth=depth) == [loop[(1 + i) % period] for i in range(7)]
-
-
-# --- the drafter -----------------------------------------------------------------------------------------------------
 
 
 def finished(drafter: SuffixDrafter, prompt: list[int], output: list[int]) -> None:

@@ -52,9 +52,6 @@ def test_a_narrow_tree_expands_the_most_probable_nodes_of_a_level() -> None:
     assert expanded == pytest.approx([0.25, 0.1])
 
 
-# --- drawn siblings --------------------------------------------------------------------------------------------------
-
-
 def drawn(uniforms: list[float], probs: list[float]) -> Tree:
     """Siblings below the root, drawn with these random numbers."""
     tree = Tree(Sequence([0]), 1, len(uniforms), len(uniforms), drawn=True)

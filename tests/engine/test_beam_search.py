@@ -36,16 +36,14 @@ def module(name: str) -> Any:
     return llama
 
 
+@torch.random.fork_rng(devices=[])
 def random_gpt2() -> Any:
-    state = torch.random.get_rng_state()
     torch.manual_seed(3)
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.25, bos_token_id=1,
         eos_token_id=2, tie_word_embeddings=False,
     )  # fmt: skip
-    gpt2 = transformers.GPT2LMHeadModel(config).double().eval()
-    torch.random.set_rng_state(state)
-    return gpt2
+    return transformers.GPT2LMHeadModel(config).double().eval()
 
 
 @functools.cache
@@ -129,9 +127,6 @@ def test_each_prompt_is_searched_as_if_it_were_alone() -> None:
             assert [beam.token_ids for beam in beams] == [beam.token_ids for beam in alone[i]]
 
 
-# --- what runs and what is held --------------------------------------------------------------------------------------
-
-
 def searched(toy: PagedToy, prompts: list[list[int]], params: BeamParams, most: int = 8) -> tuple[Any, list[Search]]:
     searches = [Search(Sequence(prompt, context=toy.context), params, toy.eos_ids) for prompt in prompts]
     return BeamSearch(toy, most).run(searches), searches
@@ -200,9 +195,6 @@ def test_a_cache_of_fixed_size_is_enough_for_one_prompt_after_the_other() -> Non
     assert [search.beams.best() for search in searches] == [search.beams.best() for search in plain]
     with pytest.raises(TargetError, match=f"may grow to {need} KV blocks, the cache has {need - 1}"):
         next(searched(PagedToy(vocab=8, blocks=need - 1), TEXTS, params)[0])
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_a_target_without_fork_is_refused() -> None:

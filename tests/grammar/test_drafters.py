@@ -88,8 +88,6 @@ def test_neighbours_in_a_batch_get_the_texts_that_they_get_alone(name: str, temp
     assert together[3].finish_reason == "stop"
 
 
-# --- with the other parameters --------------------------------------------------------------------------------------
-
 STOP = 4  # e
 
 

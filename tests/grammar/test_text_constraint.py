@@ -94,8 +94,6 @@ def test_what_was_emitted_against_the_form_is_an_error() -> None:
         constraint(Structured(regex="ab")).allowed([3], [()])
 
 
-# --- after a free part ----------------------------------------------------------------------------------------------
-
 AFTER = Structured(choice=["ab", "cd", "d"], after="bb")
 FREE = set(range(V))
 
@@ -132,8 +130,6 @@ def test_a_text_is_not_complete_before_its_free_part_ends() -> None:
     assert not constraint(Structured(choice=["c", "cd"], after="bb")).complete((b,), (PIECES.index("bc"),))
     assert constraint(Structured(choice=["c"], after="bb")).complete((b,), (PIECES.index("bc"),)), "by the rest of bc"
 
-
-# --- forms that are triggered ---------------------------------------------------------------------------------------
 
 TRIGGERED = Structured(choice=["dab", "dcd"], trigger=Trigger(["d"], repeats=True))
 
@@ -210,9 +206,6 @@ def test_triggers_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
         Trigger(**wrong)
     with pytest.raises(ParameterError, match="trigger"):
         Structured(choice=["a"], trigger=Trigger(["a"]), after="b")
-
-
-# --- texts that are given ---------------------------------------------------------------------------------------------
 
 
 def test_only_the_next_token_is_allowed_after_what_is_right() -> None:

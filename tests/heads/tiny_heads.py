@@ -120,9 +120,6 @@ def head_host(
     )  # fmt: skip
 
 
-# --- DFlash -----------------------------------------------------------------------------------------------------------
-
-
 def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> DFlashConfig:
     """Two layers and blocks of 6; `changes` to `DFlashConfig`, those of the decoder as `decoder={...}`."""
     decoder = {"layers": 2, "model_type": "qwen3", "qk_norm": True, "windows": (None, None)}
@@ -146,9 +143,6 @@ def dflash_drafter(vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None
     """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids."""
     made = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
     return DFlashDrafter(TorchDFlash(made), vocab)
-
-
-# --- Medusa -----------------------------------------------------------------------------------------------------------
 
 
 def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1, seed: int = 0, **config: Any):

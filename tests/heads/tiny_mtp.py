@@ -54,12 +54,12 @@ BRINGS.append(("mimo_v2_flash", 2))
 """Families, and how many MTP layers their checkpoints may bring."""
 
 
+@torch.random.fork_rng(devices=[])
 def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0) -> Path:
     """A random checkpoint with this many MTP layers. They are the last layers of a longer target, under the names that
     the family's releases have. Few ids, so that some draft tokens are accepted."""
     import transformers
 
-    state = torch.random.get_rng_state()
     torch.manual_seed(seed + sorted(CONFIGS).index(family))
     shape = CONFIGS[family](LAYERS + mtp)
     shape.vocab_size = vocab
@@ -75,7 +75,6 @@ def write(family: str, folder: Path, mtp: int = 1, vocab: int = 8, seed: int = 0
         {n: 1 + 0.2 * torch.randn(d) for n in ("enorm", "hnorm", "post_norm")} | {"eh_proj": torch.randn(d, 2 * d) / 8}
         for _ in range(mtp)
     ]
-    torch.random.set_rng_state(state)
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         match = re.match(r"model\.layers\.(\d+)\.(.*)", name)
@@ -122,6 +121,7 @@ def _beside(family: str, k: int, part: str) -> str:
     return found and found + ".weight"
 
 
+@torch.random.fork_rng(devices=[])
 def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **options: Any) -> MtpDrafter:
     """A drafter with random MTP layers in float64 for a target of `vocab` ids with hidden states of this width."""
     import transformers
@@ -129,7 +129,6 @@ def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **op
 
     from slipstream.targets.huggingface.mtp_layers import MtpLayers
 
-    state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     config = CONFIGS["glm4_moe"](1)
     config.update({"vocab_size": vocab, "hidden_size": hidden, "num_mtp_layers": layers, "first_k_dense_replace": 0})
@@ -139,5 +138,4 @@ def random_drafter(vocab: int, hidden: int, layers: int = 1, seed: int = 7, **op
     with torch.no_grad():
         for name, weight in (*model.layers.named_parameters(), *model.layers.named_buffers()):
             weight.copy_(torch.randn_like(weight) / 2 + ("norm" in name))
-    torch.random.set_rng_state(state)
     return MtpDrafter(MtpLayers(model, torch.device("cpu"), 256), vocab, EagleDraftConfig(**options))

@@ -72,9 +72,6 @@ def test_with_a_spread_sequences_that_grow_together_stay_consecutive() -> None:
     assert full.pool.free == 0
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
 def test_ids_lengths_and_slots_out_of_bounds_are_refused_by_number_and_change_nothing() -> None:
     world = World(capacity=4)
     world.write(1, 0, 6)  # two blocks: 8 slots
@@ -122,9 +119,6 @@ def test_a_store_without_memory_does_not_change_the_pool() -> None:
 
 def _out_of_memory(blocks: int) -> None:
     raise TargetError("no memory")
-
-
-# --- interrupts ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -101,9 +101,6 @@ def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path)
         ]
 
 
-# --- blocks ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_blocks_hold_the_weights_of_the_file_exactly(name: str) -> None:
     gguf = pytest.importorskip("gguf")

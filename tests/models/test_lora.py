@@ -140,9 +140,6 @@ def test_a_draft_stays_as_it_is_and_the_text_is_that_of_the_merged_target(tiny: 
     assert sum(each.stats.proposed for each in drafts) > 0
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def refused(
     model: Any, lora: Path | str, says: str, error: type[Exception] = CheckpointError, executor: str = "auto"
 ) -> None:

@@ -121,9 +121,6 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(tiny, tmp_path):
         LLM(tmp_path / "bare", executor="torch", draft_tokens=4)
 
 
-# --- tokenizers that fall back to bytes ------------------------------------------------------------------------------
-
-
 def test_only_a_tokenizer_that_falls_back_to_bytes_has_a_stray_byte(tokenizer):
     assert stray_byte(tokenizer) is None
     assert stray_byte(sentencepiece()) == sentencepiece().convert_tokens_to_ids("<0xFF>")

@@ -135,8 +135,6 @@ def test_bits_scale_weights_and_cache():
         LLAMA_7B.at(0)
 
 
-# --- many users ------------------------------------------------------------------------------------------------------
-
 PLAN = Serving(
     MODELS["Llama-3.1-70B"].size, MODELS["Llama-3.1-8B"].size, PRESETS["h100"].times(4),
     Rates.constant(0.8, longest=8), 1024,

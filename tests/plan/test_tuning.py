@@ -29,9 +29,6 @@ def facts(alpha: float, k: int = 8, each: float = 0.0005, costs: CostCurve = FLA
     return Measured(costs, k, tuple(geometric_rates(alpha, k)), (1.0,) * k, draft_each=each, tokens=500)
 
 
-# --- pure ------------------------------------------------------------------------------------------------------------
-
-
 def test_candidates_are_every_length_best_first():
     ranked = candidates(["good", "bad"], [facts(0.8), facts(0.2, 3, 0.01)])
     assert len(ranked) == 11
@@ -64,8 +61,6 @@ def test_only_a_significantly_faster_setting_is_chosen():
     assert choose([row(1.5, None)]) is None
     assert choose([]) is None
 
-
-# --- end to end ------------------------------------------------------------------------------------------------------
 
 QUICK = TuneConfig(tokens=24, rounds=3, seconds=5)
 SHORT = TuneConfig(tokens=8, rounds=2)

@@ -74,9 +74,6 @@ def test_no_field_is_listed_twice_and_each_is_explained() -> None:
     assert all(each.text for each in FIELDS)
 
 
-# --- docs/server.md ---------------------------------------------------------------------------------------------------
-
-
 def fields() -> list[str]:
     rows = ["| field | where | |", "|---|---|---|"]
     for each in FIELDS:

@@ -64,8 +64,6 @@ def test_statistics_tell_whether_other_choices_ran_at_the_same_time(host: Host) 
     assert [each["statistics"]["others"] for each in three] == [2, 2, 2]
 
 
-# --- predicted outputs ------------------------------------------------------------------------------------------------
-
 STACK: dict[str, Any] = {
     "prompt": "class Stack:\n    def push(self", "temperature": 0, "max_tokens": 64, "statistics": True,
 }  # fmt: skip

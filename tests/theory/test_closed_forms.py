@@ -72,8 +72,6 @@ def test_length_is_one_plus_the_rates_by_position(rates: tuple[float, ...], leng
     assert expected_length(rates) == pytest.approx(length, abs=0.0051)
 
 
-# --- costs of verification --------------------------------------------------------------------------------------------
-
 STEEP = CostCurve((1, 4, 8, 16), (2.0, 2.2, 2.6, 4.8))
 
 
@@ -133,9 +131,6 @@ def test_rates_of_an_alpha_and_impossible_rates():
     for wrong in ([], [1.1], [-0.1], [0.5, 0.6], [float("nan")]):
         with pytest.raises(ParameterError):
             check_rates(wrong)
-
-
-# --- predictions from measurements ---------------------------------------------------------------------------------
 
 
 def test_a_prediction_for_the_long_run_is_the_closed_form():

@@ -35,9 +35,6 @@ def sequoia(rows: list[tuple[Fraction, ...]], nodes: int) -> Fraction:
     return whole(nodes, 0)
 
 
-# --- the optimal tree -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("nodes", "tokens"),
     [(1, "1"), (2, "1.5"), (3, "1.75"), (4, "1.95"), (6, "2.175"), (8, "2.375"), (12, "2.5875"), (16, "2.75875")],
@@ -94,9 +91,6 @@ def test_verification_accepts_the_predicted_number_of_tokens(nodes: int) -> None
     assert 1 + accepted == expected_tokens(tree, TENTHS)
 
 
-# --- its size ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_best_count_has_the_most_tokens_per_time() -> None:
     rng = random.Random(1)
     for _ in range(30):
@@ -112,9 +106,6 @@ def test_free_rows_are_all_used_and_expensive_ones_are_not() -> None:
     assert len(best_tree(TENTHS, CostCurve.flat(0.0), most=30)) == 30
     assert len(best_tree(TENTHS, CostCurve.flat(0.6), most=30)) == 0
     assert len(best_tree(TENTHS, CostCurve.flat(0.4), most=30)) == 1
-
-
-# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_shape_is_read_from_paths_in_any_order() -> None:

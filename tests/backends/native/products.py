@@ -66,9 +66,6 @@ def format_named(name: str) -> formats.Format:
     return next(form for form in formats.FORMATS if form.name == name)
 
 
-# --- plain models ----------------------------------------------------------------------------------------------------
-
-
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """x * y + z rounded once to float32: the product of two float32 numbers is exact in float64."""
     return (x.astype(np.float64) * y.astype(np.float64) + z).astype(np.float32)

@@ -67,9 +67,6 @@ def hits(dispatcher: Any) -> int:
     return sum(dispatcher.stats.cache_hits.values())
 
 
-# --- storing ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_second_process_need_not_compile(twice: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
     first = twice()
     assert first(3) == 6
@@ -134,9 +131,6 @@ def test_functions_of_the_same_name_are_not_confused(twice: Callable[[], Any]) -
         assert [make()(5) for make in (twice, another)] == [10, 4]
 
 
-# --- folders ---------------------------------------------------------------------------------------------------------
-
-
 def test_machine_code_is_stored_next_to_the_source_else_in_the_users_cache_or_the_temporary_folder(places, monkeypatch):
     assert compiled.folder() == places["package"] / "__pycache__"
     compiled.folder.cache_clear()
@@ -192,8 +186,6 @@ def test_a_folder_of_another_user_is_refused(places: dict[str, Path], monkeypatc
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     assert compiled.folder() is None
 
-
-# --- processes -------------------------------------------------------------------------------------------------------
 
 TINY_ENTRY = """
 import logging, sys

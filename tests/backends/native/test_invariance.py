@@ -118,8 +118,6 @@ def test_a_draft_in_one_call_equals_one_pass_per_step(form: str) -> None:
             assert drafted == alone[1:].argmax(-1).tolist()
 
 
-# --- draft tokens on which the model overflows -----------------------------------------------------------------------
-
 SPOILT = 7
 overflowing = functools.partial(make, spoilt=SPOILT)
 

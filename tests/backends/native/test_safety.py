@@ -123,9 +123,6 @@ def test_an_interrupt_while_the_cache_grows_leaves_every_sequence_readable(backe
         model.forward(chain(2, 0, ids(700), []))  # grows to its end
 
 
-# --- processors ------------------------------------------------------------------------------------------------------
-
-
 def test_without_float16_instructions_weights_are_converted_and_logits_are_the_same(monkeypatch):
     text = ids(30)
     plain = executor(form="float16")

@@ -31,9 +31,6 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
-# --- how many threads ------------------------------------------------------------------------------------------------
-
-
 MOST = native_threads.MOST_THREADS
 
 
@@ -58,9 +55,6 @@ def test_threads_are_the_cores_and_the_quota_of_the_process_or_what_the_user_set
     monkeypatch.setattr(host_machine, "container_quota", lambda: quota)
     monkeypatch.setattr(host_machine, "_cores", lambda given: {str(cpu // per_core) for cpu in given})
     assert available_threads() == wanted
-
-
-# --- other processes -------------------------------------------------------------------------------------------------
 
 
 def test_under_contention_passes_run_on_one_thread_and_later_on_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +85,6 @@ def test_under_contention_passes_run_on_one_thread_and_later_on_all_again(monkey
     now += contention.longest
     assert passes(5, 1.0) == 1  # the cores are free again
     assert passes(1.5, 0.5) > 0.05  # the pauses are short again
-
-
-# --- the pool --------------------------------------------------------------------------------------------------------
 
 
 def test_idle_workers_sleep() -> None:
@@ -145,9 +136,6 @@ def test_memory_for_weights_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPat
     assert layout.arrays[0].view("float32").tolist() == rows.flatten().tolist()
 
 
-# --- Python threads --------------------------------------------------------------------------------------------------
-
-
 def llm(shape: str, draft: Any = None, **options: Any) -> LLM:
     target = Decoder(executor(shape, threads=2), chunk=16)
     if draft == "model":
@@ -169,8 +157,6 @@ def test_two_python_threads_generate_on_one_LLM_as_each_would_alone(draft: str |
             texts = list(helpers.map(lambda p, params_of: one.generate([p], params_of)[0].token_ids, prompts, params))
         assert texts == want
 
-
-# --- forks and signals -----------------------------------------------------------------------------------------------
 
 FORK = """
 import os, signal, threading, time

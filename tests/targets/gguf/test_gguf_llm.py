@@ -157,9 +157,6 @@ def test_prompts_of_very_different_length_and_a_full_context(llm: LLM) -> None:
     assert list(map(len, together)) == [12, 2, 12, 12, 12]
 
 
-# --- loading ------------------------------------------------------------------------------------------------------
-
-
 def test_what_a_measurement_notes_of_a_gguf_model(llm: LLM) -> None:
     seen = engine_facts(llm)
     assert seen["target"]["name"] == "target.gguf"

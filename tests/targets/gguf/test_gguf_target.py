@@ -143,9 +143,6 @@ def test_a_pass_that_was_interrupted_is_made_good(case: Case, monkeypatch: pytes
     case.run(seqs, case.forest([CHAIN, TREE]))
 
 
-# --- texts that are kept for later ones -----------------------------------------------------------------------------
-
-
 def test_a_text_that_begins_like_an_earlier_one_reads_only_the_rest(case, monkeypatch):
     """In whole blocks; the earlier sequence may still run, may have been rolled back, or be gone."""
     target, memory = case.target, case.target.capabilities.memory

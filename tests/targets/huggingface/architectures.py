@@ -123,13 +123,13 @@ VARIANTS = {"falcon-alibi": "falcon (alibi)", "gemma4-shared": "gemma4_text (sha
 """Architecture -> its name in `kinds`, where that is not its `model_type`."""
 
 
+@torch.random.fork_rng(devices=[])
 def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, noise: float = 0.0, **shape: Any) -> Any:
     """The tiny model of an architecture. Weights are large, so that the best token is far ahead of rounding and a wrong
     mask shows; norms and biases are disturbed, so that one that is left out shows, too. noise: disturbs all weights, so
     that a draft model mostly agrees with the one without. shape: values that the configuration has instead."""
     import transformers
 
-    state = torch.random.get_rng_state()
     torch.manual_seed(seed + sorted(ARCHITECTURES).index(name))
     config = ARCHITECTURES[name]()
     config.update(shape)
@@ -140,7 +140,6 @@ def random_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, n
                 parameter.add_(torch.randn_like(parameter) * 0.2)
         for parameter in model.parameters() if noise else ():
             parameter += noise * torch.randn_like(parameter) * parameter.std().nan_to_num()
-    torch.random.set_rng_state(state)
     model.config._experts_implementation = "eager"  # the grouped kernels do not support float64
     model.generation_config.eos_token_id = None  # texts go on, whatever is drawn
     return model.to(dtype).eval()

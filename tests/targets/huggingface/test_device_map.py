@@ -79,9 +79,6 @@ def test_keys_and_values_of_a_layer_are_where_its_weights_are(name: str) -> None
         target.release(seq.id)
 
 
-# --- accelerate ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {name: tmp_path_factory.mktemp(name) for name in ("llama", "bloom")}
@@ -136,9 +133,6 @@ def test_the_draft_model_of_an_offloaded_target_is_not_spread(folders: dict[str,
     llm = LLM(folders["llama"], folders["llama"], draft_tokens=3, dtype="float64", device_map=MAPS["llama"])
     done = llm.generate(PROMPTS, SHORT)
     assert all(c.stats.accepted == c.stats.proposed > 0 for c in done)
-
-
-# --- refusals -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
