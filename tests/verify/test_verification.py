@@ -39,8 +39,10 @@ def toy(drafter=None, rule="rejection", **target) -> LLM:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
-def test_lossless_rules_pass(rule):
-    result = verify(toy(rule=rule), PROMPTS, FEW)
+def test_lossless_rules_pass_and_progress_is_counted_right(rule):
+    calls = []
+    result = verify(toy(rule=rule), PROMPTS, FEW, advance=lambda: calls.append(1))
+    assert len(calls) == steps(PROMPTS, FEW, 3)
     data = result.data
     assert data["verdict"] == "ok"
     assert data["control"]["verdict"] == "identical"
@@ -118,14 +120,14 @@ def test_wrong_rules_are_bugs(name):
 
 def test_a_wrong_block_is_a_bug(monkeypatch):
     """The residual of a rejected prefix without its weight, so that neighbouring tokens depend on each other."""
-    right = core_rules._block_residual
-    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, SAMPLED).data["verdict"] == "ok"
+    right, config = core_rules._block_residual, replace(SAMPLED, texts=10)
+    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, config).data["verdict"] == "ok"
 
     def unweighted(draft, w, P, node, more):
         return right(draft, torch.ones_like(w), P, node, more)
 
     monkeypatch.setattr(core_rules, "_block_residual", unweighted)
-    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, SAMPLED).data["verdict"] == "BUG"
+    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, config).data["verdict"] == "BUG"
 
 
 def test_tokens_that_depend_on_the_one_before_are_seen():
@@ -141,7 +143,7 @@ def test_tokens_that_depend_on_the_one_before_are_seen():
 
 
 def test_a_lossy_rule_differs_and_is_no_bug():
-    outcome = verify(toy(rule="typical"), PROMPTS, SAMPLED)
+    outcome = verify(toy(rule="typical"), PROMPTS, replace(SAMPLED, texts=6))
     assert outcome.data["verdict"] == "lossy"
     assert "lossy" in outcome.warnings[0]
 
@@ -230,7 +232,8 @@ def test_a_tie_is_no_bug():
     class Tied(Shifty):
         scale = 1e-12
 
-    rows = verify(LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3), PROMPTS, FEW).data["greedy"]
+    llm = LLM(Tied(vocab=5), RandomDrafter(5), draft_tokens=3)
+    rows = verify(llm, PROMPTS, replace(FEW, checks=("greedy",))).data["greedy"]
     assert "BUG" not in {row["verdict"] for row in rows}
     assert "tie within measured noise" in {row["verdict"] for row in rows}
 
@@ -264,12 +267,6 @@ def test_interruption_keeps_what_was_checked(tmp_path):
     assert (kept.complete, kept.data["control"]["verdict"], kept.data["distribution"]) == (False, "identical", [])
     assert len(kept.data["greedy"]) > 6
     assert kept.data["coupled"] == []
-
-
-def test_progress_is_counted_right():
-    calls = []
-    verify(toy(), PROMPTS, FEW, advance=lambda: calls.append(1))
-    assert len(calls) == steps(PROMPTS, FEW, 3)
 
 
 def test_bad_settings_are_refused():
