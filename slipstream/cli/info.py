@@ -77,8 +77,7 @@ def describe(model: str) -> dict[str, Any]:
         "loaded_bytes": seen.weight_bytes,
         "tokens": None if facts.tokenizer is None else len(facts.tokenizer.tokens),
         "kv_bytes_per_token": facts.kv_bytes(dtype.itemsize),
-        "mtp_bytes": seen.mtp_bytes[0],
-        "mtp_kv_bytes_per_token": seen.mtp_bytes[1],
+        "mtp_kv_bytes_per_token": round(seen.mtp_share * facts.kv_bytes(dtype.itemsize)),
         "tied_head": config.tie_embeddings,
         "sliding_window": sorted(set(windows)),
         "sliding_layers": len(windows),
@@ -129,9 +128,7 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         "experts": f"{experts['per_token']} of {experts['count']} per token" if experts else "none: dense",
         "positions": positions(facts),
         "context": f"{context(facts['context'], 'tokens')}, {render.size(facts['kv_bytes_per_token'])} of KV each",
-        "MTP layers": f"{render.size(mtp)}, {render.size(facts['mtp_kv_bytes_per_token'])} of KV for each token"
-        if (mtp := facts["mtp_bytes"])
-        else "",
+        "MTP layers": f"{render.size(mtp)} of KV for each token" if (mtp := facts["mtp_kv_bytes_per_token"]) else "",
         "source": "" if facts["source_context"] is None else f"{context(facts['source_context'], 'tokens')}, read once",
         "vocabulary": vocabulary(facts),
         "special": ", ".join(special) or "unknown",

@@ -125,6 +125,8 @@ def _write(
         writer.add_file_type(_NUMBERS[quantize])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_shape(writer, config, gguf)
+        if config.mask_token is not None:
+            writer.add_uint32(f"{_ARCHITECTURES[config.model_type]}.pard_token", config.mask_token)
         if tokenizer is None:
             writer.add_tokenizer_model("none")
         else:

@@ -94,6 +94,7 @@ def gguf_config(header: GgufHeader) -> DecoderConfig:
             "intermediate_size": header.setting("feed_forward_length"),
             "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
             "attention_bias": "blk.0.attn_q.bias" in tensors, "rope_parameters": rope, "sliding_window": None,
+            "pard_token": header.setting("pard_token"),
         }
     )  # fmt: skip
 

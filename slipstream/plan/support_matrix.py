@@ -129,6 +129,8 @@ def page() -> str:
         f"Every rule works with every cell: {said}. So does every batch size,",
         "and a draft model of any kind for a target of any kind; only encoder-decoders draft for encoder-decoders, and",
         "for nothing else. `eagle3` stands for EAGLE-3.1 and P-EAGLE, too, `dflash` for DSpark, `model` for PARD.",
+        "MTP layers are run by transformers: each family that brings them has attention (latent, linear, with sinks or",
+        "several rotary bases) or experts (shared, with sigmoid routing) that our own decoder lacks.",
         "`dflash` heads are run by PyTorch, beside native targets, too. A draft model's quantisation is chosen apart",
         "from the target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): "
         + ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())

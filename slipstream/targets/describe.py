@@ -72,13 +72,9 @@ class Described(ABC):
         return self.facts.kv_bytes(self.settings.dtype.itemsize)
 
     @cached_property
-    def mtp_bytes(self) -> tuple[int, int]:
-        """Bytes of the weights of the MTP layers that its checkpoint brings, and of their KV cache of one token, as if
-        they were like its own layers on average."""
-        shape = self.facts.config
-        share = mtp_layer_count(self.source) / shape.layers
-        tables = (2 - shape.tie_embeddings) * shape.vocab_size * shape.hidden_size / self.facts.parameters
-        return round(share * (1 - tables) * self.weight_bytes), round(share * self.kv_bytes)
+    def mtp_share(self) -> float:
+        """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
+        return mtp_layer_count(self.source) / self.facts.config.layers
 
     def usual_kv_tokens(self, requests: int) -> int | None:
         """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
@@ -193,9 +189,9 @@ def plan(
 ) -> MemoryPlan:
     """models: the draft models; heads: folders of draft heads; mtp: whether the target's MTP layers draft. Raises what
     reading their facts raises."""
-    draft, per_token = target.mtp_bytes if mtp else (0, 0)
-    draft += sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
-    per_token += target.kv_bytes + sum(model.kv_bytes for model in models)
+    share = target.mtp_share if mtp else 0.0
+    draft = round(share * target.weight_bytes) + sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
+    per_token = round((1 + share) * target.kv_bytes) + sum(model.kv_bytes for model in models)
     return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
 
 

@@ -87,6 +87,8 @@ class DraftOptions(Strict):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.parallel and self.depth < 2:
+            raise ParameterError("a parallel draft model was asked for one draft token", fix="give --depth 2 or more")
         if self.heads % self.kv_heads:
             raise ParameterError(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",

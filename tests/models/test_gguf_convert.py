@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models import gguf_convert
+from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import facts
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header
@@ -100,6 +101,11 @@ def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp
     assert (conversion.tokens, conversion.differing) == (0, None)
     assert not read_header(conversion.file).has_tokenizer
     assert facts(conversion.file).parameters == facts(checkpoint("llama")).parameters
+
+
+def test_a_parallel_draft_model_stays_one(tiny: Tiny, tmp_path: Path) -> None:
+    source = rewrite(clone(tiny.draft, tmp_path / "m"), pard_token=7)
+    assert DecoderConfig.load(convert_to_gguf(source, tmp_path / "a.gguf", "f16").file).mask_token == 7
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_k_m"])

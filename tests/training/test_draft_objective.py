@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from slipstream.errors import ParameterError
 from slipstream.training.draft_objective import masked_states
 from slipstream.training.methods import DraftOptions
 from slipstream.training.run import prepare
@@ -26,6 +27,11 @@ def test_masks_after_all_tokens_at_once_equal_a_pass_for_each(family: str, tmp_p
         for b, i in ((0, 0), (0, 5), (1, 8)):
             [alone] = model.states(torch.cat((tokens[b, : i + 1], torch.full((3,), MASK)))[None])
             torch.testing.assert_close(states[:, b, i], alone[0, i:])
+
+
+def test_one_token_is_not_drafted_in_parallel() -> None:
+    with pytest.raises(ParameterError, match="--depth 2"):
+        DraftOptions(parallel=True, depth=1)
 
 
 def test_a_parallel_draft_model_that_is_trained_further_keeps_its_mask_token(
