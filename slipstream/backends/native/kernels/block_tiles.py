@@ -124,8 +124,7 @@ def block_tile(b: Builder, form: Format) -> None:
                 b.store(begin, sums[r])
             for step in range(0, steps, 8 // form.bits):
                 place = b.gep(block, [WORD(form.group_heading + step * PANEL * form.bits // 2)])
-                if count > 1:
-                    b.fetch_ahead(place)
+                b.fetch_ahead(place)
                 for k, weights in enumerate(_quads(b, place, form)):
                     for r in range(count):
                         number = b.spread(b.load(b.gep(near, [WORD(words * r + step * (1 + form.wide) + k)]), align=4))

@@ -7,7 +7,7 @@ from slipstream.backends.native.kernels.attention import MOST_HEADS, parts_of, r
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.memory import address_of, integers, pointer, where
 from slipstream.backends.native.kernels.pool import share
-from slipstream.backends.native.kernels.processor import PANEL
+from slipstream.backends.native.kernels.processor import PANEL, lanes
 from slipstream.backends.native.kernels.products import ALIGN, BAND, PLAIN, tiles_of
 from slipstream.backends.native.kernels.records import BOARD, NOTHING
 
@@ -16,6 +16,9 @@ MIN_SHARED_BYTES = 1 << 15
 
 MIN_SHARED_NUMBERS = 1 << 15
 """Fewer numbers are prepared on one thread."""
+
+NARROW = lanes() < PANEL
+"""Whether a tile has at most two panels, whatever the format."""
 
 MIN_SHARED_SCORES = 1024
 """Attention over fewer scores runs on one thread."""
@@ -45,12 +48,14 @@ def _multiply(board, matrix, source, stride, rows, y, y_stride, add):
     preparation.rows, preparation.packed = rows, packed
     tiles = tiles_of(rows, matrix.most_rows)
     share(board, records.PREPARED, tiles, rows * matrix.columns > MIN_SHARED_NUMBERS)
-    outputs = ALIGN
+    bands, outputs = max(1, min(tiles, rows // BAND)), ALIGN
     if matrix.outs < 4 * ALIGN * board.threads and rows > 2:
         outputs = PANEL  # few outputs for many threads: narrow tiles, which are efficient with several rows
+    elif matrix.outs * bands < 16 * ALIGN * board.threads and (matrix.group > 0 or NARROW):
+        outputs = 2 * PANEL  # threads end at about the same time; a tile has at most two panels anyway
     job.matrix, job.packed, job.rows = where(matrix), packed, rows
-    job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, max(1, min(tiles, rows // BAND))
-    units = (matrix.outs + outputs - 1) // outputs * job.bands
+    job.y, job.stride, job.add, job.share, job.bands = y, y_stride, add, outputs, bands
+    units = (matrix.outs + outputs - 1) // outputs * bands
     share(board, records.PRODUCTS, units, matrix.outs * matrix.out_bytes > MIN_SHARED_BYTES)
 
 

@@ -188,9 +188,8 @@ def matrix_tile(b: Builder, form: Format) -> None:
         with cgutils.for_range(b, steps) as loop:
             row = b.place_at(numbers, b.mul(loop.index, WORD(4 * count * form.passes)), zero.type.element)
             step = [b.gep(start, [b.mul(loop.index, WORD(step_bytes))]) for start in starts]
-            if count > 1:
-                for place in step:
-                    b.fetch_ahead(place)
+            for place in step:
+                b.fetch_ahead(place)
             near = [_weights(b, place, form) for place in step]
             for k in range(form.passes):
                 for r in range(count):

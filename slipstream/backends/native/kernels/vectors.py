@@ -59,7 +59,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
     def fetch_ahead(self, pointer: Any) -> None:
         """Have the memory `AHEAD` bytes after a pointer brought into the cache; where none is mapped, nothing happens.
-        With several rows the processor has more to do than it can look ahead by itself."""
+        The processor looks ahead by itself, but not as far: not even with one row (measured)."""
         place, how = self.gep(pointer, [WORD(AHEAD)]), (INT(0), INT(3), INT(1))  # to read, into all caches
         self.built_in("llvm.prefetch.p0", ir.VoidType(), place, *how)
 
