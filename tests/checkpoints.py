@@ -16,10 +16,9 @@ from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 
 OTHER_TEXTS = ["SELECT column FROM table WHERE value > 17;\n", "INSERT INTO table VALUES (1, 2, 3);\n"]
 TEXTS = [
-    "def add(first, second):\n    return first + second\n",
-    "for name in names:\n    print(name)\n",
+    "def add(first, second):\n    return first + second\n", "for name in names:\n    print(name)\n",
     "naïve café 🎈 ☃\n",
-]
+]  # fmt: skip
 CONTEXT = 192
 SHAPE = {
     "vocab_size": 320, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -74,12 +74,10 @@ def test_text_with_half_of_a_surrogate_pair(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("model", "target"),
-        ("speculative_model", "draft"),
-        ("num_speculative_tokens", "draft_tokens"),
+        ("model", "target"), ("speculative_model", "draft"), ("num_speculative_tokens", "draft_tokens"),
         ("exector", "executor"),
     ],
-)
+)  # fmt: skip
 def test_a_parameter_of_another_program_is_answered_with_ours(name: str, meant: str) -> None:
     for given in ((), ("embedded",)):
         with pytest.raises(ParameterError, match=f"LLM has no parameter '{name}'. Fix: did you mean '{meant}'"):

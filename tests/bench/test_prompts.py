@@ -55,13 +55,11 @@ def test_the_embedded_prompts(tiny_llm):
         (["{"], r"bad\.jsonl, line 1, is not JSON"),
         ([{"prompt": "fine"}, '{"prompt": "broken'], r"line 2, is not JSON"),
         ([{"question": "?"}], r"line 1, holds no prompt; it has 'question'"),
-        ([{"prompt": "  "}], r"line 1, holds no prompt"),
-        ([{"turns": []}], r"line 1, holds no prompt"),
-        ([{"turns": ["a", 3]}], r"line 1, holds a turn that is not text"),
-        (["3"], r"line 1, is a int"),
+        ([{"prompt": "  "}], r"line 1, holds no prompt"), ([{"turns": []}], r"line 1, holds no prompt"),
+        ([{"turns": ["a", 3]}], r"line 1, holds a turn that is not text"), (["3"], r"line 1, is a int"),
         ([""], "holds no prompt"),
     ],
-)
+)  # fmt: skip
 def test_malformed_files(tmp_path, rows, said):
     with pytest.raises(PromptError, match=said):
         entries(lines(tmp_path / "bad.jsonl", *rows))

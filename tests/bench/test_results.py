@@ -26,12 +26,10 @@ def test_numbers_that_json_cannot_represent_become_null(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is not JSON"),
-        ("[]", "not a result file"),
-        ('{"format": "other"}', "not a result file"),
+        ("{", "is not JSON"), ("[]", "not a result file"), ('{"format": "other"}', "not a result file"),
         ('{"format": "slipstream-lab", "format_version": 2, "kind": "bench"}', "lacks settings, provenance"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_result_is_refused(tmp_path, text, said):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ResultError, match=said):

@@ -143,13 +143,10 @@ def test_the_table_says_how_prompts_were_chosen_and_how_many_outputs_loop(result
 def test_different_texts_are_classified_by_the_logit_gap_at_the_first_difference(results):
     rows = {row["key"]: row for row in results["contenders"]}
     assert {key: verdict(rows[key]) for key in ("plain", "draft", "suffix", "vllm", "int8", "transformers")} == {
-        "plain": "the reference",
-        "draft": "identical",
-        "suffix": "identical; not stable over rounds",
-        "vllm": "1 of 3 differ, at near-ties (gap up to 1e-05)",
-        "int8": "1 of 3 differ: other weights or arithmetic",
+        "plain": "the reference", "draft": "identical", "suffix": "identical; not stable over rounds",
+        "vllm": "1 of 3 differ, at near-ties (gap up to 1e-05)", "int8": "1 of 3 differ: other weights or arithmetic",
         "transformers": "**1 of 3 differ, at a gap of 0.25**",
-    }
+    }  # fmt: skip
     del rows["vllm"]["text"]["divergences"][0]["margin"]
     assert verdict(rows["vllm"]) == "1 of 3 differ, gaps unknown"
 

@@ -20,10 +20,8 @@ def test_turns_are_remembered(session, plain, capsys):
     assert capsys.readouterr().out == first
     session.handle("more")
     turns = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": "more"},
-    ]
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": first}, {"role": "user", "content": "more"},
+    ]  # fmt: skip
     assert capsys.readouterr().out == plain.chat(turns, params).text
     session.handle("/reset")
     session.handle("hi")

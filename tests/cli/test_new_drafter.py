@@ -34,11 +34,9 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_it_is_listed_with_its_needs_length_and_options(cli) -> None:
     assert json.loads(cli("drafters", "--json").out)["bigram"] == {
-        "is": "Bigram lookup: drafts what followed the newest token the last time it occurred",
-        "needs": "nothing",
-        "length": 7,
-        "longest": 8,
-    }
+        "is": "Bigram lookup: drafts what followed the newest token the last time it occurred", "needs": "nothing",
+        "length": 7, "longest": 8,
+    }  # fmt: skip
     assert "\n bigram " in cli("drafters").out
     assert json.loads(cli("drafters", "bigram", "--json").out) == {"reach": 256}
 

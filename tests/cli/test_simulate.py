@@ -159,12 +159,10 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        ["simulate", "--pairs"],
-        ["simulate"],
-        ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
+        ["simulate", "--pairs"], ["simulate"], ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
         ["info", "TINY", "TINY"],
     ],
-)
+)  # fmt: skip
 def test_every_prediction_states_its_assumptions(cli, tiny, command):
     arguments = [{"TINY": tiny.target}.get(word, word) for word in command]
     said = cli(*arguments).shown.lower()

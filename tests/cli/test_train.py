@@ -139,12 +139,10 @@ def test_before_the_first_step_nothing_is_saved_and_the_same_command_begins_agai
 @pytest.mark.parametrize(
     ("name", "call", "step", "number"),
     [
-        ("step", 1, 1, signal.SIGINT),
-        ("step", 3, 3, signal.SIGTERM),
-        ("evaluate", 3, 2, signal.SIGINT),
+        ("step", 1, 1, signal.SIGINT), ("step", 3, 3, signal.SIGTERM), ("evaluate", 3, 2, signal.SIGINT),
         ("save", 1, 4, signal.SIGTERM),
     ],
-)
+)  # fmt: skip
 def test_a_step_that_was_begun_is_saved_and_exported_and_the_resuming_command_is_shown(
     name: str, call: int, step: int, number: int, stopped: Any, train: Any, tmp_path: Path
 ) -> None:

@@ -27,13 +27,11 @@ from tests.heads.tiny_heads import dflash_config, dflash_drafter, dflash_head
 from tests.targets.toy import ToyTarget
 
 KINDS: dict[str, dict[str, Any]] = {
-    "dflash": {},
-    "causal": {"causal": True},
-    "dspark": {"from_anchor": True, "markov_rank": 3},
+    "dflash": {}, "causal": {"causal": True}, "dspark": {"from_anchor": True, "markov_rank": 3},
     "one layer with a window": {"decoder": {"windows": (5, None)}, "causal_windows": True},
     "windows on both sides": {"decoder": {"windows": (4, 4)}},
     "a draft vocabulary": {"draft_vocab": V - 2, "own_lm_head": True, "markov_rank": 3},
-}
+}  # fmt: skip
 
 
 def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int]) -> Tensor:

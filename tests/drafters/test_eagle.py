@@ -124,12 +124,9 @@ class TestDraftTokens:
             n = len(taps)
             mask = [eagle_head.config.mask_token] * (calls - 1)
             _, x = dense(
-                eagle_head,
-                [*text[1:], *mask],
-                eagle_head.fuse(list(taps.split(V, -1))),
-                torch.ones(n, n).tril().bool(),
-                list(range(n)),
-            )
+                eagle_head, [*text[1:], *mask], eagle_head.fuse(list(taps.split(V, -1))),
+                torch.ones(n, n).tril().bool(), list(range(n)),
+            )  # fmt: skip
             for j, token in enumerate(drafted):
                 logits = torch.full((V,), -torch.inf, dtype=torch.float64)
                 logits[eagle_head.target_ids] = eagle_head.logits(x[n - calls + j])
@@ -249,9 +246,6 @@ class TestDistributions:
             seq.tokens[-1] = 1  # replaces what was sampled: the same text for every seed
             shapes.add(len(drafter.propose([seq], [1])))
         assert len(shapes) == 1
-
-
-# --- making it -----------------------------------------------------------------------------------------------------
 
 
 class TestMaking:

@@ -155,9 +155,6 @@ def test_an_interrupt_is_not_swallowed() -> None:
         finish([sequence(TOY, PROMPT)], TOY, Guard(Faulty(TOY, interrupt), TOY))
 
 
-# --- faults that depend on what was drawn ---------------------------------------------------------------------------
-
-
 V, BAD, TEXT = 4, 1, [0, 2, 2]
 AFTER = len(TEXT) + 2
 """Length of the text when the drafter cannot go on after BAD: its first draft token, once one token was said."""

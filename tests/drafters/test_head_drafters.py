@@ -105,14 +105,11 @@ def test_a_target_without_hidden_states_is_refused_by_name(name: str) -> None:
 
 
 FITTING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "eagle": ("eagle", {}, {}),
-    "eagle, tree": ("eagle", {}, {"shape": "tree", "width": 3, "nodes": 8}),
-    "eagle3": ("eagle3", {}, {}),
-    "eagle3, tree": ("eagle3", {}, {"shape": "tree", "width": 3, "nodes": 8}),
-    "dflash": ("dflash", {}, {}),
-    "dflash, causal": ("dflash", {"causal": True}, {}),
+    "eagle": ("eagle", {}, {}), "eagle, tree": ("eagle", {}, {"shape": "tree", "width": 3, "nodes": 8}),
+    "eagle3": ("eagle3", {}, {}), "eagle3, tree": ("eagle3", {}, {"shape": "tree", "width": 3, "nodes": 8}),
+    "dflash": ("dflash", {}, {}), "dflash, causal": ("dflash", {"causal": True}, {}),
     "dspark": ("dflash", {"from_anchor": True, "markov_rank": 3}, {}),
-}
+}  # fmt: skip
 """Drafter, changes to its head, and options."""
 
 

@@ -72,16 +72,13 @@ TARGET = Oracle(toy_target())
 DRAFT = Oracle(toy_draft())
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "none": NoDrafter,
-    "ngram chain": NgramDrafter,
-    "draft model": lambda: ModelDrafter(toy_draft(), V),
+    "none": NoDrafter, "ngram chain": NgramDrafter, "draft model": lambda: ModelDrafter(toy_draft(), V),
     "parallel draft model": lambda: ModelDrafter(MaskedToy(V + 1, order=2, seed=6, sharpness=0.8), V),
-    "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)),
-    "sampled tree": lambda: ToyDrafter(DRAFT, (2, 2)),
+    "sampled chain": lambda: ToyDrafter(DRAFT, (1, 1, 1)), "sampled tree": lambda: ToyDrafter(DRAFT, (2, 2)),
     "sampled tree, with replacement": lambda: ToyDrafter(DRAFT, (2, 2), replacement=True),
     "scripted": lambda: ScriptedDrafter({tuple(PROMPT): TARGET.greedy(PROMPT, 4)}, V, wrong_at(1)),
     "random": lambda: RandomDrafter(V, sampled=False),
-}
+}  # fmt: skip
 
 
 class ToyDrafter(RandomDrafter):

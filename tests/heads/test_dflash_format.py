@@ -22,13 +22,10 @@ HEADS: dict[str, dict[str, Any]] = {
     "dspark": {"from_anchor": True, "markov_rank": 3},
     "a window": {"decoder": {"windows": (None, 7)}, "causal_windows": True},
     "windows on both sides, reduced": {
-        "decoder": {"windows": (7, 7)},
-        "draft_vocab": 4,
-        "own_lm_head": True,
-        "markov_rank": 3,
+        "decoder": {"windows": (7, 7)}, "draft_vocab": 4, "own_lm_head": True, "markov_rank": 3,
     },
     "biases": {"decoder": {"qkv_bias": True, "o_bias": True}},
-}
+}  # fmt: skip
 
 
 @pytest.fixture

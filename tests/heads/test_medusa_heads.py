@@ -22,13 +22,10 @@ from tests.heads.dense_eagle import Damage, assert_refused
 from tests.heads.tiny_heads import head_host, tiny_heads
 
 KINDS = {
-    "plain": {},
-    "two blocks": {"layers": 2},
-    "no bias": {"bias": False, "layers": 2},
-    "borrowed lm_head": {"own_lm_head": False},
-    "truncated": {"draft_vocab": 6},
+    "plain": {}, "two blocks": {"layers": 2}, "no bias": {"bias": False, "layers": 2},
+    "borrowed lm_head": {"own_lm_head": False}, "truncated": {"draft_vocab": 6},
     "truncated and borrowed": {"draft_vocab": 6, "own_lm_head": False, "layers": 2},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=KINDS)
@@ -50,9 +47,6 @@ def by_hand(heads: MedusaHeads, hidden: torch.Tensor) -> torch.Tensor:
             x = x + F.silu(F.linear(x, heads.blocks[layer, k], bias))
         rows.append(F.linear(x, heads.lm_head if heads.lm_heads is None else heads.lm_heads[k]))
     return torch.stack(rows, 1)
-
-
-# --- what they compute ------------------------------------------------------------------------------------------------
 
 
 def test_all_heads_at_once_are_each_head_by_itself(heads: MedusaHeads) -> None:
@@ -102,9 +96,6 @@ def test_new_heads_propose_the_targets_next_token() -> None:
 def test_heads_without_an_lm_head_are_refused() -> None:
     with pytest.raises(PairError, match="no lm_head"):
         MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))(torch.randn(1, 8))
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def in_blocks(name: str, layers: int) -> str:
@@ -246,9 +237,6 @@ def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
     save_file({"token_map": torch.arange(3)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="no residual block"):
         load_medusa(tmp_path)
-
-
-# --- heads and target -------------------------------------------------------------------------------------------------
 
 
 def test_heads_take_the_dtype_and_the_lm_head_of_the_target() -> None:

@@ -80,14 +80,12 @@ def test_texts_of_our_own_families_may_run_in_our_own_decoder(tiny: Tiny) -> Non
 
 ENDS = list(range(20))
 SETTINGS: dict[str, dict[str, Any]] = {
-    "repetition penalty": {"repetition_penalty": 1.7},
-    "bad words": {"bad_words_ids": [[63], [40, 44], [56, 48]]},
+    "repetition penalty": {"repetition_penalty": 1.7}, "bad words": {"bad_words_ids": [[63], [40, 44], [56, 48]]},
     "least new tokens": {"min_new_tokens": 8, "eos_token_id": ENDS},
-    "least length": {"min_length": 11, "eos_token_id": ENDS},
-    "an early end, padded": {"eos_token_id": ENDS},
+    "least length": {"min_length": 11, "eos_token_id": ENDS}, "an early end, padded": {"eos_token_id": ENDS},
     "bias": {"sequence_bias": [[[4], 3.0], [[9], -7.5]]},
     "suppressed": {"suppress_tokens": [1, 2, 3, 40], "renormalize_logits": True},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -215,9 +213,6 @@ def test_new_weights_are_seen_in_the_next_call() -> None:
     wanted = of.generate(ONE, do_sample=False, max_new_tokens=6)
     assert torch.equal(of.generate(ONE, do_sample=False, max_new_tokens=6, custom_generate=fast), wanted)
     assert not torch.equal(before, wanted)
-
-
-# --- refusals -----------------------------------------------------------------------------------------------------
 
 
 class Unknown(LogitsProcessor):

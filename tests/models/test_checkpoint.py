@@ -289,16 +289,14 @@ def test_the_hub_cache_may_link_to_its_blobs(copy: Callable[..., Path], tmp_path
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"executor": "tensorflow"}, "auto, native, torch"),
-        ({"dtype": "int3"}, "float64, float32"),
-        ({"executor": "native", "dtype": "float64"}, "float32"),
-        ({"executor": "native", "quantize": "int3"}, "w8a16"),
+        ({"executor": "tensorflow"}, "auto, native, torch"), ({"dtype": "int3"}, "float64, float32"),
+        ({"executor": "native", "dtype": "float64"}, "float32"), ({"executor": "native", "quantize": "int3"}, "w8a16"),
         ({"executor": "torch", "quantize": "w8a16"}, "executor='native'"),
         ({"executor": "native", "kv_dtype": "bfloat16"}, "float16"),
         ({"executor": "torch", "quantize": "int4", "dtype": "float64"}, "executor='native'"),
         ({"executor": "torch", "chunk": 0}, "chunk"),
     ],
-)
+)  # fmt: skip
 def test_an_unsupported_setting_is_refused(settings, says, checkpoint):
     with pytest.raises(ParameterError, match=says):
         Decoder.load(checkpoint("llama"), device="cpu", **settings)

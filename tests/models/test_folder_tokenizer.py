@@ -212,20 +212,15 @@ def test_tokens_and_templates_beside_the_tokenizer_are_read_by_transformers(tmp_
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("tokenizer.json", "{"),
-        ("tokenizer.json", '{"model": {"type": "New"}, "added_tokens": []}'),
-        ("tokenizer_config.json", "{"),
-        ("chat_template.jinja", b"\xff"),
+        ("tokenizer.json", "{"), ("tokenizer.json", '{"model": {"type": "New"}, "added_tokens": []}'),
+        ("tokenizer_config.json", "{"), ("chat_template.jinja", b"\xff"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_file_is_an_error_of_loading(tmp_path, file, text):
     folder_of(tmp_path)
     (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(LoadError, match="no tokenizer could be loaded"):
         load_tokenizer(tmp_path)
-
-
-# --- the rest of a transformers tokenizer ----------------------------------------------------------------------------
 
 
 @pytest.fixture

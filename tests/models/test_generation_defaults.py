@@ -19,12 +19,10 @@ from tests.checkpoints import Tiny
 
 PROMPT, TOKENS = [5, 17, 40, 17, 5], 24
 RULES: dict[str, dict[str, Any]] = {
-    "repetition penalty": {"repetition_penalty": 1.5},
-    "bad words": {"bad_words_ids": [[0], [79], [130, 115]]},
-    "suppressed ids": {"suppress_tokens": [3, 130]},
-    "least tokens": {"min_new_tokens": 20, "eos_token_id": [0, 8, 79]},
+    "repetition penalty": {"repetition_penalty": 1.5}, "bad words": {"bad_words_ids": [[0], [79], [130, 115]]},
+    "suppressed ids": {"suppress_tokens": [3, 130]}, "least tokens": {"min_new_tokens": 20, "eos_token_id": [0, 8, 79]},
     "together": {"repetition_penalty": 1.2, "suppress_tokens": [95], "bad_words_ids": [[9]], "min_new_tokens": 3},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -89,12 +87,10 @@ def test_settings_that_are_not_honoured_are_named(shipped: Callable[..., Path], 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"repetition_penalty": -1}, "repetition_penalty is -1"),
-        ({"temperature": "hot"}, "temperature is 'hot'"),
-        ({"bad_words_ids": [3]}, "cannot be honoured"),
-        ({"suppress_tokens": [-2]}, "cannot be honoured"),
+        ({"repetition_penalty": -1}, "repetition_penalty is -1"), ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"bad_words_ids": [3]}, "cannot be honoured"), ({"suppress_tokens": [-2]}, "cannot be honoured"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name(settings, message, shipped):
     with pytest.raises(ParameterError, match=message):
         LLM(shipped(**settings))

@@ -92,19 +92,14 @@ class Speculation:
 def speculations(scratch: Path) -> dict[str, Speculation]:
     """Every registered drafter, most of them in several shapes. scratch: see `make_scratch`."""
     return {
-        "none": Speculation(None),
-        "model": Speculation("embedded"),
-        "layerskip": Speculation("layerskip", {"exit": 4}),
-        "ngram": Speculation("ngram", {}, 10),
-        "suffix": Speculation("suffix", {}, 10),
-        "lookahead": Speculation("lookahead", {}, 8),
-        "medusa": Speculation("medusa"),
-        "eagle": Speculation("eagle", {"head": scratch / "eagle"}),
-        "eagle3": Speculation("eagle3", {}, 5),
+        "none": Speculation(None), "model": Speculation("embedded"), "layerskip": Speculation("layerskip", {"exit": 4}),
+        "ngram": Speculation("ngram", {}, 10), "suffix": Speculation("suffix", {}, 10),
+        "lookahead": Speculation("lookahead", {}, 8), "medusa": Speculation("medusa"),
+        "eagle": Speculation("eagle", {"head": scratch / "eagle"}), "eagle3": Speculation("eagle3", {}, 5),
         "eagle3, tree": Speculation("eagle3", {"shape": "tree", "width": 2, "nodes": 8}),
         "hybrid": Speculation("hybrid", {"model": "embedded"}, 10),
         "suffix+eagle3": Speculation(["suffix", "eagle3"], {}, 10),
-    }
+    }  # fmt: skip
 
 
 def rules(name: str) -> list[str]:
@@ -146,11 +141,9 @@ def set_up(llm: LLM, speculation: Speculation, rule: str = "rejection") -> None:
 def text_of(done: Completion) -> dict[str, Any]:
     """The text of a completion."""
     return {
-        "ids": done.token_ids,
-        "text": done.text,
-        "finish": [done.finish_reason, done.stop_cause],
+        "ids": done.token_ids, "text": done.text, "finish": [done.finish_reason, done.stop_cause],
         "prompt": done.prompt_token_ids,
-    }
+    }  # fmt: skip
 
 
 COURSE = ("drafted", "steps", "proposed", "accepted", "undrafted", "histogram", "position_rates")
@@ -231,11 +224,8 @@ def make_eagle(folder: Path, recording: Recording) -> None:
         layer + "mlp.down_proj.weight": waves(width, inner, 3.1),
     }
     own = {
-        "architectures": ["LlamaForCausalLMEagle"],
-        "num_hidden_layers": 1,
-        "intermediate_size": inner,
-        "bias": False,
-    }
+        "architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1, "intermediate_size": inner, "bias": False,
+    }  # fmt: skip
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(shape | own | {"tie_word_embeddings": False}))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -251,10 +241,8 @@ ALIASES = tuple(pinned("names")["aliases"])
 """Option names of other programs, which are accepted."""
 
 STDIN = {
-    "generate - -n 4 -q": "import os\n",
-    "chat -n 4": "hello\n/stats\n/quit\n",
-    "chat --raw -n 4 --system hello": "x\n",
-}
+    "generate - -n 4 -q": "import os\n", "chat -n 4": "hello\n/stats\n/quit\n", "chat --raw -n 4 --system hello": "x\n",
+}  # fmt: skip
 
 
 def run_command(line: str, scratch: Path) -> tuple[int, str, str]:

@@ -167,8 +167,6 @@ def test_trees_are_wider_than_they_are_deep():
     assert tree.prediction().speedup < replace(tree, width=1.0).prediction().speedup
 
 
-# --- end to end, with slow parts -------------------------------------------------------------------------------------
-
 QUICK = TuneConfig(tokens=12, rounds=3, confirm=1)
 
 

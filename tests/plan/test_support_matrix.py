@@ -31,14 +31,12 @@ from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 
 MODELS: dict[str, Callable[[], Any]] = {
     "decoder": lambda: random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).double(),
-    "packed": lambda: random_model("stablelm"),
-    "one each": lambda: random_model("bloom"),
-    "states": lambda: random_model("lfm2"),
-    "one by one": lambda: random_model("jamba"),
+    "packed": lambda: random_model("stablelm"), "one each": lambda: random_model("bloom"),
+    "states": lambda: random_model("lfm2"), "one by one": lambda: random_model("jamba"),
     "encoder-decoder": lambda: random_encoder_decoder("t5"),
     "encoder-decoder, one each": lambda: random_encoder_decoder("mvp", max_position_embeddings=256),
     "gguf": lambda: random_gguf(),
-}
+}  # fmt: skip
 PROMPTS = [[5, 9, 33], [7, 8, 7, 8, 7, 8], [1]]
 PARAMS = SamplingParams(max_tokens=8)
 

@@ -79,12 +79,10 @@ def test_sigterm_saves_and_exits(tiny: BaseConfig, packages: list[Package], monk
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"budget_minutes": 1.0}, "budget"),
-        ({"role": "judge"}, "judge"),
-        ({"length": 60}, "60"),
+        ({"budget_minutes": 1.0}, "budget"), ({"role": "judge"}, "judge"), ({"length": 60}, "60"),
         ({"role": "draft", "teacher": Path("nowhere")}, "nowhere"),
     ],
-)
+)  # fmt: skip
 def test_impossible_settings_are_refused(tiny: BaseConfig, change: dict[str, object], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Trainer(replace(tiny, **change))  # type: ignore[arg-type]

@@ -23,10 +23,8 @@ Tools: {{ tools | tojson }} as <tool_call><|end|>
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "$defs": {"City": {"enum": ["Rome", "Oslo"]}},
-}
+    "required": ["city", "days"], "additionalProperties": False, "$defs": {"City": {"enum": ["Rome", "Oslo"]}},
+}  # fmt: skip
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "now"}},

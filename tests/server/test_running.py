@@ -199,8 +199,6 @@ def test_a_client_that_goes_while_a_piece_is_sent_ends_its_stream(later: int) ->
     assert len(sent) < MANY / 10
 
 
-# --- no token is possible ---------------------------------------------------------------------------------------------
-
 V = 4096
 ALL = list(range(V))
 EVERY = dict.fromkeys(map(str, ALL), -100)
@@ -210,13 +208,11 @@ USER = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     "fields",
     [
-        {"logit_bias": EVERY},
-        {"bad_words": [[token] for token in ALL]},
-        {"stop_token_ids": ALL, "min_tokens": 1},
+        {"logit_bias": EVERY}, {"bad_words": [[token] for token in ALL]}, {"stop_token_ids": ALL, "min_tokens": 1},
         {"logit_bias": {str(token): -100 for token in ALL[::2]}, "bad_words": [[token] for token in ALL[1::2]]},
     ],
     ids=lambda fields: " and ".join(fields),
-)
+)  # fmt: skip
 @pytest.mark.parametrize(
     "more", [{}, {"temperature": 0}, {"stream": True, "n": 2}, {"speculation": {"enabled": False}}]
 )
@@ -232,10 +228,8 @@ def test_parameters_that_forbid_every_first_token_are_refused(host: Host, fields
 def test_a_form_none_of_whose_first_tokens_is_allowed_is_refused(host: Host) -> None:
     beginning = [token for token in ALL if host.service.token_text(token).startswith("x")]
     body = {
-        "prompt": "a",
-        "structured_outputs": {"regex": "x+"},
-        "logit_bias": dict.fromkeys(map(str, beginning), -100),
-    }
+        "prompt": "a", "structured_outputs": {"regex": "x+"}, "logit_bias": dict.fromkeys(map(str, beginning), -100),
+    }  # fmt: skip
     assert "as the first one" in refused(host.post(PATH, **body), 400)
 
 
@@ -244,11 +238,9 @@ def test_a_dead_end_in_the_middle_of_a_text_ends_its_request_alone(host: Host, t
     """The form is x, then y, which is forbidden."""
     y = [token for token in ALL if "y" in host.service.token_text(token)]
     dead = {
-        "prompt": "a",
-        "structured_outputs": {"regex": "xy"},
-        "bad_words": [[token] for token in y],
+        "prompt": "a", "structured_outputs": {"regex": "xy"}, "bad_words": [[token] for token in y],
         "temperature": temperature,
-    }
+    }  # fmt: skip
     well = {"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
     text = host.post(PATH, **well).json()["choices"][0]["text"]
     with ThreadPoolExecutor(3) as pool:

@@ -187,10 +187,8 @@ def test_changed_data_is_refused_in_the_same_folder(encoder: Encoder, tmp_path: 
 
 def test_large_vocabularies_and_masks_are_stored_correctly(tmp_path: Path) -> None:
     documents: list[tuple[list[int], list[bool] | None]] = [
-        ([70000, 5, 6], [False, True, True]),
-        ([7], None),
-        ([8, 9], [True, False]),
-    ]
+        ([70000, 5, 6], [False, True, True]), ([7], None), ([8, 9], [True, False]),
+    ]  # fmt: skip
     write_masked(tmp_path / "s.bin", documents, 151_000, vocab_size=152_000)
     stream = Stream.open(tmp_path / "s.bin", whole=False)
     assert stream.tokens.dtype == np.uint32

@@ -135,9 +135,6 @@ def on_torch(shape: str, **changes: Any) -> TorchExecutor:
     return TorchExecutor(decoder, weights(decoder))
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
-
-
 def ids(n: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     return torch.randint(3, vocab, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 

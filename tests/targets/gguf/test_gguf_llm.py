@@ -30,11 +30,8 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
 PROMPTS = [
-    "def add(first, second):\n    return",
-    "naïve café 🎈",
-    "for name in names:\n    print(name)\nfor name in",
-    "x",
-]
+    "def add(first, second):\n    return", "naïve café 🎈", "for name in names:\n    print(name)\nfor name in", "x",
+]  # fmt: skip
 PARAMS = SamplingParams(max_tokens=24)
 
 
