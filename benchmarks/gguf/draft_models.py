@@ -33,7 +33,7 @@ from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
 
 TOKENS = 96
-SETTINGS = ((16, 0.75), (4, 0.75), (4, 0.5))
+SETTINGS = ((16, 0.75), (8, 0.5), (4, 0.5), (4, 0.25))
 """Of rivals: most draft tokens, and the probability below which the draft model drafts no further. The first are
 llama.cpp's own defaults."""
 OURS = {"plain": "none", "draft model": "model", "suffix tree before it": "suffix,model"}
@@ -54,6 +54,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=SIZES, default="510M")
     parser.add_argument("--bits", type=int, choices=BITS, default=8)
     parser.add_argument("--data", type=Path, required=True, help="folder with humaneval/")
+    parser.add_argument("--draft-bits", type=int, choices=BITS, help="of all draft models; as the target")
     parser.add_argument("--each", type=int, default=10, help="prompts")
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--files", type=Path, default=ROOT / "build" / "gguf", help="where converted models are kept")
@@ -85,18 +86,21 @@ def main(words: Seq[str] | None = None) -> int:
     file = options.data / "humaneval" / "HumanEval.jsonl"
     neighbours, draft = OtherProcesses(), draft_model(options.files)
     prompts = list(islice(without_loops(file), options.each))
+    draft_bits = options.draft_bits or options.bits
+    drafts = {side.who: side for side in BITS[draft_bits]}
     ways: dict[str, Any] = {}
     for side in BITS[options.bits]:
         worker = started(side, options.model, options.files)
         if side.who == SLIPSTREAM:
             target = str(file_of(options.model, side.kind, options.files))
-            worker.call("load", name="model", file=target, threads=THREADS, quantize=side.quantize,
-                        draft=str(draft), drafters=OURS)  # fmt: skip
+            small = {"draft": str(draft), "drafters": OURS, "draft_quantize": drafts[side.who].quantize or "none"}
+            worker.call("load", name="model", file=target, threads=THREADS, quantize=side.quantize, **small)
             ways |= {f"{side.label}, {way}": (worker, {"name": way, "drafted": True}) for way in OURS}
         else:
-            small = options.files / f"draft-46M-{side.kind}.gguf"
+            kind = drafts[side.who].kind
+            small = options.files / f"draft-46M-{kind}.gguf"
             if not small.exists():
-                convert_to_gguf(draft, small, side.kind.lower())
+                convert_to_gguf(draft, small, kind.lower())
             target = str(file_of(options.model, side.kind, options.files))
             worker.call("load", name="with draft", file=target, threads=THREADS, draft=str(small))
             ways[f"{side.label}, plain"] = worker, {"name": "model", "drafted": False}
@@ -131,9 +135,10 @@ def main(words: Seq[str] | None = None) -> int:
             worker.close()
     command = ["python", "-m", "benchmarks.gguf.draft_models", *(sys.argv[1:] if words is None else words)]
     source = provenance(options.model, str(draft), {file.name: digest([file])}, command)
-    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "bits": options.bits}
+    source |= {"versions": seen, "neighbours": neighbours.share(), "model": options.model, "bits": options.bits,
+               "draft_bits": draft_bits}  # fmt: skip
     results = {"schema": 1, "provenance": source, "passes": options.passes, **summary(whole, later, texts)}
-    name = f"draft-{options.model}-{options.bits}-bits"
+    name = f"draft-{options.model}-{options.bits}-{draft_bits}-bits"
     table = document(results, [heading, noise, figures, rates])
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -167,7 +172,7 @@ def summary(whole: Cells, later: Cells, texts: dict[str, list[list[int]]]) -> di
 def heading(results: dict[str, Any]) -> list[str]:
     source = results["provenance"]
     return [
-        f"# A {MODELS[source['model']]}, in {source['bits']} bits with a draft model of 46M",
+        f"# A {MODELS[source['model']]}, in {source['bits']} bits with a draft model of 46M in {source['draft_bits']}",
         "",
         f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
         f"{source['commit']}, {results['passes']} passes. {results['prompts']} prompts of HumanEval, {TOKENS} tokens; "

@@ -29,16 +29,17 @@ def load(
     draft: str | None = None,
     draft_tokens: int | str = AUTO,
     drafters: Mapping[str, str] | None = None,
+    draft_quantize: str | None = None,
 ) -> dict[str, Any]:
     """Load a file under a name, plain, and with drafters as the command line takes them: names of the registry,
     separated by commas, and a draft model or head. drafters: further ones for the same target, by name, with the draft
-    model in the format of the target."""
+    model in the format `draft_quantize`."""
     models[name] = LLM(file, threads=threads, quantize=quantize)
     chosen, options = asked(names_of(drafter), draft)
     drafting[name] = LLM(models[name].target, chosen, draft_options=options, draft_tokens=draft_tokens)
     for other, names in (drafters or {}).items():
         chosen, options = asked(names_of(names), draft)
-        drafting[other] = LLM(models[name].target, chosen, draft_options=options, draft_quantize=quantize)
+        drafting[other] = LLM(models[name].target, chosen, draft_options=options, draft_quantize=draft_quantize)
     return {}
 
 
