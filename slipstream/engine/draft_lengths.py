@@ -290,7 +290,7 @@ class DraftLengths:
             usual = float(self._forward.estimate(np.array([rows]))[0])
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
-            self._enter(tokens - (step.draft + usual) / plain)
+            self._enter(tokens - (step.draft + usual) / plain, bounded=False)  # a long prompt is no bad moment
             return
         if self._trial:
             self._trial -= 1
@@ -322,9 +322,10 @@ class DraftLengths:
         without, with_them = self._forward.estimate(np.array([tokens, whole])).tolist()
         return replace(step, draft=draft, rest=step.rest - (with_them - without))
 
-    def _enter(self, gained: float) -> None:
-        """Into the account. What a lookup owes has a bound: else one bad moment would end its drafts for good."""
-        least = -MOST_SAVED if self.whole else -math.inf
+    def _enter(self, gained: float, bounded: bool = True) -> None:
+        """Into the account. What a drafter that ends its drafts itself owes has a bound: else one bad moment would end
+        them for good."""
+        least = min(self._saved, -MOST_SAVED) if self.whole and bounded else -math.inf
         self._saved = min(MOST_SAVED, max(least, self._saved + gained))
 
     def _begin_trial(self) -> None:

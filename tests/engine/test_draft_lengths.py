@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.drafters.acceptance_stats import ConfidenceStats
 from slipstream.drafters.lookups import ROW_COST
-from slipstream.engine.draft_lengths import DRAW_COST, TRIAL_STEPS, DraftLengths, Step
+from slipstream.engine.draft_lengths import DRAW_COST, SAVED_FIRST, TRIAL_SHARE, TRIAL_STEPS, DraftLengths, Step
 from slipstream.engine.step_history import Times
 
 
@@ -400,6 +400,22 @@ def test_the_cost_of_a_row_grows_with_what_drafts_gain() -> None:
         policy.choose([accepted], [8])
         costs.append(policy.row_costs[0])
     assert costs == pytest.approx([0.1 * 2 / 1.4, 0.1 * 4 / 1.4], rel=0.01)
+
+
+def test_a_drafter_that_read_a_long_prompt_for_nothing_owes_all_of_it() -> None:
+    """It is tried again when plain decoding has saved what that took, at 1 % of a plain step each."""
+    policy = DraftLengths(8, whole=True)
+    for _ in range(20):
+        policy.learn(Step([0], [0], rest=1.0))
+    policy.learn(Step([0], [4], [4], [0], 100.0, 1.0, catching_up=True))
+    for _ in range(TRIAL_STEPS):  # that cost and gain nothing
+        policy.learn(Step([0], [4], [0], [0], 0.0, 1.0, drawn=1))
+    plain = 0
+    while policy.choose([0], [8]) == [0]:
+        policy.learn(Step([0], [0], rest=1.0))
+        plain += 1
+        policy.joined()
+    assert plain == pytest.approx((100 - SAVED_FIRST) / TRIAL_SHARE, rel=0.01)
 
 
 def test_drawing_a_token_costs_what_a_further_one_takes() -> None:
