@@ -1,12 +1,12 @@
 """Report of a trace: who proposed what; on a page the text in colours, and the acceptance rate over time."""
 
-from html import escape
 from typing import Any
 
 from slipstream.bench import plots
 from slipstream.bench.plots import Plot
 from slipstream.bench.results import Result
 from slipstream.bench.tables import Column, Section, Table, percent, words
+from slipstream.templates import filled
 
 BEFORE = 400
 """Characters of the prompt's end that are shown."""
@@ -47,45 +47,29 @@ def proposers(data: dict[str, Any]) -> list[str]:
 
 def text(result: Result) -> str:
     """HTML of the tokens and the legend. Where a pointer rests on a token, the browser shows its `label`."""
-    data, who = result.data, proposers(result.data)
-    legend = "".join(
-        f'<li><span class="t by{i}">{escape(name)}</span> '
-        f"{'chosen by the target itself' if name == 'target' else 'proposed, and accepted'}</li>"
-        for i, name in enumerate(who)
+    data, prompt = result.data, result.data["prompt"]["text"]
+    return filled(
+        "trace.html",
+        who=proposers(data),
+        prompt=("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:],
+        tokens=list(zip(data["tokens"], data["pieces"], strict=False)),
+        words=data["vocabulary"],
+        distribution=result.settings["distribution"],
+        visible=visible,
+        label=label,
     )
-    spans = []
-    for i, (token, piece) in enumerate(zip(data["tokens"], data["pieces"], strict=False)):
-        lost = "".join(
-            f'<del class="by{who.index(g["by"])}">{visible(str(data["vocabulary"][str(g["token"])]))}</del>'
-            for g in token["rejected"]
-        )
-        spans.append(
-            f'{lost}<span class="t by{who.index(token["by"])}" title="{escape(label(data, i))}">{visible(piece)}</span>'
-        )
-    prompt = data["prompt"]["text"]
-    before = ("… " if len(prompt) > BEFORE else "") + prompt[-BEFORE:]
-    note = (
-        "p is of the softmax of the target's logits, because temperature 0 makes the distribution one-hot."
-        if result.settings["distribution"] == "softmax"
-        else "p is of the distribution that verification used, after temperature and filters."
-    )
-    return f"""<h2>The text</h2>
-<ul class="legend">{legend}<li><label><input type="checkbox" class="show-lost"> show rejected tokens</label></li></ul>
-<pre class="tokens"><span class="prompt">{escape(before)}</span>{"".join(spans)}</pre>
-<p class="note">Point at a token for its step, its probability p under the target, and q under the drafter. {note}
-A draft token without q was chosen deterministically.</p>"""
 
 
 def visible(piece: str) -> str:
-    """Escaped text in which a token of only white space is visible."""
+    """The text, or marks in which a token of only white space is visible."""
     if piece and not piece.strip():
         piece = piece.replace("\n", "⏎\n").replace("\t", "⇥")
-    return escape(piece) or "·"
+    return piece or "·"
 
 
-def label(data: dict[str, Any], i: int) -> str:
-    """Where a token is from, its step, its probabilities, and the draft tokens that were rejected in its place."""
-    token, words = data["tokens"][i], data["vocabulary"]
+def label(token: dict[str, Any], words: dict[str, str]) -> str:
+    """Where a token is from, its step, its probabilities, and the draft tokens that were rejected in its place.
+    words: id of a rejected token -> its text."""
     kind = "accepted draft token of" if token["drafted"] else "chosen by"
     lost = [f"rejected: {words[str(g['token'])]!r} of {g['by']}, {chances(g)}" for g in token["rejected"]]
     return "; ".join([f"step {token['step'] + 1}: {kind} {token['by']}, {chances(token)}", *lost])

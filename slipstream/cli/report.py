@@ -1,7 +1,7 @@
 """`slipstream report`: renders result files as one self-contained HTML page.
 
 The page loads nothing and runs nothing: style and plots are inline. `section` decides the contents, also of the text
-that commands print; `templates/page.html` is the form.
+that commands print; `slipstream/templates/page.html` is the form.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,6 +16,7 @@ from slipstream.bench.tables import Alarm, Section, remark
 from slipstream.cli import render
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.errors import ResultError, did_you_mean
+from slipstream.templates import filled
 
 
 @grouped
@@ -65,14 +66,9 @@ def write_page(results: Seq[Result], path: str | Path) -> None:
 
 
 def page(results: Seq[Result]) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    templates.tests["alarm"] = lambda cell: isinstance(cell, Alarm)
-    return templates.get_template("page.html").render(parts=list(map(part, results)), draw=plots.inline).lstrip()
+    return filled(
+        "page.html", parts=list(map(part, results)), draw=plots.inline, alarms=lambda cell: isinstance(cell, Alarm)
+    ).lstrip()
 
 
 def part(result: Result) -> dict[str, Any]:

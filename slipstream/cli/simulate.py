@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.padding import Padding
@@ -18,6 +17,7 @@ from slipstream.cli.options import ModelOptions, number
 from slipstream.core.params import check_integer, check_number
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
+from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, Forecast, Rates, StepCosts, forecast
 from slipstream.zoo import checkpoint_of
@@ -26,7 +26,7 @@ _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
 HARDWARE = "h100"
 """Default hardware of predictions for models of the registry."""
-ADVICE = Path(__file__).parent / "templates" / "advice.txt"
+ADVICE = FOLDER / "advice.txt"
 """What to do in which situation, and why; indented further, with which commands."""
 
 

@@ -9,6 +9,7 @@ from slipstream.models.config import FAMILIES
 from slipstream.models.weight_formats import QUANTISATIONS
 from slipstream.settings import RULES, SAME, STRING
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, DECODER, GGUF, KINDS, ONE_BY_ONE, Kind
+from slipstream.templates import filled
 
 T = TypeVar("T")
 
@@ -84,60 +85,21 @@ def page() -> str:
     """The table in Markdown: docs/support.md. Drafters with equal cells share a column, kinds of targets a row."""
     columns = _alike(DRAFTERS, lambda name: tuple(str(cell(kind, DRAFTERS[name])) for kind in KINDS))
     rows = _alike(KINDS, lambda kind: tuple(str(cell(kind, DRAFTERS[names[0]])) for names in columns.values()))
-    lines = [
-        "# What works with what",
-        "",
-        "Made by `slipstream info --matrix` from what the code declares; a test compares this page with it.",
-        "Every other causal model and encoder-decoder of transformers is tried when it is loaded",
-        "([model families](model-families.md#every-other-model)).",
-        "",
-        "| kind of target | "
-        + " | ".join(", ".join(f"`{name}`" for name in names) for names in columns.values())
-        + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
-    for cells, kinds in rows.items():
-        lines.append("| " + "; ".join(f"**{kind.name}**" for kind in kinds) + " | " + " | ".join(cells) + " |")
-    refusals = {entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works}
-    lines += ["", f"*chains*: of a tree, the first branch is verified. *no*: {'; '.join(sorted(refusals))}.", ""]
-    lines += [
-        "| kind of target | architectures (`model_type`) | what runs it | a batch of requests |",
-        "|---|---|---|---|",
-    ]
+    needs: dict[tuple[str, str], list[str]] = {}  # what a quantisation needs, its name -> kinds of targets
     for kind in KINDS:
-        models = kind.models or ", ".join(f"`{name}`" for name, of in architectures().items() if of is kind)
-        batch = "one forward" if kind.one_forward else "a forward for each request"
-        lines.append(f"| **{kind.name}** | {models} | {kind.note} | {batch} |")
-    shared, copied = ("; ".join(kind.name for kind in KINDS if kind.one_forward is one) for one in (True, False))
-    lines += [
-        "",
-        f"Beams that continue the same text share KV blocks ({shared}), or each has a copy of the cache ({copied}).",
-        "",
-    ]
-    lines += ["| quantisation of the target | kind of target | |", "|---|---|---|"]
-    works = {
-        (name, need): [kind.name for kind in KINDS if quantisations(kind).get(name) == need]
-        for kind in KINDS
-        for name, need in quantisations(kind).items()
-        if not need.startswith("refused")
-    }
-    for (need, kinds), names in _alike(works, lambda each: (each[1], "; ".join(works[each]))).items():
-        lines.append(f"| {', '.join(name for name, _ in names)} | {kinds} | {need} |")
-    said = ", ".join(f"`{name}` ({'lossless' if lossless else 'lossy'})" for name, lossless in RULES.items())
-    lines += [
-        "",
-        f"Every rule works with every cell: {said}. So does every batch size,",
-        "and a draft model of any kind for a target of any kind; only encoder-decoders draft for encoder-decoders, and",
-        "for nothing else. `eagle3` stands for EAGLE-3.1 and P-EAGLE, too, `dflash` for DSpark, `model` for PARD.",
-        "MTP layers are run by transformers: each family that brings them has attention (latent, linear, with sinks or",
-        "several rotary bases) or experts (shared, with sigmoid routing) that our own decoder lacks.",
-        "`dflash` heads are run by PyTorch, beside native targets, too. A draft model's quantisation is chosen apart",
-        "from the target's (`draft_quantize`), and so is its tokenizer (`draft_tokenizer`): "
-        + ", ".join(f"`{name}` ({what})" for name, what in DRAFT_TOKENIZERS.items())
-        + ". Beam search drafts nothing ([why](commands.md#beam-search)).",
-        "",
-    ]
-    return "\n".join(lines)
+        for name, need in quantisations(kind).items():
+            if not need.startswith("refused"):
+                needs.setdefault((name, need), []).append(kind.name)
+    return filled(
+        "support.md",
+        columns=list(columns.values()),
+        rows=rows.items(),
+        refusals={entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works},
+        kinds={kind: [name for name, of in architectures().items() if of is kind] for kind in KINDS},
+        quantised=_alike(needs, lambda each: (each[1], tuple(needs[each]))).items(),
+        rules=[(name, "lossless" if lossless else "lossy") for name, lossless in RULES.items()],
+        draft_tokenizers=DRAFT_TOKENIZERS.items(),
+    )
 
 
 def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
