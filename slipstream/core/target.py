@@ -22,6 +22,8 @@ from slipstream.core.sequence import Sequence
 from slipstream.errors import PairError
 
 T = TypeVar("T")
+Slice = tuple[int, int] | None
+"""(a, b): the layers a..b-1; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +129,7 @@ class EarlyExit(Target, Protocol):
         ...
 
     def run(
-        self,
-        seqs: Seq[Sequence],
-        draft: Draft,
-        taps: Seq[int] = (),
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
+        self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> TargetOut:
         """As `Target.run`; layers=(a, b) runs layers a..b-1 only, from `hidden` [M, d] if a > 0, and applies the head
         there. `TargetOut.hidden[b]` is what the next slice starts from."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, visible
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Runtime
+from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.module_shape import ModelShape
@@ -179,11 +179,7 @@ class Executor(Protocol):
         ...
 
     def forward(
-        self,
-        batch: Batch,
-        taps: tuple[int, ...] = (),
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
+        self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         """One pass. `layers=(a, b)` runs only layers a..b-1: from the embeddings if a is 0, else from `hidden`
         [M, d], the residual stream that an earlier slice of the same batch returned. Logits are computed by the final

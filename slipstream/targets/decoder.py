@@ -19,7 +19,7 @@ from slipstream.backends.table import backend, choose, resolve, warn_slower
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.target import Capabilities, HeadHost, TargetOut
+from slipstream.core.target import Capabilities, HeadHost, Slice, TargetOut
 from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
@@ -127,12 +127,7 @@ class Decoder:
         return Decoder(chosen.executor(weights.config, weights, settings), chunk, weights)
 
     def run(
-        self,
-        seqs: Seq[Sequence],
-        draft: Draft,
-        taps: Seq[int] = (),
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
+        self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> TargetOut:
         """Run pending tokens and nodes (see `Target.run`).
 

@@ -17,7 +17,7 @@ from slipstream.backends.native.packed_weights import Layout, SharedEmbedding, d
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
-from slipstream.core.target import Runtime
+from slipstream.core.target import Runtime, Slice
 from slipstream.errors import ParameterError, TargetError
 from slipstream.host.machine import give_back_freed
 from slipstream.host.torch_threads import host_threads
@@ -85,11 +85,7 @@ class NativeExecutor(NativePaged):
         return SharedEmbedding(self._model[0]["embed"], self._layout)
 
     def forward(
-        self,
-        batch: Batch,
-        taps: tuple[int, ...] = (),
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
+        self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         """See `Executor.forward`."""
         first, last = layers or (0, self.config.layers)

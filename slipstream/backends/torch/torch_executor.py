@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import FOLD_ROWS, rows_apart, spoilt
 from slipstream.backends.torch.torch_paged import SPREAD, TorchBlocks, TorchPaged
-from slipstream.core.target import Runtime
+from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.config import DecoderConfig
@@ -114,11 +114,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     @all_threads()
     @torch.inference_mode()
     def forward(
-        self,
-        batch: Batch,
-        taps: tuple[int, ...] = (),
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
+        self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         with self._calls:
             out = self._forward(batch, taps, layers, hidden)
@@ -127,7 +123,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             return out
 
     def _forward(
-        self, batch: Batch, taps: Seq[int], layers: tuple[int, int] | None, hidden: Tensor | None, apart: bool = False
+        self, batch: Batch, taps: Seq[int], layers: Slice, hidden: Tensor | None, apart: bool = False
     ) -> Output:
         """apart: whether each row attends on its own (see `rows_apart`)."""
         first, last = layers or (0, self.config.layers)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slipstream.backends.torch.rows_apart import spoilt
 from slipstream.backends.torch.torch_paged import SPREAD, TorchPaged
-from slipstream.core.target import Runtime
+from slipstream.core.target import Runtime, Slice
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import Batch, Output, check_ids, check_slice
 from slipstream.models.module_shape import ModuleShape
@@ -95,11 +95,7 @@ class PackedModule(PackedLayers):
     @all_threads()
     @torch.inference_mode()
     def forward(
-        self,
-        batch: Batch,
-        taps: tuple[int, ...] = (),
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
+        self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
         check_ids(batch.tokens, self.config.vocab_size)
         with self._calls:
