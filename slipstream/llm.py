@@ -217,9 +217,9 @@ class LLM:
         longest = self.drafter.traits.longest
         if longest is not None and self.most_draft_tokens > longest:
             log.warning(
-                "draft_tokens is %d, but the drafter %r drafts at most %d tokens in a step: it drafts these",
-                self.most_draft_tokens, self.drafter.name, longest,
-            )  # fmt: skip
+                f"draft_tokens is {self.most_draft_tokens}, but the drafter {self.drafter.name!r} drafts at most "
+                f"{longest} tokens in a step: it drafts these"
+            )
         return self._draft_tokens  # type: ignore[return-value]
 
     def use(self, draft: Any, **options: Any) -> None:

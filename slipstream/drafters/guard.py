@@ -100,12 +100,8 @@ class Guard:
         if first:
             kind = "" if isinstance(fault, DraftError) else f"{type(fault).__name__}: "
             log.warning(
-                "drafter %r failed in %s (%s%s). Falling back to plain decoding; the text is not affected. "
-                "Further faults are counted, not logged.",
-                self.name,
-                where,
-                kind,
-                fault,
+                f"drafter {self.name!r} failed in {where} ({kind}{fault}). Falling back to plain decoding; the text is "
+                "not affected. Further faults are counted, not logged."
             )
 
 

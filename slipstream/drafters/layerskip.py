@@ -70,27 +70,18 @@ class LayerSkipDrafter(Drafter):
         self.exits = measure_exits(self.target)
         best = max(self.exits, key=lambda e: e.speedup)
         self.exit, self.longest = best.layers, best.gamma
+        seen = ", ".join(f"{e.layers}: {e.agreement:.2f}/{e.cost:.2f}" for e in self.exits)
         log.info(
-            "layerskip exits after %d of %d layers: agreement %.0f %%, cost %.0f %% of a decode step, %d draft tokens, "
-            "expected speed-up %.2f (all: %s)",
-            best.layers,
-            layers,
-            100 * best.agreement,
-            100 * best.cost,
-            best.gamma,
-            best.speedup,
-            ", ".join(f"{e.layers}: {e.agreement:.2f}/{e.cost:.2f}" for e in self.exits),
+            f"layerskip exits after {best.layers} of {layers} layers: agreement {best.agreement:.0%}, cost "
+            f"{best.cost:.0%} of a decode step, {best.gamma} draft tokens, expected speed-up {best.speedup:.2f} "
+            f"(all: {seen})"
         )
         if best.agreement <= best.cost:
             log.warning(
-                "layerskip will be slower than plain decoding here: after %d of %d layers %.0f %% of the draft tokens "
-                "are accepted, and each costs %.0f %% of a decode step, so more than %.0f %% would have to be "
-                "accepted. The text is not affected. Fix: use a target trained with early exits, or another drafter.",
-                best.layers,
-                layers,
-                100 * best.agreement,
-                100 * best.cost,
-                100 * best.cost,
+                f"layerskip will be slower than plain decoding here: after {best.layers} of {layers} layers "
+                f"{best.agreement:.0%} of the draft tokens are accepted, and each costs {best.cost:.0%} of a decode "
+                f"step, so more than {best.cost:.0%} would have to be accepted. The text is not affected. Fix: use a "
+                "target trained with early exits, or another drafter."
             )
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:

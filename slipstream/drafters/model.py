@@ -69,11 +69,8 @@ class ModelDrafter(PrefixKeeper):
         """How deep this sequence can be drafted, at most `most`; 0 if its source is too long for the draft model's
         encoder. Creates its shadow when it is first needed."""
         if self._encoder is not None and len(seq.source) > self._encoder.context:
-            self._warn(
-                "the draft model's encoder reads at most %d tokens, a source has %d: decoding goes on without drafting",
-                self._encoder.context,
-                len(seq.source),
-            )
+            limit = f"the draft model's encoder reads at most {self._encoder.context} tokens,"
+            self._warn(limit, f"a source has {len(seq.source)}: decoding goes on without drafting")
             return 0
         if seq.id not in self._shadows:
             shadow = Sequence(seq.tokens, seq.params, context=self.context, source=seq.source)
@@ -81,12 +78,8 @@ class ModelDrafter(PrefixKeeper):
                 shadow.kv_len = self._memory.begin(shadow.id, shadow.tokens, len(shadow.tokens) - 1)
             self._shadows[seq.id] = shadow
         if self.room(seq) < most:
-            self._warn(
-                "the draft model's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
-                "drafting",
-                self.context,
-                len(seq.tokens),
-            )
+            limit = f"the draft model's context of {self.context} tokens is full"
+            self._warn(limit, f"at a sequence of {len(seq.tokens)} tokens: decoding continues without drafting")
         return max(0, min(most, self.room(seq)))
 
     def room(self, seq: Sequence) -> int:
@@ -168,10 +161,10 @@ class ModelDrafter(PrefixKeeper):
         if shadow is not None:
             self.model.release(shadow.id)
 
-    def _warn(self, message: str, *values: int) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning(message, *values)
+    def _warn(self, limit: str, reached: str) -> None:
+        if limit not in self._warned:
+            self._warned.add(limit)
+            log.warning(f"{limit} {reached}")
 
 
 def make(

@@ -278,8 +278,6 @@ class HeadDrafter:
         if not self._warned:
             self._warned = True
             log.warning(
-                "the head's context of %d tokens is full at a sequence of %d tokens: decoding continues without "
-                "drafting",
-                self.context,
-                tokens,
+                f"the head's context of {self.context} tokens is full at a sequence of {tokens} tokens: decoding "
+                "continues without drafting"
             )

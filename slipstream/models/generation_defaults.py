@@ -70,9 +70,8 @@ class GenerationDefaults(Strict):
         ignored = [name for name, nothing in _NOT_HONOURED.items() if settings.get(name) not in (None, nothing)]
         if ignored:
             log.warning(
-                "%s of the checkpoint has %s, which is not honoured: texts may differ from those of `generate`",
-                FILE,
-                ", ".join(f"{name}={settings[name]!r}" for name in ignored),
+                f"{FILE} of the checkpoint has {', '.join(f'{name}={settings[name]!r}' for name in ignored)}, which is "
+                "not honoured: texts may differ from those of `generate`"
             )
         return defaults
 

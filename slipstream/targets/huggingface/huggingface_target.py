@@ -160,10 +160,8 @@ def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial:
             fix="use another model; transformers itself runs this one, without speculation",
         )
     log.warning(
-        "%s reads one token at a time once it has a state (%s): output is exact, but verifying draft tokens saves no "
-        "time",
-        name,
-        why,
+        f"{name} reads one token at a time once it has a state ({why}): output is exact, but verifying draft tokens "
+        "saves no time"
     )
     return target
 

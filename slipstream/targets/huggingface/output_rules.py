@@ -47,7 +47,7 @@ class OutputRules:
         beams = getattr(generation, "num_beams", None) or 1
         if beams > 1:
             log.warning(
-                "the model's generation configuration asks for %d beams: LLM.generate has none, see beam_search", beams
+                f"the model's generation configuration asks for {beams} beams: LLM.generate has none, see beam_search"
             )
 
     def check_beams(self) -> None:

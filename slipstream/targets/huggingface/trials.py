@@ -205,11 +205,9 @@ def measured_limit(module: Any, run: Callable[[Seq[int]], Tensor], text: Seq[int
         wrong = [*text[:at], text[at - 1], *text[at + 1 :]]
         mistake = min(mistake, float(distances(run(wrong)[at + 1 : at + 2], truth[at + 1 : at + 2])))
     log.warning(
-        "a %s rounds its activations: logits depend on the rows that are computed together, by up to %.1e of the "
-        "largest. The text is the target's up to that rounding: where two tokens are nearly equally likely, a greedy "
-        "text may part from that of generate",
-        type(module).__name__,
-        rounding,
+        f"a {type(module).__name__} rounds its activations: logits depend on the rows that are computed together, by "
+        f"up to {rounding:.1e} of the largest. The text is the target's up to that rounding: where two tokens are "
+        "nearly equally likely, a greedy text may part from that of generate"
     )
     return Limit(max(usual.largest, min(_MARGIN * rounding, mistake / 2)))
 
