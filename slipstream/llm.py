@@ -26,7 +26,7 @@ from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
 from slipstream.core.text_ends import completed_at
 from slipstream.core.warp import check_possible
-from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan
+from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, refuse_draft_settings
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.hybrid import with_predictions
 from slipstream.drafters.registry import DRAFTERS, most_chosen
@@ -42,7 +42,7 @@ from slipstream.host.turns import Turns
 from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
-from slipstream.settings import AUTO, SAME
+from slipstream.settings import AUTO
 from slipstream.targets.describe import describe, loaded, plan as memory_plan
 
 log = logging.getLogger("slipstream")
@@ -160,16 +160,7 @@ class LLM:
         self._use(plan)
         # Without a drafter nothing is wrong yet: `use` may name a draft model later.
         if draft is not None and not self._factory.loaded:
-            for name, unset, otherwise in (
-                ("draft_quantize", None, "; for a draft head: draft_options={'quantize': ...}"),
-                ("draft_tokenizer", SAME, ""),
-            ):
-                if (value := getattr(load, name)) != unset:
-                    raise ParameterError(
-                        f"{name} is {value!r}, but the drafter {self.drafter.name!r} loads no draft model",
-                        why="it is for a draft model, and would be ignored",
-                        fix=f"leave it out{otherwise}",
-                    )
+            refuse_draft_settings(load, f"the drafter {self.drafter.name!r} loads")
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""

@@ -14,9 +14,8 @@ from rich.progress import DownloadColumn
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.draft_plan import DraftPlan
+from slipstream.drafters.draft_plan import DraftPlan, refuse_draft_settings
 from slipstream.errors import ParameterError
-from slipstream.settings import SAME
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -125,16 +124,7 @@ def check_drafters(models: ModelOptions, drafters: Seq[tuple[Any, Mapping[str, A
         return
     names = ", ".join(dict.fromkeys(plan.label for plan in named))
     what = f"the drafter {names} loads" if len(named) == 1 else f"the drafters {names} load"
-    for option, value, default, fix in (
-        ("--draft-quantize", models.draft_quantize, None, "leave it out; for a draft head write -o quantize=..."),
-        ("--draft-tokenizer", models.draft_tokenizer, SAME, "leave it out, or name a draft model with --draft"),
-    ):
-        if value != default:
-            raise ParameterError(
-                f"{option} is {value!r}, but {what} no draft model",
-                why="it is for a draft model, and would be ignored",
-                fix=fix,
-            )
+    refuse_draft_settings(models, what, lambda name: "--" + name.replace("_", "-"))
 
 
 def check_requests(models: ModelOptions, asked: Iterable[SamplingParams]) -> None:

@@ -8,7 +8,7 @@ drafter. Importing this does not import torch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -384,6 +384,22 @@ def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
             why="nothing would read them",
             fix=fix,
         )
+
+
+def refuse_draft_settings(given: Any, drafters: str, written: Callable[[str], str] = str) -> None:
+    """Raise ParameterError for settings of the draft model, where drafters are asked for that load none. given: has
+    `draft_quantize` and `draft_tokenizer`; drafters: such as "the drafter 'ngram' loads"; written: how a setting is
+    called where it was given."""
+    for name, unset, fix in (
+        ("draft_quantize", None, "leave it out; for a draft head give the drafter option quantize"),
+        ("draft_tokenizer", SAME, "leave it out, or name a draft model"),
+    ):
+        if (value := getattr(given, name)) != unset:
+            raise ParameterError(
+                f"{written(name)} is {value!r}, but {drafters} no draft model",
+                why="it is for a draft model, and would be ignored",
+                fix=fix,
+            )
 
 
 def _without_model(name: str) -> ParameterError:
