@@ -13,7 +13,6 @@ A file of another version is refused.
 """
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -166,11 +165,5 @@ def recording(
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity; keys of objects are strings."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+    """As it looks after a JSON round trip: null for NaN and infinity, which JSON does not have; keys are strings."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)

@@ -15,7 +15,6 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan, refuse_draft_settings
-from slipstream.errors import ParameterError
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from slipstream.heads.eagle_format import fit, load_eagle
 from slipstream.heads.eagle_head import EagleHead
 from slipstream.heads.eagle_rows import EagleRuntime, HeadDrafter
 from slipstream.models.weight_formats import few_bits
+from slipstream.zoo import head_dir
 
 log = logging.getLogger("slipstream")
 
@@ -241,8 +242,6 @@ def _make(
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")
     if head is None:
-        from slipstream.zoo import head_dir
-
         head = head_dir(asked, host.runtime.source)
     if isinstance(head, EagleHead):  # a copy: the original may still be in training
         loaded = copy.deepcopy(head).eval().requires_grad_(False)

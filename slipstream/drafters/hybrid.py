@@ -31,6 +31,7 @@ from slipstream.core.target import Target, TargetOut
 from slipstream.drafters.acceptance_stats import DepthStats, accepted_prefix
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import ParameterError
+from slipstream.zoo import head_dir
 
 HEAD_READS = 4
 """How many times as long a text a head may read as a draft model, for the same output."""
@@ -266,11 +267,9 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
     suffix = make_drafter("suffix", target)
     if model is not None:
         return [suffix, make_drafter("model", target, model=model)]
-    from slipstream import zoo
-
     try:
         runtime = target.capabilities.runtime
-        head = zoo.head_dir("eagle3", None if runtime is None else runtime.source)
+        head = head_dir("eagle3", None if runtime is None else runtime.source)
     except ParameterError:  # none ships for this target
         return [suffix]
     return [suffix, make_drafter("eagle3", target, head=head)]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.backends.table import backend_for_head
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits, PrefixKeeper
 from slipstream.core.params import Strict, check_integer, integer, number, setting
@@ -25,9 +26,11 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.target import HEAD_HOST, Target, TargetOut, needed
 from slipstream.drafters.guard import MAX_NODES
 from slipstream.errors import ParameterError
+from slipstream.heads.medusa_format import fit, load_medusa
 from slipstream.heads.medusa_heads import Accuracies, MedusaHeads, MedusaRuntime
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.trees import Tree, best_tree, optimal_tree
+from slipstream.zoo import head_dir
 
 _MOST_NODES = 64  # largest tree to choose here, the size of the paper's trees
 
@@ -175,15 +178,10 @@ def make(
     """head: folder or hub id of the heads, or the heads themselves; None: those that ship for the embedded target.
     quantize: None or "none", "int8" (w8a8), "w8a16" or "w8a8" for the heads' weights on the native backend. Options as
     in `MedusaDraftConfig`. Raises LoadError, and PairError for heads of another target."""
-    from slipstream.backends.table import backend_for_head
-    from slipstream.heads.medusa_format import fit, load_medusa
-
     config = MedusaDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'medusa'")
     if head is None:
-        from slipstream import zoo
-
-        head = zoo.head_dir("medusa", host.runtime.source)
+        head = head_dir("medusa", host.runtime.source)
     fitted = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     backend, settings = backend_for_head(None, host, quantize)
     heads: MedusaRuntime = backend.medusa(fitted, settings)

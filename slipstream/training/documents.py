@@ -21,14 +21,12 @@ from typing import Any
 
 from slipstream.errors import DataError, did_you_mean
 
-TEXT = frozenset(
-    (
-        ".txt", ".md", ".rst", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".mjs",
-        ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".swift", ".kt", ".scala", ".cs", ".sh", ".bash", ".sql",
-        ".html", ".css", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".tex", ".lua", ".pl", ".r", ".jl", ".hs",
-        ".ml", ".ex", ".exs", ".clj", ".dart",
-    )
-)  # fmt: skip
+TEXT = frozenset({
+    ".txt", ".md", ".rst", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".mjs",
+    ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".swift", ".kt", ".scala", ".cs", ".sh", ".bash", ".sql",
+    ".html", ".css", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".tex", ".lua", ".pl", ".r", ".jl", ".hs",
+    ".ml", ".ex", ".exs", ".clj", ".dart",
+})  # fmt: skip
 """Extensions that are read from folders. A file that is named itself may have any extension."""
 
 _ANSWERS = ("response", "completion", "answer", "output")
