@@ -64,18 +64,11 @@ class PackedAnswers(PackedModule):
 
 
 class ChainsAnswers(ChainsOnly):
-    """The decoder of an encoder-decoder that cannot be packed. sources: what its sequences answer."""
+    """The decoder of an encoder-decoder that cannot be packed. sources: what its sequences answer; more: `chunk` and
+    `one_by_one` of `ChainsOnly`."""
 
-    def __init__(
-        self,
-        parts: ModuleParts,
-        shape: ModuleShape,
-        runtime: Runtime,
-        sources: EncodedSources,
-        chunk: int,
-        one_by_one: bool,
-    ):
-        super().__init__(parts, shape, runtime, None, chunk, one_by_one)
+    def __init__(self, parts: ModuleParts, shape: ModuleShape, runtime: Runtime, sources: EncodedSources, **more: Any):
+        super().__init__(parts, shape, runtime, **more)
         self._sources = sources
 
     def _inputs(self, seq: Sequence, cache: RollbackCache, ids: Tensor) -> dict[str, Any]:

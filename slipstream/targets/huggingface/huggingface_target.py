@@ -86,7 +86,8 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
             return EncoderDecoder(Decoder(runner, chunk, source=source), encoder, sources)
 
         def chains(one_by_one: bool) -> Target:
-            return EncoderDecoder(ChainsAnswers(parts, shape, runtime, sources, chunk, one_by_one), encoder, sources)
+            runner = ChainsAnswers(parts, shape, runtime, sources, chunk=chunk, one_by_one=one_by_one)
+            return EncoderDecoder(runner, encoder, sources)
     else:
         host = None if fault_of(_check_streams, module, parts, trial) else _lends(parts, shape, runtime)
         kinds = KINDS if len(parts.layers) == shape.layers else ()
