@@ -110,7 +110,7 @@ def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     found = [Exit(layers=1, agreement=0.1, cost=0.4), Exit(layers=2, agreement=0.35, cost=0.6)]
     monkeypatch.setattr("slipstream.targets.target_costs.measure_exits", lambda target: found)
     assert drafter(target(), "auto").exit == 2
-    assert ["35 %" in r.message and "60 %" in r.message for r in caplog.records] == [True]
+    assert ["35%" in r.message and "60%" in r.message for r in caplog.records] == [True]
 
 
 def test_a_target_without_early_exit_is_refused() -> None:
