@@ -1,6 +1,8 @@
 """No prompt, draft or pair of models makes a backend read memory outside the model."""
 
 import contextlib
+import ctypes
+import platform
 from typing import Any
 
 import pytest
@@ -82,6 +84,21 @@ def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own_embedd
         with pytest.raises(TargetError, match="outside the model's embedding"):
             runtime.extend(bad, torch.ones(3, eagle.hidden_size), from_head=True)
     assert torch.equal(runtime.decode_steps(last(batch), torch.ones(3, width), 2)[1], fine)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no mallopt")
+@pytest.mark.parametrize("changes", [{}, {"fc_norm": True}])
+def test_a_head_reads_no_memory_that_was_freed(changes: dict[str, Any]) -> None:
+    """While glibc overwrites what is freed (M_PERTURB)."""
+    runtime = NativeEagle(head(head_config(3, 40, target=64, decoder={"head_dim": 16}, **changes)))
+    batch, taps = last(chain(0, 0, [3] * 200)), torch.randn(200, 192, generator=torch.Generator().manual_seed(0))
+    wanted = runtime.decode_steps(batch, taps, 2).logits
+    try:
+        assert ctypes.CDLL(None).mallopt(-6, 165)
+        found = runtime.decode_steps(batch, taps, 2).logits
+    finally:
+        ctypes.CDLL(None).mallopt(-6, 0)
+    assert torch.equal(found, wanted)
 
 
 def test_hidden_states_that_overflow_are_refused() -> None:

@@ -137,6 +137,13 @@ def decode(
 
 
 @kernel()
+def _product(board, matrix, x, y):
+    """y [R, padded outs] = x [R, columns] times a matrix. Arrays that are passed to a kernel live until it returns; an
+    array of which only the address is passed may be freed before."""
+    linear(board, matrix, address_of(x), x.shape[1], x.shape[0], address_of(y), y.shape[1], NOTHING)
+
+
+@kernel()
 def _fused(board, head, taps):
     """Concatenated taps [R, T * W] -> input features of EAGLE-3 [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.decoder.eps
@@ -147,7 +154,7 @@ def _fused(board, head, taps):
         if head.joint_norm:
             rms_norm(x[r], floats(head.joint_norm, x.shape[1]), eps, x[r])
     features = np.empty((x.shape[0], head.fc.outs), np.float32)
-    linear(board, head.fc, address_of(x), x.shape[1], x.shape[0], address_of(features), head.fc.outs, NOTHING)
+    _product(board, head.fc, x, features)
     return features
 
 
@@ -265,14 +272,14 @@ def draft_medusa(boards, heads, hidden, states, logits, arena, threads):
         return address_of(arena) - end
     board.prepare.scratch, board.prepare.scratch_bytes, board.room.packed = base, scratch, packed
     wide = np.empty((rows, head.first.outs), np.float32)
-    linear(board, head.first, address_of(hidden), width, rows, address_of(wide), wide.shape[1], NOTHING)
+    _product(board, head.first, hidden, wide)
     for k in range(count):
         for r in range(rows):
             copy(hidden[r], states[k, r])
             add_silu(wide[r, k * width : (k + 1) * width], states[k, r])
     for number in range(head.laters):
         state, matrix = states[number % count], matrix_at(head.later, number)
-        linear(board, matrix, address_of(state), width, rows, address_of(wide), wide.shape[1], NOTHING)
+        _product(board, matrix, state, wide)
         for r in range(rows):
             add_silu(wide[r, :width], state[r])
     for part in range(head.outs):  # a matrix that all heads share is read once
