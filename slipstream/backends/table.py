@@ -17,13 +17,14 @@ import torch
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.models.config import DecoderConfig
 from slipstream.models.load_settings import LoadSettings
-from slipstream.models.weight_formats import QUANTISED
+from slipstream.models.weight_formats import QUANTISED, few_bits
 from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
 
 if TYPE_CHECKING:
     from slipstream.core.target import HeadHost
+    from slipstream.heads.dflash_head import DFlashHead
     from slipstream.heads.eagle_head import EagleHead
-    from slipstream.heads.eagle_rows import EagleRuntime
+    from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
     from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
     from slipstream.models.executor import Executor
     from slipstream.models.weights import Weights
@@ -49,6 +50,8 @@ class Backend(Protocol):
         ...
 
     def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime: ...
+
+    def dflash(self, head: DFlashHead, host: HeadHost, settings: LoadSettings) -> DFlashRuntime: ...
 
     def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime: ...
 
@@ -158,9 +161,13 @@ def backend_for_head(
     """The backend that runs the target, if it can also run the head, else torch; and the settings of the head.
 
     decoder   config of the head's decoder layers; None: it has none.
-    quantize  None, or one of `weight_formats.DRAFT_QUANTISATIONS`.
+    quantize  one of `weight_formats.DRAFT_QUANTISATIONS`; None: for decoder layers beside a native target that is
+              quantised, about as many bits as the target's weights have.
     """
-    runtime, asked = host.runtime, None if quantize == "none" else quantize
+    runtime = host.runtime
+    if quantize is None and decoder and runtime.backend == "native" and runtime.quantize:
+        quantize = "int4" if few_bits(runtime.quantize) else "int8"
+    asked = None if quantize == "none" else quantize
     settings = LoadSettings(device=host.device, dtype=host.dtype, quantize=asked, threads=runtime.threads, role="draft")
     chosen = backend(runtime.backend if runtime.backend in BACKENDS else "torch")
     why = None if decoder is None else chosen.refusal(decoder, settings)

@@ -30,7 +30,7 @@ def convert(
 
     GGUF: Llama, Mistral, Qwen2, Qwen3 and GPT-2, for llama.cpp and `slipstream generate -m MODEL.gguf`. The tokenizer
     is compared token by token. Draft heads: EAGLE-3 and Medusa, for vLLM, SGLang, speculators and SpecForge; int8: an
-    EAGLE-3 head in half the size, for Slipstream."""
+    EAGLE-3 or DFlash head in half the size, for Slipstream."""
     quieten()
     one_of("--to", to, ("gguf", *HEAD_FORMATS, SMALL_HEAD))
     head = to != "gguf"

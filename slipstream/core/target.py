@@ -191,8 +191,8 @@ class HeadHost:
     lm_head          () -> [V, hidden_size], the output head.
     tied             whether the embedding is the output head, too.
     dtype            of these weights.
-    packed_embedding  the embedding in the format of the backend that runs the target, for heads of the same backend;
-                     None where it keeps none.
+    packed_tables    embedding and output head in the format of the backend that runs the target, for heads of the same
+                     backend; None where it keeps none.
     module           the model of transformers that runs, whose checkpoint may bring MTP layers; None for another.
     family           `model_type` of its configuration.
     """
@@ -207,7 +207,7 @@ class HeadHost:
     lm_head: Callable[[], Tensor]
     tied: bool
     runtime: Runtime
-    packed_embedding: Any = None
+    packed_tables: Any = None
     module: Any = None
     family: str = ""
 

@@ -16,7 +16,7 @@ chain then ends with the token. To drop the token, or the whole draft, would bia
 import logging
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -213,21 +213,31 @@ class Chains:
 
 
 class MaskedPass:
-    """A `Source` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD (2504.18583).
+    """A `Source` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD (2504.18583),
+    DFlash (2602.06036).
 
     The pass runs the text and K - 1 mask tokens after it; the last place of the text gives the distribution of draft
     token 1, the mask in place j that of token j + 1. No distribution depends on a token that was drawn, so each token
     is sampled from the one of its place, which is its q. What depends on the tokens before (penalties, structured
     output) still does: `Chains` applies it token by token, to logits that are known already.
 
-    run  (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no more
-         in the drafter's cache than the text.
+    drafter: with the device, width and room of a `Source`.
+    run    (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no
+           more in the drafter's cache than the text.
+    after  (logits [R, ...] of a draft token, the tokens before it [R]) -> the logits [R, V'] given these: the Markov
+           head of DSpark (2607.05147), with which each token does depend on the one before it. None: the same logits.
     """
 
     multi_step = True
 
-    def __init__(self, drafter: Source, run: Callable[[Seq[Sequence], Seq[int]], list[Tensor]]):
+    def __init__(
+        self,
+        drafter: Any,
+        run: Callable[[Seq[Sequence], Seq[int]], list[Tensor]],
+        after: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ):
         self.device, self.width, self.room, self._run = drafter.device, drafter.width, drafter.room, run
+        self._after = after
         self._depth: dict[int, int] = {}
         self._logits: dict[int, Tensor] = {}
 
@@ -240,11 +250,20 @@ class MaskedPass:
         if not chains[0]:
             each = self._run(seqs, [self._depth[seq.id] for seq in seqs])
             self._logits = {seq.id: logits for seq, logits in zip(seqs, each, strict=True)}
-        return torch.stack([self._logits[seq.id][len(chains[0])] for seq in seqs])
+        rows = torch.stack([self._logits[seq.id][len(chains[0])] for seq in seqs])
+        if self._after is None:
+            return rows
+        before = [(chain or seq.tokens)[-1] for seq, chain in zip(seqs, chains, strict=True)]
+        return self._after(rows, torch.tensor(before, device=self.device))
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
         logits = torch.stack(self._run(seqs, [steps] * len(seqs)), 1)  # [K, R, V']
-        return DecodedSteps(torch.stack([sampling.pick(x.double(), j) for j, x in enumerate(logits)]), logits)
+        tokens, each = [torch.tensor([seq.tokens[-1] for seq in seqs], device=self.device)], list(logits)
+        for j in range(steps):
+            if self._after is not None:
+                each[j] = self._after(each[j], tokens[-1])
+            tokens.append(sampling.pick(each[j] if sampling.kind == "maximum" else each[j].double(), j))
+        return DecodedSteps(torch.stack(tokens[1:]), logits if self._after is None else torch.stack(each))
 
 
 def sample_draft_tokens(probs: Tensor, seqs: Seq[Sequence], depth: int) -> Tensor:

@@ -37,9 +37,8 @@ from slipstream.drafters.guard import MAX_NODES
 from slipstream.drafters.tree_growth import ROOT, Tree, add_level, forest
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.heads.eagle_format import fit, load_eagle
-from slipstream.heads.eagle_head import EagleHead
+from slipstream.heads.eagle_head import EagleHead, scattered
 from slipstream.heads.eagle_rows import EagleRuntime, HeadDrafter
-from slipstream.models.weight_formats import few_bits
 from slipstream.zoo import head_dir
 
 log = logging.getLogger("slipstream")
@@ -161,12 +160,7 @@ class EagleDrafter(HeadDrafter):
         return list(self._scattered(logits).split(list(depth)))
 
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
-        """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in
-        the ids that the head cannot draft."""
-        if self._ids is None:
-            return values
-        out = values.new_full((*values.shape[:-1], self.vocab_size), elsewhere)
-        return out.index_copy_(-1, self._ids, values)
+        return scattered(values, self._ids, self.vocab_size, elsewhere)
 
     # --- trees ---------------------------------------------------------------------------------------------------
 
@@ -248,8 +242,6 @@ def _make(
     else:
         loaded = load_eagle(head, host.layers)
     fitted = fit(loaded, host)
-    if quantize is None and host.runtime.backend == "native" and host.runtime.quantize is not None:
-        quantize = "int4" if few_bits(host.runtime.quantize) else "int8"
     backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
     runtime = backend.eagle(fitted, host, settings)
     drafter = EagleDrafter(runtime, host.vocab_size, config)

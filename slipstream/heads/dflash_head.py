@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.core.params import Strict
-from slipstream.heads.eagle_head import Attend, Norm, PlainLayer, Rotary
+from slipstream.heads.eagle_head import Attend, Norm, PlainLayer, Rotary, scattered
 from slipstream.models.config import DecoderConfig
 
 
@@ -74,6 +74,8 @@ class DFlashHead(nn.Module):
     """
 
     d2t: Tensor
+    in_8_bits = False
+    """As of `EagleHead`."""
 
     def __init__(self, config: DFlashConfig):
         super().__init__()
@@ -109,6 +111,16 @@ class DFlashHead(nn.Module):
     def output_head(self) -> Tensor:
         return self.lm_head.weight if self._borrowed[1] is None else self._borrowed[1]
 
+    @property
+    def width(self) -> int:
+        """V, the number of ids that `after` gives logits for."""
+        return len(self.output_head) if self.config.draft_vocab is None else self.config.decoder.vocab_size
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """Target id of each draft id, int64 [draft_vocab]; None if they are the same."""
+        return None if self.config.draft_vocab is None else self.d2t + torch.arange(len(self.d2t)).to(self.d2t)
+
     def context(self, taps: Tensor, rotary: Rotary) -> list[tuple[Tensor, Tensor]]:
         """The target's tapped states, joined [..., taps * target_hidden], at their positions -> keys and values of each
         layer, [..., Hk, D] each."""
@@ -136,7 +148,4 @@ class DFlashHead(nn.Module):
         if self.config.markov_rank:
             markov = self.markov_head
             logits = logits + markov["markov_w2"](markov["markov_w1"](before))[..., : logits.shape[-1]]  # type: ignore
-        if self.config.draft_vocab is None:
-            return logits
-        out = logits.new_full((*logits.shape[:-1], self.config.decoder.vocab_size), -torch.inf)
-        return out.index_copy_(-1, torch.arange(len(self.d2t), device=out.device) + self.d2t, logits)
+        return scattered(logits, self.target_ids, self.width)

@@ -58,7 +58,6 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
     if head_config.version == 3:
         complete_maps(head_config.draft_vocab, head_config.decoder.vocab_size, tensors, folder)
     fill(head, tensors, folder, "EAGLE")
-    head.in_8_bits = any(name.endswith(SCALE) for name in tensor_names(folder))
     return head.eval().requires_grad_(False)
 
 
@@ -208,8 +207,8 @@ def complete_maps(count: int, vocab: int, tensors: dict[str, Tensor], folder: Pa
         )
 
 
-def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> None:
-    """Load the tensors; none may be missing, unknown or of another shape."""
+def fill(head: Any, tensors: Mapping[str, Tensor], folder: Path, kind: str) -> None:
+    """Load the tensors into an EAGLE or DFlash head; none may be missing, unknown or of another shape."""
     wanted = head.state_dict()
     missing, unknown = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or unknown:
@@ -225,6 +224,7 @@ def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, kind: str
             shape = tuple(tensors[name].shape)
             raise _mixed(f"{name} in {folder} has the shape {shape}, config.json says {tuple(to.shape)}")
     head.load_state_dict(dict(tensors))
+    head.in_8_bits = any(name.endswith(SCALE) for name in tensor_names(folder))
 
 
 def _mixed(what: str, fix: str = "take both from the same checkpoint") -> CheckpointError:

@@ -276,6 +276,14 @@ class EagleHead(nn.Module):
         return self.lm_head(x)  # type: ignore[no-any-return]
 
 
+def scattered(values: Tensor, ids: Tensor | None, vocab: int, elsewhere: float = -torch.inf) -> Tensor:
+    """Logits or probabilities [..., draft_vocab] over draft ids -> [..., V] over target ids; `elsewhere` fills in those
+    that the head cannot draft. ids: target id of each draft id; None: they are the same."""
+    if ids is None:
+        return values
+    return values.new_full((*values.shape[:-1], vocab), elsewhere).index_copy_(-1, ids, values)
+
+
 def rotary_tables(config: DecoderConfig, length: int, device: torch.device | str = "cpu") -> Rotary:
     """cos and sin of positions 0..length-1, float32 [length, 1, D] each, with the head's rope scaling."""
     inv_freq, scale = config.rope()  # [D/2] float64

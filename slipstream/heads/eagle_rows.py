@@ -1,5 +1,5 @@
-"""Heads with a KV cache: `EagleRuntime`, how a backend runs one of EAGLE, and `HeadDrafter`, the part of their drafters
-that keeps which rows of each sequence are in the cache, and the features of those still to run.
+"""Heads with a KV cache: `EagleRuntime` and `DFlashRuntime`, how a backend runs one, and `HeadDrafter`, the part of
+their drafters that keeps which rows of each sequence are in the cache, and the features of those still to run.
 
 A row of an EAGLE head is a pair (feature of the target after token i, token i + 1) at rotary position i; its logits
 predict token i + 2. *True* rows carry the target's tapped states. *Own* rows, those of draft tokens, carry the head's
@@ -25,6 +25,7 @@ from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
+from slipstream.heads.dflash_head import DFlashConfig
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.kv.kv_memory import KVMemory
 from slipstream.models.executor import Batch
@@ -77,6 +78,30 @@ class EagleRuntime(CachedHead, Protocol):
         """Run the pending true rows and draft `steps` tokens per sequence in one call, picked by `sampling`. Returns
         draft ids, with logits and distributions over the draft vocabulary. KV is written for the pending rows and steps
         - 1 own rows."""
+        ...
+
+
+class DFlashRuntime(CachedHead, Protocol):
+    """A DFlash head, as a backend runs it. `extend` writes keys and values of the context. Rows of a block serve one
+    draft, and are then overwritten by the context of the accepted tokens.
+
+    A row of the context depends on no later token, but `HeadDrafter` keeps one token less than it could: as EAGLE's
+    rows do.
+    """
+
+    name: str
+    config: DFlashConfig
+    width: int
+    """As of `DFlashHead`."""
+
+    def run_blocks(self, batch: Batch) -> Tensor:
+        """Run the block of each sequence after its context. Returns logits [len(batch.select), draft_vocab] without the
+        Markov head. The output head is read once. In layers that are not causal, a block's rows see what its tree
+        says."""
+        ...
+
+    def after(self, logits: Tensor, before: Tensor) -> Tensor:
+        """As `DFlashHead.after`. Called only if there is a Markov head or a draft vocabulary."""
         ...
 
 

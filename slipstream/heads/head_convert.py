@@ -1,7 +1,8 @@
 """Writes a draft head as a checkpoint that other programs load (`HEAD_FORMATS`).
 
 "eagle3" and "medusa" are the layouts of their authors' releases, "speculators" is that of the package of this name,
-"specforge" that of SGLang's framework for training. vLLM loads all of them. "int8" is for Slipstream alone.
+"specforge" that of SGLang's framework for training. vLLM loads all of them. "int8" is for Slipstream alone, and
+holds DFlash heads, too.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import PairError, ParameterError, UnsupportedModelError
+from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle, native, speculators
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.medusa_format import load_medusa, save_medusa
@@ -57,6 +59,10 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
     """
     place = resolve(source)
     kind, config = recognise(place), read_json(place / "config.json")
+    if kind == "dflash" and to == SMALL_HEAD:
+        dflash = load_dflash(place)
+        save_dflash(dflash, folder, torch.int8, config.get("target_model"))
+        return _converted(folder, place, kind, dflash.config.depth)
     wanted = "medusa" if to == "medusa" else "eagle3"
     if kind is not None and kind != wanted:
         raise UnsupportedModelError(

@@ -174,8 +174,8 @@ class Executor(Protocol):
         ...
 
     @property
-    def packed_embedding(self) -> Any:
-        """The embedding in the backend's format, for heads of the same backend; None if it has no such format."""
+    def packed_tables(self) -> Any:
+        """Embedding and output head in the backend's format, for heads of the same backend; None if it has none."""
         ...
 
     def forward(

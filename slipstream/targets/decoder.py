@@ -96,7 +96,7 @@ class Decoder:
             lm_head=lambda: weights[weights.head].to(device),
             tied=weights.head == "embed_tokens.weight",
             runtime=self._runtime,
-            packed_embedding=self.executor.packed_embedding,
+            packed_tables=self.executor.packed_tables,
             family=self.config.model_type,
         )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from slipstream.backends.native.native_heads import NativeDFlash
 from slipstream.core.drafter import Drafter
 from slipstream.core.target import Target
 from slipstream.drafters.model import ModelDrafter
@@ -85,6 +86,9 @@ VARIANTS: dict[str, Callable[[Target], Drafter]] = {
     "dflash, windows and a draft vocabulary": lambda target: dflash_drafter(
         V,
         changes={"decoder": {"windows": (5, None)}, "causal_windows": True, "draft_vocab": V - 2, "own_lm_head": True},
+    ),
+    "dspark, native": lambda target: dflash_drafter(
+        V, changes={"from_anchor": True, "markov_rank": 3}, runs=NativeDFlash
     ),
     "dflash, causal": lambda target: dflash_drafter(V, changes={"causal": True}),
     "mtp, two layers": lambda target: random_drafter(V, V, 2),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native.native_heads import NativeDFlash
 from slipstream.backends.torch.torch_heads import TorchDFlash
 from slipstream.core.rules import RULES
 from slipstream.core.step import step
@@ -32,6 +33,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "windows on both sides": {"decoder": {"windows": (4, 4)}},
     "a draft vocabulary": {"draft_vocab": V - 2, "own_lm_head": True, "markov_rank": 3},
 }  # fmt: skip
+RUNTIMES: dict[Any, dict[str, float]] = {TorchDFlash: {}, NativeDFlash: {"rtol": 1e-4, "atol": 1e-6}}
+"""Tolerances; torch computes in float64 here."""
+
+
+def drafts_with(kind: str) -> DFlashHead:
+    return dflash_head(dflash_config(V, target=V, **KINDS[kind]), 3)
 
 
 def by_hand(head: DFlashHead, target: Target, text: list[int], drafted: list[int]) -> Tensor:
@@ -126,11 +133,12 @@ class TestDraftTokens:
         assert compared == drafts[: len(compared)]
         assert len(compared) >= len(drafts) - 1
 
+    @pytest.mark.parametrize("runs", RUNTIMES)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_greedy_chains_are_what_true_states_give_at_every_step(self, kind: str) -> None:
-        drafter, other = dflash_drafter(V, changes=KINDS[kind]), toy()
-        for text, drafted in greedy_drafts(drafter, 5, steps=6, max_tokens=24):
-            assert drafted == by_hand(drafter.runtime.head, other, text, drafted)[:5].argmax(-1).tolist()
+    def test_greedy_chains_are_what_true_states_give_at_every_step(self, kind: str, runs: Any) -> None:
+        head, other = drafts_with(kind), toy()
+        for text, drafted in greedy_drafts(DFlashDrafter(runs(head), V), 5, steps=6, max_tokens=24):
+            assert drafted == by_hand(head, other, text, drafted)[:5].argmax(-1).tolist()
 
     def test_a_short_draft_is_the_beginning_of_a_long_one(self) -> None:
         drafter = dflash_drafter(V)
@@ -141,18 +149,21 @@ class TestDraftTokens:
 
 
 class TestDistributions:
+    @pytest.mark.parametrize("runs", RUNTIMES)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_q_is_the_heads_distribution_at_every_draft_token(self, kind: str) -> None:
+    def test_q_is_the_heads_distribution_at_every_draft_token(self, kind: str, runs: Any) -> None:
         """Plain softmaxes are drafted in one call, others token by token."""
         for options in ({"temperature": 0.7}, {"temperature": 1.5, "top_k": 2}):
-            drafter = dflash_drafter(V, changes=KINDS[kind])
+            head = drafts_with(kind)
+            drafter = DFlashDrafter(runs(head), V)
             (seq,) = prefilled(drafter, PROMPTS[2:], seed=4, **options)
             draft = drafter.propose([seq], [5])
             assert len(draft) == 5
-            logits = by_hand(drafter.runtime.head, toy(), seq.tokens, draft.ids)[:5] / options["temperature"]
+            assert draft.q is not None
+            logits = by_hand(head, toy(), seq.tokens, draft.ids)[:5] / options["temperature"]
             if "top_k" in options:
                 logits = logits.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf)
-            torch.testing.assert_close(draft.q, logits.softmax(-1))
+            torch.testing.assert_close(draft.q, logits.softmax(-1), **RUNTIMES[runs])
 
     @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
     @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 1.3, "top_k": 3}], ids=str)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.backends.native.native_heads import NativeDFlash
 from slipstream.core.rules import RULES
 from slipstream.core.sequence import Sequence
 from slipstream.core.step import step
@@ -29,6 +30,7 @@ KINDS: dict[str, Make] = {
     "chain": lambda **changes: eagle_drafter(V, 3, changes),
     "tree": lambda **changes: eagle_drafter(V, 3, changes, shape="tree", width=3, nodes=9),
     "dflash": lambda **changes: dflash_drafter(V, changes=changes),
+    "dflash, native": lambda **changes: dflash_drafter(V, changes=changes, runs=NativeDFlash),
 }
 
 
@@ -123,7 +125,7 @@ def test_a_head_in_a_folder_drafts_for_a_target_of_each_backend(tmp_path: Path, 
     for sampled in ({}, {"temperature": 1.0, "seed": 1}):
         params = SamplingParams(max_tokens=24, **sampled)
         llm = LLM(target, draft=tmp_path, draft_tokens=4, draft_options=options)
-        assert (llm.drafter.name, llm.drafter.runtime.name) == (name, "torch" if name == "dflash" else executor)
+        assert (llm.drafter.name, llm.drafter.runtime.name) == (name, executor)
         assert llm.drafter.traits.taps == ((-1,) if name == "eagle" else (1, 2, 4))
         together = llm.generate(prompts, params)
         alone = [llm.generate([prompt], params)[0] for prompt in prompts]

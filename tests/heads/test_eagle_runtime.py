@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.backends.native.native_heads import NativeEagle
-from slipstream.backends.native.packed_weights import Layout, SharedEmbedding
+from slipstream.backends.native.packed_weights import Layout, SharedTables
 from slipstream.backends.quantise import quantise_rows
 from slipstream.backends.table import backend_for_head
 from slipstream.backends.torch.torch_heads import TorchEagle
@@ -226,10 +226,10 @@ def runtime_for(head: EagleHead, host: HeadHost, quantize: str | None = None) ->
 def test_the_native_backend_runs_the_heads_of_its_targets(quantize: str | None, tolerance: float) -> None:
     wide = head(variant(3, 32, decoder={"hidden_size": 32, "intermediate_size": 64}), spread=0.4).float()
     lent, layout = torch.randn(V, 32, generator=torch.Generator().manual_seed(1)), Layout()
-    host = lender(SharedEmbedding(layout.embedding({"": lent}, ""), layout))
+    host = lender(SharedTables(layout.embedding({"": lent}, ""), None, layout))
     runtime = runtime_for(wide.borrow(lent), host, quantize=quantize)
     assert isinstance(runtime, NativeEagle)
-    assert runtime._head[0]["decoder"]["embed"] == host.packed_embedding.record  # not stored twice
+    assert runtime._head[0]["decoder"]["embed"] == host.packed_tables.embedding  # not stored twice
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     steps = runtime.decode_steps(batch, features, 4)

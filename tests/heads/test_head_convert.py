@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipstream import zoo
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, UnsupportedModelError
-from slipstream.heads.dflash_format import save_dflash
+from slipstream.heads.dflash_format import load_dflash, save_dflash
 from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleConfig
 from slipstream.heads.head_convert import convert_head
@@ -90,11 +90,16 @@ def test_an_eagle3_head_is_the_same_head_in_every_format(tiny, source, out, to, 
     assert (done.method, done.dtype, recognise(out)) == ("eagle3", "float64", "eagle3")
 
 
-def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(tiny: Tiny, source: Path, out: Path) -> None:
-    made = head(KINDS["plain"], spread=0.4)
-    save_eagle(made, source)
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(kind: str, tiny: Tiny, source: Path, out: Path) -> None:
+    load: Any = load_eagle
+    if kind == "eagle3":
+        save_eagle(head(KINDS["plain"], spread=0.4), source)
+    else:
+        load = load_dflash
+        save_dflash(dflash_head(dflash_config(40, 64, 8, taps=(1, 2, 3), markov_rank=32)), source)
     done = convert_head(source, "int8", out, tiny.target)
-    found, wanted = load_eagle(out).state_dict(), load_eagle(source).state_dict()
+    found, wanted = load(out).state_dict(), load(source).state_dict()
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         if tensor.ndim == 2:
@@ -102,10 +107,10 @@ def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(tiny: Tiny, sour
             assert float(steps.max()) < 0.6
         else:
             assert torch.equal(found[name], tensor)
-    assert (load_eagle(out).in_8_bits, load_eagle(source).in_8_bits) == (True, False)
+    assert (load(out).in_8_bits, load(source).in_8_bits, done.method) == (True, False, kind)
     assert done.stored_bytes < 0.75 * sum(f.stat().st_size for f in source.glob("*.safetensors"))  # small: much header
     convert_head(out, "int8", out / "again", tiny.target)
-    assert all(torch.equal(t, found[n]) for n, t in load_eagle(out / "again").state_dict().items())
+    assert all(torch.equal(t, found[n]) for n, t in load(out / "again").state_dict().items())
 
 
 def test_eagle3_has_what_vllm_and_sglang_look_for(tmp_path: Path) -> None:

@@ -110,19 +110,19 @@ def head_host(
     dtype: torch.dtype,
     lm_head: torch.Tensor,
     backend: str = "torch",
-    packed_embedding: Any = None,
+    packed_tables: Any = None,
 ) -> HeadHost:
     """What a target with this untied output head [vocab, hidden] shares; its embedding is all zeros."""
     return HeadHost(
         hidden_size=hidden, layers=layers, vocab_size=vocab, context=256, device=torch.device("cpu"), dtype=dtype,
         embedding=lambda: torch.zeros(vocab, hidden, dtype=dtype), lm_head=lambda: lm_head, tied=False,
-        runtime=Runtime(backend, dtype), packed_embedding=packed_embedding,
+        runtime=Runtime(backend, dtype), packed_tables=packed_tables,
     )  # fmt: skip
 
 
 def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: Any) -> DFlashConfig:
     """Two layers and blocks of 6; `changes` to `DFlashConfig`, those of the decoder as `decoder={...}`."""
-    decoder = {"layers": 2, "model_type": "qwen3", "qk_norm": True, "windows": (None, None)}
+    decoder = {"layers": 2, "model_type": "qwen3", "qk_norm": True, "windows": (None, None), "head_dim": 16}
     decoder |= changes.pop("decoder", {})
     made = DFlashConfig(config(3, vocab, width, target, decoder=decoder).decoder, (0, 1, 2), target, 6, vocab - 1)
     return replace(made, **changes)
@@ -139,10 +139,12 @@ def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFl
     return made.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)
 
 
-def dflash_drafter(vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None) -> DFlashDrafter:
-    """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids."""
+def dflash_drafter(
+    vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None, runs: Any = TorchDFlash
+) -> DFlashDrafter:
+    """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids. runs: a `DFlashRuntime`."""
     made = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
-    return DFlashDrafter(TorchDFlash(made), vocab)
+    return DFlashDrafter(runs(made), vocab)
 
 
 def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1, seed: int = 0, **config: Any):

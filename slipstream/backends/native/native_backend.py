@@ -7,8 +7,9 @@ import torch
 
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
+from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_rows import EagleRuntime
+from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
@@ -75,14 +76,21 @@ class NativeBackend:
     def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime:
         from slipstream.backends.native.native_heads import NativeEagle
 
-        embedding = None if head.config.own_embedding else host.packed_embedding
-        stored = QUANTISED["w8a8"] if head.in_8_bits else None
-        return NativeEagle(head, settings.threads, settings.weight_format or stored, embedding)
+        return NativeEagle(head, settings.threads, _format(head, settings), host.packed_tables)
+
+    def dflash(self, head: DFlashHead, host: HeadHost, settings: LoadSettings) -> DFlashRuntime:
+        from slipstream.backends.native.native_heads import NativeDFlash
+
+        return NativeDFlash(head, settings.threads, _format(head, settings), host.packed_tables)
 
     def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime:
         from slipstream.backends.native.native_heads import NativeMedusa
 
         return NativeMedusa(heads, None, settings.weight_format)
+
+
+def _format(head: EagleHead | DFlashHead, settings: LoadSettings) -> WeightFormat | None:
+    return settings.weight_format or (QUANTISED["w8a8"] if head.in_8_bits else None)
 
 
 BACKEND = NativeBackend()

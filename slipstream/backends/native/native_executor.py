@@ -13,7 +13,7 @@ from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.compiled import compile_lock
 from slipstream.backends.native.kernels.processor import converts_half
 from slipstream.backends.native.kernels.records import FINE
-from slipstream.backends.native.packed_weights import Layout, SharedEmbedding, decoder_weights
+from slipstream.backends.native.packed_weights import Layout, SharedTables, decoder_weights
 from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling, best_steps_per_call
@@ -80,9 +80,9 @@ class NativeExecutor(NativePaged):
         return self
 
     @property
-    def packed_embedding(self) -> SharedEmbedding:
-        """The embedding [V, d], for heads that borrow it."""
-        return SharedEmbedding(self._model[0]["embed"], self._layout)
+    def packed_tables(self) -> SharedTables:
+        """Embedding and output head [V, d], for heads that borrow them."""
+        return SharedTables(self._model[0]["embed"], self._model[0]["head"], self._layout)
 
     def forward(
         self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None

@@ -1,5 +1,6 @@
-"""EAGLE and Medusa heads on the native backend, with the weight formats of a decoder."""
+"""EAGLE, DFlash and Medusa heads on the native backend, with the weight formats of a decoder."""
 
+from collections.abc import Sequence as Seq
 from functools import partial
 
 import numpy as np
@@ -9,20 +10,22 @@ from torch import Tensor
 from slipstream.backends.native.kernels import passes
 from slipstream.backends.native.kernels.arithmetic import MAXIMUM, Picks
 from slipstream.backends.native.kernels.compiled import compile_lock
-from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA
+from slipstream.backends.native.kernels.records import EAGLE, LAYER, MATRIX, MEDUSA, MODEL
 from slipstream.backends.native.packed_weights import (
     ACTIVATIONS,
     INPUTS,
     Layout,
-    SharedEmbedding,
+    SharedTables,
     narrowest,
     quantised_format,
 )  # fmt: skip
-from slipstream.backends.native.paged import NativePaged, as_int64, check_finite, picks_of, steps_that_ran
+from slipstream.backends.native.paged import NativePaged, PackedRows, as_int64, check_finite, picks_of, steps_that_ran
 from slipstream.backends.native.threads import Workspace, kernel_lock
+from slipstream.backends.quantise import GROUP
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
 from slipstream.errors import TargetError
-from slipstream.heads.eagle_head import EagleHead
+from slipstream.heads.dflash_head import DFlashHead
+from slipstream.heads.eagle_head import EagleHead, scattered
 from slipstream.heads.medusa_heads import MedusaConfig, MedusaHeads
 from slipstream.models.executor import Batch, check_steps
 from slipstream.models.weight_formats import WeightFormat
@@ -33,7 +36,7 @@ class NativeEagle(NativePaged):
     drawn in float64. Created only if `table.backend_for_head` chooses this backend.
 
     head       with the target's weights borrowed, in any float dtype (computed in float32); not needed afterwards.
-    embedding  the target's, if it is in memory already; None: copy the head's.
+    shared     the target's tables, if they are in memory already; None: copy those that the head borrowed.
     threads: as in `NativeExecutor`."""
 
     name = "native"
@@ -43,15 +46,15 @@ class NativeEagle(NativePaged):
         head: EagleHead,
         threads: int | None = None,
         quantised: WeightFormat | None = None,
-        embedding: SharedEmbedding | None = None,
+        shared: SharedTables | None = None,
     ):
         self.config, self.device = head.config, torch.device("cpu")
         self.ids, mask = head.target_ids.cpu(), head.mask_taps
         self.mask = None if mask is None else mask.float().cpu()
         with compile_lock():
             super().__init__(head.config.decoder, ahead=1)
-            self._layout, self._shared = Layout(), embedding
-            self._head = _eagle_record(head, self.ids, quantised, embedding, self._layout)
+            self._layout, self._shared = Layout(), shared
+            self._head = _eagle_record(head, self.ids, quantised, shared, self._layout)
             self._workspace = Workspace(threads, self._layout.nbytes)
             self._padded = int(self._head["decoder"]["head"]["outs"][0])
             token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
@@ -81,9 +84,7 @@ class NativeEagle(NativePaged):
         logits = np.empty((max(steps, 1), count, self._padded), np.float32)
         probs = np.empty((steps, count if steps else 0, vocab if sampled else 0))
         expected = self.config.hidden_size if from_head else len(self.config.taps) * self.config.target_hidden
-        if tuple(features.shape) != (batch.splits[-1], expected):
-            raise TargetError(f"features are {tuple(features.shape)}, the head needs [{batch.splits[-1]}, {expected}]")
-        given = features.float().contiguous().numpy()  # kernels are compiled for this layout only
+        given = _given(features, batch.splits[-1], expected)
         with kernel_lock():
             rows = self._rows(batch, max(steps - 1, 0))
             status = self._call(
@@ -98,42 +99,93 @@ class NativeEagle(NativePaged):
         return drafted, torch.from_numpy(after), raw, torch.from_numpy(probs) if sampled else None
 
 
+class NativeDFlash(NativePaged):
+    """Implements `DFlashRuntime`: a block is a pass of a decoder, the head's layers, over a tree. Arguments as of
+    `NativeEagle`. If the target's own output head is in memory, it is read as it is stored there."""
+
+    name = "native"
+    mask: Tensor | None = None
+
+    def __init__(
+        self,
+        head: DFlashHead,
+        threads: int | None = None,
+        quantised: WeightFormat | None = None,
+        shared: SharedTables | None = None,
+    ):
+        self.config, self.device, self.width = head.config, torch.device("cpu"), head.width
+        self._ids = head.target_ids
+        with compile_lock():
+            super().__init__(head.config.decoder, ahead=1)
+            self._layout, self._shared = Layout(), shared
+            self._head, self._markov = _dflash_records(head, quantised, shared, self._layout)
+            output = self._head["decoder"]["head"][0]
+            self._workspace = Workspace(threads, self._layout.nbytes + int(output["outs"] * output["out_bytes"]))
+            token = Batch((0,), torch.zeros(1, dtype=torch.int64), (0,), (0, 1), (0,), (None,), (0,))
+            self.extend(token, torch.zeros(1, len(self.config.taps) * self.config.target_hidden))
+            self.run_blocks(token)
+        self._reset_cache()
+
+    def extend(self, batch: Batch, features: Tensor) -> None:
+        given = _given(features, batch.splits[-1], len(self.config.taps) * self.config.target_hidden)
+        with kernel_lock():
+            rows = self._rows(batch)  # kept until the call returns
+            args = self._head, self._caches(batch), rows.record[:1], given
+            self._call(passes.read_context, *args, rows=batch.splits[-1])
+
+    def run_blocks(self, batch: Batch) -> Tensor:
+        with kernel_lock():
+            return self._logits(
+                self._head["decoder"], self._rows(batch), self._caches(batch), batch.tokens, batch.select
+            )
+
+    def after(self, logits: Tensor, before: Tensor) -> Tensor:
+        if self.config.markov_rank:
+            rows = PackedRows([(0, 0, 0, 1, 0)] * len(before), None, np.empty((0, 2, 0), np.float32), 0)
+            with kernel_lock():
+                added = self._logits(self._markov, rows, self._record, before, range(len(before)))
+            logits = logits + added[:, : logits.shape[-1]]
+        return scattered(logits, self._ids, self.width)
+
+    def _logits(
+        self, model: np.ndarray, rows: PackedRows, caches: np.ndarray, tokens: Tensor, select: Seq[int]
+    ) -> Tensor:
+        """[len(select), ids of the model] of a pass over all of its layers."""
+        logits = np.empty((len(select), int(model["head"]["outs"][0])), np.float32)
+        none, taps = np.empty((0, 0), np.float32), np.empty((0, 0, 0), np.float32)
+        self._call(
+            *(passes.forward, model, caches, rows.record[:1], as_int64(tokens), none, 0, int(model["count"][0])),
+            *(np.asarray(select, np.int64), True, np.empty(0, np.int64), taps, none, logits),
+            rows=len(tokens),
+        )
+        return torch.from_numpy(logits)[:, : int(model["vocab"][0])]
+
+
+def _given(features: Tensor, rows: int, width: int) -> np.ndarray:
+    """Features as the kernels read them: they are compiled for this layout only."""
+    if tuple(features.shape) != (rows, width):
+        raise TargetError(f"features are {tuple(features.shape)}, the head needs [{rows}, {width}]")
+    return features.float().contiguous().numpy()
+
+
 def _eagle_record(
-    head: EagleHead, ids: Tensor, quantised: WeightFormat | None, embedding: SharedEmbedding | None, layout: Layout
+    head: EagleHead, ids: Tensor, quantised: WeightFormat | None, shared: SharedTables | None, layout: Layout
 ) -> np.ndarray:
     """EAGLE [1]"""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
-    table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     output = head.borrowed["lm_head"] if c.version == 1 else weights["lm_head.weight"]
     prefixes = [f"layers.{i}." for i in range(d.layers)]
     if c.version == 3:
         prefixes[0] = "midlayer."
-    linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
-    form = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], output, *linear])
-
-    vector = partial(layout.named, weights)
-    ones = layout.vector(torch.ones(c.hidden_size))  # EAGLE-1 has no norm here
-    layers = np.zeros(len(prefixes), LAYER)
-    for layer, prefix in zip(layers, prefixes, strict=True):
-        layer["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
-        layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
-        layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
-        for group, names in INPUTS.items():
-            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
+    eagle, form, _ = _head_record(head, prefixes, [output], quantised, layout)
+    record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.named, weights)
+    if c.version == 1:  # it has neither norm
+        model["norm"] = layout.vector(torch.ones(c.hidden_size))
+    table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
+    model["embed"] = layout.embedding({"": table}, "") if shared is None or c.own_embedding else shared.embedding
+    model["head"], model["vocab"] = layout.matrix(output, form), c.draft_vocab
     target = ids.to(torch.int64).contiguous().numpy().copy()
-    layout.arrays += [layers, target]
-    eagle = np.zeros(1, EAGLE)
-    record, model = eagle[0], eagle[0]["decoder"]
-    model["layers"], model["count"] = layers.ctypes.data, len(layers)
-    model["width"], model["vocab"] = c.hidden_size, c.draft_vocab
-    model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
-    model["activation"], model["gated"], model["rotary"] = ACTIVATIONS[d.activation], 1, 1
-    model["eps"] = d.norm_eps
-    model["norm"] = vector("norm.weight") if c.version == 3 else ones
-    model["embed"] = layout.embedding({"": table}, "") if embedding is None else embedding.record
-    model["head"] = layout.matrix(output, form)
-    record["fc"] = layout.matrix(weights["fc.weight"], form, weights["fc.bias"] if c.fc_bias else None)
-    record["taps"], record["target_width"] = len(c.taps), c.target_hidden
+    layout.arrays.append(target)
     if c.fc_norm:
         record["tap_norms"] = layout.vector(torch.stack([weights[f"fc_norm.{i}.weight"] for i in range(len(c.taps))]))
     record["joint_norm"] = vector("input_norm.weight") if c.norm_before_fc else 0
@@ -141,6 +193,62 @@ def _eagle_record(
     record["ids"], record["id_count"] = target.ctypes.data, len(target)
     record["normed_start"], record["normed_end"] = c.norm_before_residual, c.norm_output
     return eagle
+
+
+def _dflash_records(
+    head: DFlashHead, quantised: WeightFormat | None, shared: SharedTables | None, layout: Layout
+) -> tuple[np.ndarray, np.ndarray]:
+    """EAGLE [1], and MODEL [1] of the Markov head: a decoder without layers and final norm."""
+    c, weights = head.config, head.state_dict()
+    tables = [weights[name] for name in ("lm_head.weight", "markov_head.markov_w2.weight") if name in weights]
+    names = [f"layers.{i}." for i in range(c.decoder.layers)]
+    dflash, form, layers = _head_record(head, names, tables, quantised, layout)
+    layers["window"] = [window or 0 for window in c.decoder.windows]
+    layers["causal"] = [c.causal_windows and window is not None for window in c.decoder.windows]
+    model, markov = dflash[0]["decoder"], np.zeros(1, MODEL)
+    dflash[0]["feature_norm"] = layout.named(weights, "hidden_norm.weight")
+    embedding, output = head.embedding, head.output_head
+    model["embed"] = layout.embedding({"": embedding}, "") if shared is None or c.own_embedding else shared.embedding
+    model["head"] = layout.matrix(output, form) if shared is None or c.own_lm_head else shared.head
+    model["vocab"] = len(output)
+    if c.markov_rank:
+        name, into = "markov_head.markov_w1.weight", weights["markov_head.markov_w2.weight"]
+        form = form if c.markov_rank % GROUP == 0 else narrowest([into])  # not every format has narrower rows
+        markov[0]["embed"], markov[0]["head"] = layout.embedding(weights, name), layout.matrix(into, form)
+        markov[0]["vocab"], markov[0]["width"] = len(into), c.markov_rank
+    return dflash, markov
+
+
+def _head_record(
+    head: EagleHead | DFlashHead,
+    prefixes: Seq[str],
+    tables: Seq[Tensor],
+    quantised: WeightFormat | None,
+    layout: Layout,
+) -> tuple[np.ndarray, str, np.ndarray]:
+    """EAGLE [1] with fc and the decoder layers, whose names begin with `prefixes`; the format of their matrices; LAYER
+    [L]. tables: the head's other matrices, which will have the same format."""
+    c, d, weights = head.config, head.config.decoder, head.state_dict()
+    linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
+    form = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
+    vector, layers = partial(layout.named, weights), np.zeros(len(prefixes), LAYER)
+    ones = layout.vector(torch.ones(d.hidden_size))  # the first layer of EAGLE-1 has no norm
+    for layer, prefix in zip(layers, prefixes, strict=True):
+        layer["norm"] = vector(f"{prefix}input_layernorm.weight") or ones
+        layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
+        layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
+        for group, names in INPUTS.items():
+            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
+    layout.arrays.append(layers)
+    made = np.zeros(1, EAGLE)
+    record, model = made[0], made[0]["decoder"]
+    model["layers"], model["count"], model["width"] = layers.ctypes.data, len(layers), d.hidden_size
+    model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
+    model["activation"], model["gated"], model["rotary"] = ACTIVATIONS[d.activation], 1, 1
+    model["norm"], model["eps"] = vector("norm.weight"), d.norm_eps
+    record["fc"] = layout.joined(weights, ["fc"], form)
+    record["taps"], record["target_width"] = len(c.taps), c.target_hidden
+    return made, form, layers
 
 
 class NativeMedusa:

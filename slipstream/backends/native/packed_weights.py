@@ -249,10 +249,11 @@ def _joined_bias(weights: Mapping[str, Tensor], names: Seq[str]) -> Tensor | Non
 
 
 @dataclass(frozen=True)
-class SharedEmbedding:
-    """An EMBEDDING record, and the layout that owns its memory."""
+class SharedTables:
+    """A target's EMBEDDING record and the MATRIX record of its output head, and the layout that owns their memory."""
 
-    record: Any
+    embedding: Any
+    head: Any
     owner: Layout
 
 

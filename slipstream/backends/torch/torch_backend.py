@@ -3,11 +3,12 @@
 import torch
 
 from slipstream.backends.torch.torch_executor import TorchExecutor
-from slipstream.backends.torch.torch_heads import TorchEagle
+from slipstream.backends.torch.torch_heads import TorchDFlash, TorchEagle
 from slipstream.core.target import HeadHost
 from slipstream.errors import ParameterError
+from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead
-from slipstream.heads.eagle_rows import EagleRuntime
+from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
 from slipstream.heads.medusa_heads import MedusaHeads, MedusaRuntime
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
@@ -42,6 +43,10 @@ class TorchBackend:
     def eagle(self, head: EagleHead, host: HeadHost, settings: LoadSettings) -> EagleRuntime:
         _refuse_quantize(settings.quantize, "a head that torch runs")
         return TorchEagle(head)
+
+    def dflash(self, head: DFlashHead, host: HeadHost, settings: LoadSettings) -> DFlashRuntime:
+        _refuse_quantize(settings.quantize, "a head that torch runs")
+        return TorchDFlash(head)
 
     def medusa(self, heads: MedusaHeads, settings: LoadSettings) -> MedusaRuntime:
         _refuse_quantize(settings.quantize, "a head that torch runs")

@@ -40,7 +40,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
     slices = True
     torch_threads = None
     multi_step = None
-    packed_embedding = None
+    packed_tables = None
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
         self.config, self.device, self.dtype = config, torch.device(settings.device or "cpu"), weights.dtype

@@ -1,4 +1,4 @@
-"""EAGLE and DFlash heads run by PyTorch: any device, float64 to bfloat16; the reference for native EAGLE heads.
+"""EAGLE and DFlash heads run by PyTorch: any device, float64 to bfloat16; the reference for native heads.
 
 Attention runs once for the whole batch: the blocks of all sequences are gathered and padded, and the padding is masked.
 M = rows in all, B = sequences, n = most rows of a sequence, S = most visible slots, H query and Hk key/value heads,
@@ -93,22 +93,16 @@ class TorchEagle(_TorchHead):
 
 
 class TorchDFlash(_TorchHead):
-    """A DFlash head. Rows of the context stay; those of a block serve one draft, and are then overwritten by the
-    context of the accepted tokens. As in `executor.Batch`, a smaller `past` rolls the cache back.
-
-    A row depends on no later token, but `HeadDrafter` keeps one token less than it could: as EAGLE's rows do.
-    """
+    """Implements `DFlashRuntime`."""
 
     mask: Tensor | None = None
-    """No row of its context is a mask: see `EagleRuntime.mask`."""
 
     def __init__(self, head: DFlashHead):
         super().__init__(head)
-        self.head, self.config = head, head.config
+        self.head, self.config, self.width, self.after = head, head.config, head.width, head.after
 
     @torch.inference_mode()
     def extend(self, batch: Batch, features: Tensor) -> None:
-        """Write the keys and values of context rows. features: the joined taps [M, taps * target_hidden]."""
         rotary = self._rotary(batch.positions)
         with self._calls:
             places = torch.tensor([at for slots in self._reserve(batch) for at in slots], device=self.device)  # [M]
@@ -116,10 +110,7 @@ class TorchDFlash(_TorchHead):
                 self._blocks.write(layer, places, k, v)
 
     @torch.inference_mode()
-    def run_blocks(self, batch: Batch, steps: int) -> Tensor:
-        """Run the block of each sequence, n rows each, after its context -> logits of the first `steps` draft tokens
-        [R, steps, draft_vocab], without the Markov head. All in one product: the output head is read once. In layers
-        that are not causal, a block's rows see what its tree says."""
+    def run_blocks(self, batch: Batch) -> Tensor:
         check_ids(batch.tokens, len(self.head.embedding))
         rotary, kinds = self._rotary(batch.positions), self.config.attention
         rows = {True: replace(batch, trees=[None] * len(batch.seq_ids)), False: batch}  # by whether they are causal
@@ -127,7 +118,7 @@ class TorchDFlash(_TorchHead):
             slots = self._slots(batch)
             each = {kind: PackedAttention(slots, rows[kind[1]], kind[0]) for kind in dict.fromkeys(kinds)}
             x = self.head(batch.tokens, rotary, lambda layer, q, k, v: each[kinds[layer]](layer, q, k, v))
-        return self.head.logits(x.unflatten(0, (len(batch.seq_ids), -1))[:, -self.config.depth :][:, :steps])
+        return self.head.logits(x[list(batch.select)])
 
 
 class Slots:

@@ -73,7 +73,7 @@ class PackedModule(PackedLayers):
 
     torch_threads = None
     multi_step = None
-    packed_embedding = None
+    packed_tables = None
 
     def __init__(
         self,

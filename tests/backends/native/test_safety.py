@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from slipstream.backends.native import native_executor, paged
 from slipstream.backends.native.kernels import processor
-from slipstream.backends.native.native_heads import NativeEagle
+from slipstream.backends.native.native_heads import NativeDFlash, NativeEagle
 from slipstream.backends.torch.torch_heads import TorchEagle
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
@@ -19,7 +20,7 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.models.executor import Batch
 from slipstream.targets.decoder import Decoder
 from tests.backends.native.models import VOCAB, chain, executor, forest, ids, last, needs_bfloat16, on_torch, tree
-from tests.heads.tiny_heads import config, head
+from tests.heads.tiny_heads import config, dflash_config, dflash_head, head
 
 OUTSIDE = [-1, -VOCAB, VOCAB, VOCAB + 5, VOCAB + 1000, 1 << 40, -(1 << 62)]
 FORMS = ["float32", "float16", "w8a8", pytest.param("bfloat16 products", marks=needs_bfloat16)]
@@ -87,18 +88,28 @@ def test_a_head_refuses_tokens_outside_of_its_embedding(version: int, own_embedd
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no mallopt")
-@pytest.mark.parametrize("changes", [{}, {"fc_norm": True}])
-def test_a_head_reads_no_memory_that_was_freed(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_head_reads_no_memory_that_was_freed(kind: str) -> None:
     """While glibc overwrites what is freed (M_PERTURB)."""
-    runtime = NativeEagle(head(head_config(3, 40, target=64, decoder={"head_dim": 16}, **changes)))
+    eagle = kind == "eagle3"
+    runtime: Any = (
+        NativeEagle(head(config(3, 40, target=64, decoder={"head_dim": 16})))
+        if eagle
+        else NativeDFlash(dflash_head(dflash_config(40, target=64)))
+    )
     batch, taps = last(chain(0, 0, [3] * 200)), torch.randn(200, 192, generator=torch.Generator().manual_seed(0))
-    wanted = runtime.decode_steps(batch, taps, 2).logits
+
+    def results() -> list[Tensor]:
+        runtime.extend(batch, taps)
+        return [runtime.decode_steps(batch, taps, 2).logits if eagle else runtime.run_blocks(batch), runtime.kv(0, 200)]
+
+    wanted = results()
     try:
         assert ctypes.CDLL(None).mallopt(-6, 165)
-        found = runtime.decode_steps(batch, taps, 2).logits
+        found = results()
     finally:
         ctypes.CDLL(None).mallopt(-6, 0)
-    assert torch.equal(found, wanted)
+    assert all(map(torch.equal, found, wanted))
 
 
 def test_hidden_states_that_overflow_are_refused() -> None:

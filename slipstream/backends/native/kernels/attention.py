@@ -69,9 +69,11 @@ def write_kv(job, unit, thread):
 
 
 @kernel()
-def _window_start(at, window):
-    """The first slot of earlier passes in the window of a row. For the slots of this pass see `_sees`."""
-    return max(0, min(at.past, at.position + 1 - window)) if window > 0 else 0
+def _window_start(job, rows, r):
+    """The first slot of earlier passes in the window of row r. For the slots of this pass see `_sees`."""
+    at = rows[r]
+    first = rows[r - (at.slot - at.past)].position  # of its sequence in this pass; a head's slots may begin later
+    return max(0, min(at.past, at.past - first + at.position + 1 - job.window)) if job.window > 0 else 0
 
 
 @kernel()
@@ -81,15 +83,17 @@ def _sees(job, rows, r, j):
     at = rows[r]
     if j < job.hidden_stride and carray(pointer(job.hidden + job.hidden_stride * r), (j + 1,), np.bool_)[j]:
         return False
+    if job.causal and j > at.slot - at.past:
+        return False
     same = r - (at.slot - at.past)  # the first row of this sequence
-    return job.window == 0 or at.position - rows[same + j].position < job.window
+    return job.window == 0 or abs(at.position - rows[same + j].position) < job.window
 
 
 @kernel()
 def _all_seen(job, rows, r):
-    """Whether row r sees every row of its sequence up to its own."""
+    """Whether row r sees every row of its sequence up to its own, or more."""
     at = rows[r]
-    return job.hidden_stride == 0 and (job.window == 0 or at.position - at.past < job.window)
+    return job.hidden_stride == 0 and job.causal == 0 and (job.window == 0 or at.position - at.past < job.window)
 
 
 @kernel()
@@ -97,7 +101,7 @@ def _softmax_row(job, rows, r, scores):
     """Replace the scores of row r over slots [0, length) by weights: the softmax over the slots that it sees, 0 for the
     others."""
     at = rows[r]
-    begin, scale = _window_start(at, job.window), np.float32(job.size) ** np.float32(-0.5)
+    begin, scale = _window_start(job, rows, r), np.float32(job.size) ** np.float32(-0.5)
     if _all_seen(job, rows, r):
         softmax_in_place(scores[begin : at.length], scale)
     else:
@@ -144,7 +148,7 @@ def _slot_range(job, rows, active, first, stop):
     longest, low = 0, rows[active[first]].length
     for a in range(first, stop):
         longest = max(longest, rows[active[a]].length)
-        low = min(low, _window_start(rows[active[a]], job.window))
+        low = min(low, _window_start(job, rows, active[a]))
     blocks = integers(job.tables + 8 * job.table_stride * rows[active[first]].sequence, job.table_stride)
     return blocks, low // job.slots * job.slots, longest
 
@@ -186,7 +190,7 @@ def _visible_sum(job, rows, r, g, weights, sums, low):
     every = _all_seen(job, rows, r)
     for i in range(wide):
         sums[i] = 0
-    for t in range(_window_start(at, job.window), at.length):
+    for t in range(_window_start(job, rows, r), at.length):
         if t < at.past or every or _sees(job, rows, r, t - at.past):
             place = ((blocks[t // slots] * job.kv_heads + g) * slots + t % slots) * size + low
             values = job.values + (2 if job.half else 4) * place

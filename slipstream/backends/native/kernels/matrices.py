@@ -113,7 +113,8 @@ def attend(board, model, layer, cache, number, rows, active, starts, bundles, lo
     job.tables, job.table_stride, job.slots = cache.tables, cache.stride, cache.slots
     job.rows, job.hidden, job.hidden_stride = rows.at, rows.hidden, rows.stride
     job.active, job.starts = address_of(active), address_of(starts)
-    job.heads, job.kv_heads, job.size, job.window = model.heads, model.kv_heads, model.size, layer.window
+    job.heads, job.kv_heads, job.size = model.heads, model.kv_heads, model.size
+    job.window, job.causal = layer.window, layer.causal
     job.width = (longest + cache.slots - 1) // cache.slots * cache.slots
     job.scores, job.mix = cache.scores, cache.mix
     groups = bundles * model.kv_heads * parts_of(model.heads, model.kv_heads)

@@ -1,6 +1,7 @@
 """Whole passes: a decoder over packed rows, and several of its steps in one call; a draft of an EAGLE head (see
-`heads.eagle_head`), and the logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the
-number of rows changes, as it does in nearly every step of speculation. Rows are batch-invariant.
+`heads.eagle_head`), the context of a DFlash head (see `heads.dflash_head`; its blocks are passes of a decoder), and the
+logits of all Medusa heads (see `heads.medusa_heads`). Nothing is prepared again when the number of rows changes, as it
+does in nearly every step of speculation. Rows are batch-invariant.
 
 R rows, d width, V vocabulary (of the draft), K steps or heads, B sequences; W width of the target's states, T taps.
 """
@@ -82,9 +83,9 @@ def _forward(
         if not is_finite(floats(space.x + 4 * space.stride * (a if alone else wanted[a]), model.width)):
             state = NOT_FINITE
     if asked > 0:
-        gather = NOTHING if alone else address_of(wanted)
+        gather, mode = NOTHING if alone else address_of(wanted), NORM if model.norm else PLAIN
         transformed(
-            board, model, model.head, space.x, space.stride, asked, NORM, model.norm, model.norm_bias, gather,
+            board, model, model.head, space.x, space.stride, asked, mode, model.norm, model.norm_bias, gather,
             address_of(logits), logits.shape[1], NOTHING,
         )  # fmt: skip
     return state
@@ -145,7 +146,7 @@ def _product(board, matrix, x, y):
 
 @kernel()
 def _fused(board, head, taps):
-    """Concatenated taps [R, T * W] -> input features of EAGLE-3 [R, padded d]."""
+    """Concatenated taps [R, T * W] -> input features of EAGLE-3 or DFlash [R, padded d]."""
     x, width, eps = taps.copy(), head.target_width, head.decoder.eps
     for r in range(x.shape[0]):
         for t in range(head.taps if head.tap_norms else 0):
@@ -249,6 +250,23 @@ def draft_eagle(
         if j < steps and not pick(picks, j, logits[j], probs[j], drawn[j]):
             break
     return state
+
+
+@entry
+def read_context(boards, heads, caches, packed, taps, arena, threads):
+    """Write the keys and values of the context of a DFlash head: R rows, concatenated taps [R, T * W]. Returns FINE, or
+    -n: n bytes of arena are needed."""
+    board, head, rows = boards[0], heads[0], packed[0]
+    board.threads = threads
+    space = room(board, head.decoder, rows, arena, head.fc.columns, head.fc.row_bytes)
+    if space.bytes > arena.shape[0]:
+        return -space.bytes
+    x, nobody, model, norm = _fused(board, head, taps), np.empty(0, np.int64), head.decoder, head.feature_norm
+    for number in range(model.count):
+        run_layer(
+            board, model, caches[0], rows, number, address_of(x), x.shape[1], NORM, norm, NOTHING, nobody
+        )  # fmt: skip
+    return FINE
 
 
 @entry

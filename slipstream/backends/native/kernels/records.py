@@ -53,7 +53,7 @@ MODEL = _record(
     rotary=_I,
     embed=EMBEDDING,
     positions=EMBEDDING,  # learned ones; count 0 if there are none
-    norm=_I,  # the final one, float32 [d]
+    norm=_I,  # the final one, float32 [d]; 0 in a Markov head, whose two tables are a model without layers
     norm_bias=_I,
     head=MATRIX,
     experts_per_token=_I,
@@ -69,7 +69,8 @@ LAYER = _record(
     mlp_norm_bias=_I,
     q_norm=_I,  # float32 [D], of each head
     k_norm=_I,
-    window=_I,  # number of positions that a row sees, including its own; 0: all
+    window=_I,  # a row sees positions that are nearer than this; 0: all
+    causal=_I,  # whether no row sees a later one, whatever the rows of the pass say
     qkv=MATRIX,
     o=MATRIX,
     up=MATRIX,  # gate and up, stacked, if the MLP is gated
@@ -131,8 +132,8 @@ WRITE_KV = _record(
 
 ATTEND = _record(
     q=_I, stride=_I, keys=_I, values=_I, half=_I, tables=_I, table_stride=_I, slots=_I, rows=_I, hidden=_I,
-    hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, out=_I, out_stride=_I,
-    scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I,
+    hidden_stride=_I, active=_I, starts=_I, heads=_I, kv_heads=_I, size=_I, window=_I, causal=_I, out=_I,
+    out_stride=_I, scratch=_I, scratch_bytes=_I, width=_I, scores=_I, mix=_I, pieces=_I,
 )  # fmt: skip
 """Attention: see `attention`."""
 
@@ -184,7 +185,7 @@ BOARD = _record(
 
 EAGLE = _record(
     decoder=MODEL,  # its layers, with the target's embedding; in EAGLE-3 the first norm is the embedding's
-    fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3: [d, T * W] of the taps
+    fc=MATRIX,  # EAGLE-1: [d, d + W] of embedding and feature; EAGLE-3 and DFlash: [d, T * W] of the taps
     taps=_I,
     target_width=_I,
     tap_norms=_I,  # float32 [T, W]
@@ -195,7 +196,7 @@ EAGLE = _record(
     normed_start=_I,  # whether the residual stream begins with the normed feature
     normed_end=_I,  # whether the next feature is the input of the output head
 )
-"""An EAGLE head: see `passes`."""
+"""An EAGLE or DFlash head: see `passes`."""
 
 MEDUSA = _record(
     first=MATRIX,  # [K * d, d]: the first block of every head, since all read the same state
