@@ -26,6 +26,7 @@ from slipstream.drafters.none import NoOptionsConfig
 from slipstream.heads.dflash_format import fit, load_dflash
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_rows import DFlashRuntime, HeadDrafter
+from slipstream.zoo import head_dir
 
 
 class DFlashDrafter(HeadDrafter):
@@ -70,8 +71,6 @@ def make(
     NoOptionsConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")
     if head is None:
-        from slipstream.zoo import head_dir
-
         head = head_dir("dflash", host.runtime.source)
     # A copy: the original may still be in training.
     loaded = copy.deepcopy(head).eval().requires_grad_(False) if isinstance(head, DFlashHead) else load_dflash(head)
