@@ -37,7 +37,7 @@ class Worth:
 
     rates  float64 [B, C]: acceptance rates of tokens with a confidence in [c / C, (c + 1) / C).
     least  float64 [B, K]: after token j the call goes on if the product of its rate and those before it is at least
-           this, for any sequence.
+           this, for any sequence; infinite after the last token that one may have.
     """
 
     rates: np.ndarray

@@ -83,8 +83,7 @@ def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> St
     if all(seq.params.greedy for seq in seqs):
         return ARGMAX
     inv_temperature = torch.tensor(
-        [ARGMAX_INV_TEMPERATURE if seq.params.greedy else 1 / seq.params.divisor for seq in seqs],
-        dtype=torch.float64,
+        [ARGMAX_INV_TEMPERATURE if seq.params.greedy else 1 / seq.params.divisor for seq in seqs], dtype=torch.float64
     )
     places = [[len(seq.tokens) + j for seq in seqs] for j in range(steps)]
     if rule.name == "coupled":

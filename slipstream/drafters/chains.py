@@ -111,7 +111,7 @@ class Chains:
         each = [seq.params for seq in members]
         draws = self._draws(members, each, steps)
         if self.confident is not None:
-            draws = replace(draws, worth=self.confident.worth(members, steps))
+            draws = replace(draws, worth=self.confident.worth(members, [depth[b] for b in rows]))
         drawn = self.source.decode_steps(members, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):

@@ -10,6 +10,8 @@ probability of the drawn token, which is exact only for greedy decoding; SVIP (2
 """
 
 from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -31,27 +33,24 @@ class ConfidentDrafts:
         # By sequence: the tokens of its chain as it was drawn, their classes, and how many are in the draft.
         self.drawn: dict[int, tuple[Seq[int], Seq[int], int]] = {}
 
-    def worth(self, seqs: Seq[Sequence], steps: int) -> Worth | None:
-        """For a call that draws so many tokens after each sequence; None: none of them has costs."""
+    def worth(self, seqs: Seq[Sequence], depths: Seq[int]) -> Worth | None:
+        """For a call that draws at most so many tokens after each sequence; None: none of them has costs."""
         if not any(seq.row_costs for seq in seqs):
             return None
         rates = np.array([self._rates[seq.params.greedy] for seq in seqs])
-        least = np.zeros((len(seqs), steps))
-        for row, seq in zip(least, seqs, strict=True):
+        least = np.full((len(seqs), max(depths)), np.inf)
+        for row, seq, depth in zip(least, seqs, depths, strict=True):
+            row[: depth - 1] = 0.0
             if seq.row_costs:
-                costs = [cost_of_row(seq.row_costs, j) for j in range(steps + 1)]
-                row[:] = np.maximum(costs[:-1], (np.array(costs[1:]) + seq.draw_cost) / GOES_ON)
+                costs = [cost_of_row(seq.row_costs, j) for j in range(depth)]
+                row[: depth - 1] = np.maximum(costs[:-1], (np.array(costs[1:]) + seq.draw_cost) / GOES_ON)
         return Worth(rates, least)
 
     def kept(self, seq: Sequence, tokens: Seq[int], confidence: Seq[float]) -> int:
         """How many tokens of this chain are worth their rows."""
-        classes = [min(int(top * CONFIDENCES), CONFIDENCES - 1) for top in confidence]
-        reach, kept = 1.0, len(tokens)
-        for n, at in enumerate(classes):
-            reach *= self._rates[seq.params.greedy][at]
-            if reach < cost_of_row(seq.row_costs, n):
-                kept = n
-                break
+        classes = [min(int(top * CONFIDENCES), CONFIDENCES - 1) if top > 0 else 0 for top in confidence]  # NaN: 0
+        reach = accumulate((self._rates[seq.params.greedy][at] for at in classes), mul)
+        kept = next((n for n, each in enumerate(reach) if each < cost_of_row(seq.row_costs, n)), len(tokens))
         self.drawn[seq.id] = tokens, classes, kept
         seq.drawn = len(tokens)
         return kept

@@ -114,15 +114,6 @@ class Step:
 
 
 @dataclass
-class _Counts:
-    """Of all steps that drafted, for what the user is told. turns: the requests of each step, added up."""
-
-    steps: int = 0
-    turns: int = 0
-    tokens: int = 0
-
-
-@dataclass
 class DraftLengths:
     """Lengths for the requests of an engine. Kept from one engine to the next.
 
@@ -155,7 +146,8 @@ class DraftLengths:
         self._saved = SAVED_FIRST  # plain steps of one request: the account
         self._tokens, self._took = Mean(64), Mean(64)  # of steps that drafted: tokens of a request, in plain steps
         self._late = 0  # for how many steps in a row a drafter caught up
-        self._counts, self._told = _Counts(), False
+        self._steps, self._turns, self._emitted = 0, 0, 0  # steps that drafted; of these: requests, tokens, added up
+        self._told = False
 
     @property
     def resting(self) -> bool:
@@ -302,13 +294,12 @@ class DraftLengths:
         levels = step.drawn if self.whole else max(step.lengths)
         self._drafting[drafting].add(levels, step.draft)
         usual += self._drafting[drafting].nearest(levels)
-        self._counts.steps += 1
-        if not self.whole or self._counts.steps > COLD:
+        self._steps += 1
+        if not self.whole or self._steps > COLD:
             self._tokens.add(tokens)
             self._took.add(usual / plain)
             self._enter(tokens - usual / plain)
-        self._counts.turns += count
-        self._counts.tokens += count + sum(step.accepted)
+        self._turns, self._emitted = self._turns + count, self._emitted + count + sum(step.accepted)
 
     def _without_prompts(self, step: Step) -> Step:
         """Learn from a step in which prompts were read; the step with the times that it would have taken without."""
@@ -335,15 +326,14 @@ class DraftLengths:
         """gain: of the best lengths over plain decoding, as predicted."""
         self._pause = min(2 * self._pause, LONGEST_REST) if self.state is State.TRIAL else FIRST_REST
         self.state, self._rest = State.RESTING, 0 if self.whole else self._pause
-        counts = self._counts
-        if not self._told and gain and counts.steps >= TRIAL_STEPS:  # 0: none was measured yet
+        if not self._told and gain and self._steps >= TRIAL_STEPS:  # 0: none was measured yet
             self._told = True
             log.warning(
                 "drafts do not pay here: at best %.2f times the speed of plain decoding, at %.2f tokens a step and "
                 "request so far. Decoding goes on without them; they are tried again from time to time. The text is "
                 "not affected.",
                 gain,
-                counts.tokens / counts.turns,
+                self._emitted / self._turns,
             )
 
     def release(self, seq_id: int) -> None:

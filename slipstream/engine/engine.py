@@ -369,13 +369,8 @@ class Engine:
             return list(chosen)
         wanted = {seq.id: length for seq, length in zip(seqs, chosen, strict=True)}
         while True:
-            lengths = fitting_lengths(
-                self._bounded,
-                seqs,
-                [wanted[seq.id] for seq in seqs],
-                prompts,
-                lambda seq, length: self.drafter.most_nodes(length),
-            )
+            asked = [wanted[seq.id] for seq in seqs]
+            lengths = fitting_lengths(self._bounded, seqs, asked, prompts, self.drafter.most_nodes)
             if lengths is not None:
                 return lengths
             if len(self._running) == 1:  # it fits alone (see `add`), unless others hold blocks: the target will say

@@ -40,7 +40,7 @@ def fitting_lengths(
     seqs: Seq[Sequence],
     wanted: Seq[int],
     prompts: Seq[Sequence],
-    most_nodes: Callable[[Sequence, int], int],
+    most_nodes: Callable[[int], int],
 ) -> list[int] | None:
     """The draft lengths that are wanted, or shorter ones, so that a step fits into the KV cache; None if it does not
     fit without any draft.
@@ -52,7 +52,7 @@ def fitting_lengths(
     most = max(wanted, default=0)
     for limit in (most, most // 2, 0):
         lengths = [min(limit, length) for length in wanted]
-        writes = [slots(seq, most_nodes(seq, n)) for seq, n in zip(seqs, lengths, strict=True)]
+        writes = [slots(seq, most_nodes(n)) for seq, n in zip(seqs, lengths, strict=True)]
         if not memory.missing([*writes, *(slots(seq, 0) for seq in prompts)]):
             return lengths
     return None

@@ -31,13 +31,7 @@ class TimedStep:
             gained = max(gained, len(seq.tokens) - tokens_before)
         spent = {name: self._sharing * (s - self._seconds[name]) for name, s in self._seqs[0].stats.seconds.items()}
         return Step(
-            [seq.id for seq in self._seqs],
-            self._lengths,
-            nodes,
-            accepted,
-            draft=spent["draft"],
-            rest=sum(spent.values()) - spent["draft"],
-            drawn=max(seq.drawn for seq in self._seqs),
-            repeats=1 if any(self._lengths) else gained,
-            **self._more,
-        )
+            [seq.id for seq in self._seqs], self._lengths, nodes, accepted,
+            draft=spent["draft"], rest=sum(spent.values()) - spent["draft"],
+            drawn=max(seq.drawn for seq in self._seqs), repeats=1 if any(self._lengths) else gained, **self._more,
+        )  # fmt: skip

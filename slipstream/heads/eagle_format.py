@@ -341,25 +341,14 @@ def layer_config(d: DecoderConfig) -> dict[str, Any]:
     rope: Mapping[str, Any] = d.rope_parameters
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     return {
-        "model_type": "qwen3" if d.qk_norm else "llama",
-        "vocab_size": d.vocab_size,
-        "hidden_size": d.hidden_size,
-        "num_hidden_layers": d.layers,
-        "num_attention_heads": d.heads,
-        "num_key_value_heads": d.kv_heads,
-        "head_dim": d.head_dim,
-        "intermediate_size": d.intermediate_size,
-        "max_position_embeddings": d.context,
-        "rms_norm_eps": d.norm_eps,
-        "hidden_act": d.activation,
-        "attention_bias": d.qkv_bias,
-        "mlp_bias": d.mlp_bias,
-        "rope_theta": rope.get("rope_theta", 1e4),
-        "rope_parameters": dict(rope),
+        "model_type": "qwen3" if d.qk_norm else "llama", "vocab_size": d.vocab_size, "hidden_size": d.hidden_size,
+        "num_hidden_layers": d.layers, "num_attention_heads": d.heads, "num_key_value_heads": d.kv_heads,
+        "head_dim": d.head_dim, "intermediate_size": d.intermediate_size, "max_position_embeddings": d.context,
+        "rms_norm_eps": d.norm_eps, "hidden_act": d.activation, "attention_bias": d.qkv_bias, "mlp_bias": d.mlp_bias,
+        "rope_theta": rope.get("rope_theta", 1e4), "rope_parameters": dict(rope),
         "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"} if scaled else None,
-        "tie_word_embeddings": False,
-        **(_windows(d.windows) if any(d.windows) else {}),
-    }
+        "tie_word_embeddings": False, **(_windows(d.windows) if any(d.windows) else {}),
+    }  # fmt: skip
 
 
 def _windows(windows: Seq[int | None]) -> dict[str, Any]:

@@ -189,15 +189,8 @@ class HeadDrafter:
             positions += range(first, first + count + masked)
             splits.append(splits[-1] + count + masked)
             select += range(splits[-1] - masked - 1, splits[-1])
-        batch = Batch(
-            seq_ids=[seq.id for seq in seqs],
-            tokens=torch.tensor(tokens, dtype=torch.int64, device=self.device),  # [M]
-            positions=positions,
-            splits=splits,
-            past=[rows.done for rows in states],
-            trees=[None] * len(seqs),
-            select=select,
-        )
+        ids, past = torch.tensor(tokens, dtype=torch.int64, device=self.device), [rows.done for rows in states]
+        batch = Batch([seq.id for seq in seqs], ids, positions, splits, past, [None] * len(seqs), select)
         return batch, features[0] if len(features) == 1 else torch.cat(features)
 
     def draft_rows(

@@ -104,16 +104,10 @@ def save_medusa(
     if c.draft_vocab is not None:
         tensors["token_map"] = heads.token_map
     config: dict[str, Any] = {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "medusa_num_heads": c.heads,
-        "medusa_num_layers": c.layers,
-        "hidden_size": c.hidden_size,
-        "vocab_size": c.vocab_size,
-        "truncated_vocab_size": c.width,
-        "original_lm_head": not c.own_lm_head,
-        "medusa_fc_bias": c.bias,
-    }
+        "model_type": "medusa", "architectures": ["MedusaModel"], "medusa_num_heads": c.heads,
+        "medusa_num_layers": c.layers, "hidden_size": c.hidden_size, "vocab_size": c.vocab_size,
+        "truncated_vocab_size": c.width, "original_lm_head": not c.own_lm_head, "medusa_fc_bias": c.bias,
+    }  # fmt: skip
     if target is not None:
         config["base_model_name_or_path"] = target
     if c.accuracies is not None:

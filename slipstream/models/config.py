@@ -292,8 +292,7 @@ def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
         raise ConfigError(
-            f"layer_types must name {known} for each of {layers} layers, got {types!r}",
-            fix="correct config.json",
+            f"layer_types must name {known} for each of {layers} layers, got {types!r}", fix="correct config.json"
         )
     return tuple(window if t == "sliding_attention" else None for t in types)
 

@@ -35,6 +35,13 @@ _EMBEDDING = "token_embd.weight"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
+_TEXTS = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template", ENDS)
+_KINDS: Mapping[str, tuple[Any, Any]] = {
+    **dict.fromkeys(_TEXTS, (str, str)), "general.file_type": (int, int), "tokenizer.ggml.tokens": (list, str),
+    "tokenizer.ggml.token_type": (list, int), "tokenizer.ggml.merges": (list, str),
+}  # fmt: skip
+"""Metadata that are used as they are: their type, and that of the values of a list."""
+
 FILE_TYPES: Mapping[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
@@ -209,8 +216,12 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
     for _ in range(keys):
         key = reader.text()
         metadata[key] = reader.value(reader.whole("<I"))
-    if not isinstance(metadata.get("general.architecture"), str):
+    if "general.architecture" not in metadata:
         raise _damaged(path, "it does not name its architecture")
+    for key, (kind, inner) in _KINDS.items():
+        value: Any = metadata.get(key, kind())
+        if not isinstance(value, kind) or any(not isinstance(each, inner) for each in (value if kind is list else ())):
+            raise _damaged(path, f"its {key} is {value!r:.40}")
     listed = tuple(_tensor(reader) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:

@@ -34,12 +34,12 @@ import torch
 from slipstream.theory.closed_forms import smallest
 from slipstream.verify.reference import Context
 
-DRAFTED, DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE = (
+DRAFTED, DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE, CHOSEN = (
     "draft token {}", "draft token 3 or deeper", "behind a draft token", "bonus token", "without a draft",
-    "all positions", "late positions",
+    "all positions", "late positions", "chosen lengths",
 )  # fmt: skip
 BY_REQUEST = "between requests"
-PLACES = (DRAFTED.format(1), DRAFTED.format(2), DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE, BY_REQUEST)
+PLACES = (DRAFTED.format(1), DRAFTED.format(2), DEEPER, BEHIND, BONUS, UNDRAFTED, ALL, LATE, CHOSEN, BY_REQUEST)
 FAVOURED, BEST, END, PENALISED, PAIR, JOINT = (
     "favoured", "most likely", "ends the text", "penalised", "with the last", "joint"
 )  # fmt: skip

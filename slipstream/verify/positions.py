@@ -55,6 +55,7 @@ class Positions:
     seed      of the random shares of the ranks.
     proposed  what was proposed at each output position of each sequence.
     faults    what is wrong with single texts, whatever was drawn.
+    further   places of all positions that are added from now on.
 
     Places in the step are kept apart where the rule is tokenwise (see `outcomes`).
     """
@@ -67,6 +68,7 @@ class Positions:
     proposed: dict[int, dict[int, Proposal]] = field(default_factory=lambda: defaultdict(dict))
     stats: SpecStats = field(default_factory=SpecStats)
     faults: list[str] = field(default_factory=list)
+    further: Seq[str] = ()
 
     def __post_init__(self) -> None:
         self._shares = np.random.default_rng(self.seed)
@@ -161,7 +163,8 @@ class Positions:
         inside = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested]
         u, v = outcomes.ranks(p, token, self._shares.random())
         late = len(prompt) + len(output) >= outcomes.LATE_FROM
-        for place in {proposal.place, outcomes.ALL, *[outcomes.BEHIND] * proposal.behind, *[outcomes.LATE] * late}:
+        pooled = [outcomes.ALL, *[outcomes.BEHIND] * proposal.behind, *[outcomes.LATE] * late, *self.further]
+        for place in {proposal.place, *pooled}:
             self.evidence[place].token(u, v, inside)
             for _, before in last:
                 self.evidence[place].pair(v, before)

@@ -72,13 +72,14 @@ def verdict(text: str) -> str:
 def passes(name: str, rows: list[dict[str, Any]]) -> Table:
     """A row for each way to decode the texts."""
     cells = []
-    for how in dict.fromkeys((row["mixed"], row["draft_tokens"], row["batch"]) for row in rows):
-        group = [row for row in rows if (row["mixed"], row["draft_tokens"], row["batch"]) == how]
+    each = [(row["mixed"], row["draft_tokens"], row["batch"], row.get("chosen", False)) for row in rows]
+    for how in dict.fromkeys(each):
+        group = [row for row, other in zip(rows, each, strict=True) if other == how]
         said = [row["verdict"] for row in group]
         worst = next((each for each in ("BUG", "differs, as a lossy rule may") if each in said), "ok")
         ties = sum(each.startswith("tie") for each in said)
         accepted, drafted = (sum(row[key] for row in group) for key in ("accepted", "drafted"))
-        lengths = f"0 to {how[1]}" if how[0] else how[1]
+        lengths = "chosen" if how[3] else f"0 to {how[1]}" if how[0] else how[1]
         cells.append(
             [lengths, how[2], len(group), said.count("identical"), ties, f"{accepted} of {drafted}", verdict(worst)]
         )
@@ -105,6 +106,7 @@ def differences(name: str, rows: list[dict[str, Any]]) -> Table:
 SHORT_PLACES = {
     "draft token 1": "1", "draft token 2": "2", "draft token 3 or deeper": "3...", "behind a draft token": "behind",
     "bonus token": "bonus", "without a draft": "none", "all positions": "all", "late positions": "late",
+    "chosen lengths": "chosen",
 }  # fmt: skip
 
 

@@ -71,13 +71,9 @@ def requests_of(prompts: int, config: ServedConfig) -> int:
 
 
 def verify_served(
-    served: Endpoint,
-    reference: Endpoint,
-    prompts: Seq[tuple[str, str]],
-    config: ServedConfig,
-    out: str | Path | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> Result:
+    served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
+    out: str | Path | None = None, advance: Callable[[], None] = lambda: None,
+) -> Result:  # fmt: skip
     """Compares `served`, which speculates, with `reference`. prompts: (name, text) of each. Writes the result to `out`
     after each check. Raises ServedError if a server cannot be reached or refuses."""
     served, reference = served.resolved(), reference.resolved()

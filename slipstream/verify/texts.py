@@ -23,6 +23,7 @@ from slipstream.core.target import Target, begun, released
 from slipstream.llm import LLM
 from slipstream.verify.panel_requests import TOGETHER, Request, together
 from slipstream.verify.reference import distribution, edited, logits_of
+from slipstream.verify.seeded_lengths import SeededLengths
 
 IDENTICAL, TIE, BUG, LOSSY = "identical", "tie within measured noise", "BUG", "differs, as a lossy rule may"
 
@@ -99,19 +100,22 @@ def rounding(target: Target, prompt: Seq[int] = (0,)) -> float:
 @dataclass(frozen=True)
 class Pass:
     """How the texts of a check are decoded: with at most `draft_tokens` per step, `batch` requests at once; `mixed`: as
-    `together` does, each request with draft lengths of its own."""
+    `together` does, each request with draft lengths of its own; `chosen`: with lengths that are chosen in each step."""
 
     draft_tokens: int
     batch: int
     mixed: bool = False
+    chosen: bool = False
 
 
 def passes(draft_tokens: int, prompts: int) -> list[Pass]:
     """Each text alone with K draft tokens; then all texts in one batch, with one draft token and with two, where the
-    bonus token and the end of a draft are met more often; then requests that differ, two and five side by side."""
+    bonus token and the end of a draft are met more often; then requests that differ, two and five side by side, the
+    latter also with chosen lengths."""
     shorter = [k for k in (1, 2) if k < draft_tokens] or [draft_tokens]
     alike = [Pass(draft_tokens, 1), *(Pass(k, prompts) for k in shorter)]
-    return [*alike, Pass(draft_tokens, 2, mixed=True), Pass(draft_tokens, TOGETHER, mixed=True)]
+    mixed = [Pass(draft_tokens, 2, True), Pass(draft_tokens, TOGETHER, True), Pass(draft_tokens, TOGETHER, True, True)]
+    return alike + mixed
 
 
 def texts(
@@ -119,14 +123,15 @@ def texts(
 ) -> list[Sequence]:
     llm.use(drafter)
     before = llm.max_batch, llm.draft_tokens
-    llm.draft_tokens, batch = (llm.draft_tokens, 1) if how is None else (how.draft_tokens, how.batch)
+    if how is not None:
+        llm.draft_tokens = SeededLengths(how.draft_tokens, 0) if how.chosen else how.draft_tokens
     try:
         if how is not None and how.mixed:
-            seqs = together(llm, drafter, requests, None, batch)
+            seqs = together(llm, drafter, requests, None, how.batch)
             for _ in seqs:
                 advance()
             return seqs
-        llm.max_batch = batch
+        llm.max_batch = 1 if how is None else how.batch
         seqs = [llm.sequence(list(one.ids), one.params) for one in requests]
         for ran in llm.decode(seqs):
             for _ in (seq for seq in ran if seq.finish):

@@ -41,10 +41,11 @@ from slipstream.core.stats import SpecStats
 from slipstream.errors import ParameterError, did_you_mean
 from slipstream.llm import LLM
 from slipstream.verify import panel_requests
-from slipstream.verify.outcomes import BINS, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
+from slipstream.verify.outcomes import BINS, CHOSEN, OUTCOMES, PLACES, SCREEN, decisive_level, shift_seen, tested
 from slipstream.verify.panel_requests import ENDS, Request, among, continued, panel
 from slipstream.verify.positions import Positions
 from slipstream.verify.reference import wrong_end
+from slipstream.verify.seeded_lengths import SeededLengths
 from slipstream.verify.texts import BUG, LOSSY, Control, Pass, compared, control, passes, texts, verdict, wrong_token
 
 CHECKS = ("greedy", "coupled", "distribution")
@@ -97,13 +98,9 @@ def steps(prompts: PromptSet, config: VerifyConfig, draft_tokens: int) -> int:
 
 
 def verify(
-    llm: LLM,
-    prompts: PromptSet,
-    config: VerifyConfig,
-    out: str | Path | None = None,
-    advance: Callable[[], None] = lambda: None,
-    label: str = "",
-) -> Result:
+    llm: LLM, prompts: PromptSet, config: VerifyConfig, out: str | Path | None = None,
+    advance: Callable[[], None] = lambda: None, label: str = "",
+) -> Result:  # fmt: skip
     """Checks the drafter that `llm` uses. Writes the result to `out` after every check, so an interruption keeps the
     checks that were done."""
     config = replace(config, params=llm.defaults.fill(config.params))
@@ -265,7 +262,7 @@ class Checks:
 
     def _look(self, number: int, times: int) -> Positions:
         """The evidence of whole texts: with the parameters as given, for each draft length, the first text a long one;
-        then of all settings side by side; then of texts that continue others."""
+        then of all settings side by side; then of texts that continue others; then with lengths that are chosen."""
         config, llm = self.config, self.llm
         seeds = self._seeds("positions", number)
         positions = Positions(llm, self.drafter, self.noise.noise, next(seeds))
@@ -278,13 +275,17 @@ class Checks:
         settings = {name: replace(params, seed=None) for name, params in self.settings.items()}
         beside = panel(self.names, self.ids, settings, times * config.texts, panel_requests.mixed_lengths(self.most))
         beside += panel(self.names, self.ids, among(settings, ENDS), 4 * times * config.texts, [self.most])
+        alike = {"": base} | among(settings, panel_requests.HISTORY)
+        chosen = panel(self.names, self.ids, alike, 2 * times * config.texts, [self.most])
         before, llm.draft_tokens = llm.draft_tokens, self.most
+        unseen = self._at_most(0)
         try:
             outputs = positions.decode(requests, seeds, panel_requests.BATCH, self.advance)
             positions.decode(beside, seeds, panel_requests.TOGETHER, self._at_most(len(requests)))
-            positions.decode(
-                continued(requests, outputs, longest)[: config.texts], seeds, panel_requests.TOGETHER, self._at_most(0)
-            )
+            further_on = continued(requests, outputs, longest)[: config.texts]
+            positions.decode(further_on, seeds, panel_requests.TOGETHER, unseen)
+            llm.draft_tokens, positions.further = SeededLengths(self.most, next(seeds)), [CHOSEN]
+            positions.decode(chosen, seeds, panel_requests.TOGETHER, unseen)
         finally:
             llm.draft_tokens = before
         self.data["faults"] += positions.faults

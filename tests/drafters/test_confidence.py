@@ -1,5 +1,6 @@
 """`ConfidentDrafts`: chains that end where a draft token is not worth its row keep the target's distribution."""
 
+import math
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
@@ -92,14 +93,17 @@ def test_a_chain_ends_before_the_first_token_that_is_not_worth_its_row() -> None
         seq.row_costs = costs
         assert confident.kept(seq, [7, 8, 9], [1.0, 0.5, 0.99]) == kept
         assert seq.drawn == 3
+    assert confident.kept(seq, [7, 8], [1.0, math.nan]) == 0
+    seq.row_costs = (0.1,)
+    assert confident.kept(seq, [7, 8], [1.0, math.nan]) == 1, "no number has the lowest class"
 
 
 def test_a_call_goes_on_while_a_further_token_may_be_worth_its_row() -> None:
     confident, seqs = ConfidentDrafts(), [Sequence([1]), Sequence([1], SamplingParams(temperature=1.0))]
-    assert confident.worth(seqs, 3) is None
+    assert confident.worth(seqs, [4, 2]) is None
     seqs[0].row_costs, seqs[0].draw_cost = (0.5, 0.1), 0.2
-    worth = confident.worth(seqs, 3)
-    np.testing.assert_allclose(worth.least, [[0.5, 0.3 / GOES_ON, 0.3 / GOES_ON], [0, 0, 0]])
+    worth = confident.worth(seqs, [4, 2])
+    np.testing.assert_allclose(worth.least, [[0.5, 0.3 / GOES_ON, 0.3 / GOES_ON, math.inf], [0, *3 * [math.inf]]])
     np.testing.assert_allclose(worth.rates, [[(at + 0.5) / CONFIDENCES for at in range(CONFIDENCES)]] * 2)
 
 
@@ -108,18 +112,18 @@ def test_rates_are_learned_from_what_was_compared(temperature: float) -> None:
     """Of a sampled request, a token that was left out tells nothing: it may be accepted where another is emitted."""
     confident, seq = ConfidentDrafts(), Sequence([1], SamplingParams(temperature=temperature))
     seq.row_costs = (0.1, 0.1, 0.6)
-    before = ConfidentDrafts().worth([seq], 1)
+    before = ConfidentDrafts().worth([seq], [1])
     assert confident.kept(seq, [7, 8, 9, 6], [0.99, 0.8, 0.2, 0.3]) == 2
     draft = Draft.chains([[7, 8]])
     confident.learn([seq], draft, Verdict([[0, 1]], [5], [None], [False]))
-    after = confident.worth([seq], 1)
+    after = confident.worth([seq], [1])
     changed = {at: after.rates[0, at] > rate for at, rate in enumerate(before.rates[0]) if rate != after.rates[0, at]}
     assert changed == ({15: True, 12: True} if temperature else {15: True, 12: True, 3: False})
     confident.learn([seq], draft, Verdict([[]], [5], [None], [False]))
-    assert (confident.worth([seq], 1).rates == after.rates).all(), "a draft counts once"
+    assert (confident.worth([seq], [1]).rates == after.rates).all(), "a draft counts once"
     assert confident.kept(seq, [7, 8], [0.99, 0.5]) == 2
     confident.learn([seq], Draft.chains([[4, 8]]), Verdict([[0, 1]], [5], [None], [False]))  # another drafter's draft
-    last = confident.worth([seq], 1)
+    last = confident.worth([seq], [1])
     assert (last.rates != after.rates)[0].nonzero()[0].tolist() == [15], "after another token, nothing is compared"
 
 
@@ -130,4 +134,4 @@ def test_greedy_and_sampled_requests_are_learned_apart() -> None:
         seq.row_costs = (0.1,)
         confident.kept(seq, [7], [0.99])
         confident.learn([seq], Draft.chains([[7]]), Verdict([[0]], [5], [None], [False]))
-    assert (mixed.worth([other], 1).rates == alone.worth([other], 1).rates).all()
+    assert (mixed.worth([other], [1]).rates == alone.worth([other], [1]).rates).all()

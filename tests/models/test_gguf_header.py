@@ -91,6 +91,10 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
         read_header(write(tmp_path, gguf_bytes({"general.architecture": "x"}, {}, version=3 << 24), "big.gguf"))
     with pytest.raises(CheckpointError, match="architecture"):
         read_header(write(tmp_path, gguf_bytes({}, {}), "nameless.gguf"))
+    wrong = {"general.file_type": [1], "tokenizer.ggml.pre": ["x"], "tokenizer.ggml.token_type": True}
+    for key, value in (wrong | {"general.architecture": 1, "tokenizer.ggml.tokens": [1]}).items():
+        with pytest.raises(CheckpointError, match=f"its {key} is "):
+            read_header(write(tmp_path, tiny_model(**{key: value}), f"{key}.gguf"))
     with pytest.raises(UnsupportedModelError, match=r"one of 3 parts\. the others .* Fix: join them"):
         read_header(write(tmp_path, tiny_model(**{"split.count": 3})))
 

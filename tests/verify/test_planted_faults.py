@@ -15,6 +15,7 @@ from slipstream.core.draft import Draft
 from slipstream.core.random import DRAFT, Stream
 from slipstream.core.rules import RULES, Rule
 from slipstream.core.sequence import Sequence
+from slipstream.drafters.acceptance_stats import cost_of_row
 from slipstream.llm import LLM
 from slipstream.verify.verification import VerifyConfig, verify
 from tests.core.wrong import chain_rule
@@ -64,6 +65,29 @@ class SureDrafter(NearbyDrafter):
         return self.known[text]
 
 
+class PricedDrafter(SureDrafter):
+    """Ends a draft before the first token that is not worth its row, by the highest probability of its distribution;
+    wrongly: by that of the token that was drawn."""
+
+    by_drawn = False
+
+    def __init__(self, target):
+        super().__init__(target)
+        self.traits = replace(self.traits, prices_rows=True)
+
+    def propose(self, seqs, budget):
+        draft, worth = super().propose(seqs, budget), []
+        for b, seq in enumerate(seqs):
+            sure = [float(draft.q[i, draft.ids[i]] if self.by_drawn else draft.q[i].max()) for i in draft.nodes(b)]
+            ends = [n for n, q in enumerate(sure) if seq.row_costs and q < cost_of_row(seq.row_costs, n)]
+            worth.append(ends[0] if ends else len(sure))
+        return super().propose(seqs, worth)
+
+
+class ByDrawnToken(PricedDrafter):
+    by_drawn = True
+
+
 def planted(**fault) -> Rule:
     return chain_rule("rejection", **fault, lossless=True, tokenwise=True)
 
@@ -79,7 +103,7 @@ def found(rule: Rule | None = None, config: VerifyConfig = QUICK, drafter=Nearby
     return verify(llm, PROMPTS, config).data
 
 
-POOLED = {"behind a draft token", "all positions", "late positions"}
+POOLED = {"behind a draft token", "all positions", "late positions", "chosen lengths"}
 
 
 def faulty_places(data: dict) -> set[str]:
@@ -177,6 +201,16 @@ def test_random_numbers_that_two_requests_share_are_found(monkeypatch):
     assert {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"} >= {"between requests"}
 
 
+@pytest.mark.parametrize(("drafter", "verdict"), [(PricedDrafter, "ok"), (ByDrawnToken, "BUG")])
+def test_a_draft_that_ends_by_the_token_that_was_drawn_is_found(drafter, verdict):
+    """It does where lengths are chosen only."""
+    data = found(drafter=drafter)
+    assert data["verdict"] == verdict
+    assert ("chosen lengths" in {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"}) == (
+        verdict == "BUG"
+    )
+
+
 def test_a_fault_far_into_a_text_is_found(monkeypatch):
     right = core_step.stop
 
@@ -193,6 +227,6 @@ def test_a_fault_far_into_a_text_is_found(monkeypatch):
 def test_a_rule_that_decides_on_whole_chains_is_tested_over_all_positions():
     data = found(RULES["block"], DEFAULT)
     assert {row["place"] for row in data["distribution"]} == {
-        "all positions", "late positions", "between requests",
+        "all positions", "late positions", "chosen lengths", "between requests",
     }  # fmt: skip
     assert data["verdict"] == "ok"

@@ -1,0 +1,28 @@
+"""`SeededLengths`: draft lengths that are chosen as elsewhere, but not by a clock: no run could be repeated, and drafts
+that do not pay would not be verified. All steps take the same time; costs of rows, and rests, come from a seed. A text
+has the target's distribution with any of them, if no length depends on a draft token that is not verified yet."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+
+from slipstream.engine.draft_lengths import CHEAPEST, DEAREST, MORE_ROWS, DraftLengths, Step
+
+
+class SeededLengths(DraftLengths):
+    def __init__(self, most: int, seed: int):
+        super().__init__(most)
+        self._told = True  # what pays is not measured here
+        self._random = np.random.default_rng(seed)
+
+    def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
+        if self._random.random() < 1 / 128:  # also where drafts pay
+            self._begin_rest(0.0)
+        lengths = super().choose(ids, limits, prompt_rows)
+        logs = self._random.uniform(np.log(CHEAPEST), np.log(DEAREST), MORE_ROWS)
+        self.row_costs = tuple(np.exp(logs).tolist())
+        return lengths
+
+    def learn(self, step: Step) -> None:
+        super().learn(replace(step, draft=0.0, rest=1.0))
