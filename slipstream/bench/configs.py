@@ -49,7 +49,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Choice(Strict):
-    """drafter     name in the registry; members of a stack joined by "+", as in "suffix+model"; "none".
+    """drafter     name in the registry; members of a stack as in "suffix,model"; "none".
     draft_tokens  K.
     target, draft  folder, hub id or "embedded", as the user gave them; draft: a draft model or a head.
     options     options of the drafter.
@@ -76,10 +76,10 @@ class Settings(Strict):
 def slipstream(choice: Choice) -> dict[str, Any]:
     """The mapping that `slipstream generate --config FILE` reads: option names and values."""
     options: dict[str, Any] = {"target": choice.target}
-    names = choice.drafter.split("+")
+    names = choice.drafter.split(",")
     if choice.draft is not None and any(map(_reads_draft, names)):
         options["draft"] = choice.draft
-    options |= {"drafter": choice.drafter.replace("+", ","), "draft_tokens": choice.draft_tokens}
+    options |= {"drafter": choice.drafter, "draft_tokens": choice.draft_tokens}
     loads_model = choice.draft is not None and any(map(_loads_model, names))
     used = {name: value for name, value in choice.engine.items() if loads_model or not name.startswith("draft_")}
     options |= {name: value for name, value in used.items() if value is not None}
@@ -92,7 +92,7 @@ def vllm(choice: Choice) -> Settings:
     """Arguments of `vllm serve` by name. Lookups are Slipstream's, by the plug-in `integrations.vllm`."""
     if choice.drafter == "none":
         return _off("leave --speculative-config out")
-    names = choice.drafter.split("+")
+    names = choice.drafter.split(",")
     if all(name in DRAFTERS and DRAFTERS[name].lookup for name in names):
         lookup: dict[str, Any] = {"drafter": names[0] if len(names) == 1 else names}
         if choice.options:
@@ -151,7 +151,7 @@ def llama_server(choice: Choice) -> Settings:
         return _none(choice, "llama-server, which drafts with the target's tokenizer only")
     values: dict[str, Any] = {}
     kinds = []
-    for name in choice.drafter.split("+"):
+    for name in choice.drafter.split(","):
         if name in ("model", "eagle3", "dflash"):
             kinds.append(
                 {"model": "draft-simple", "eagle3": "draft-eagle3"}.get(name, f"draft-{_block_method(choice)}")
@@ -222,7 +222,7 @@ def _loads_model(name: str) -> bool:
 def _another_tokenizer(choice: Choice) -> bool:
     """Whether there is a draft model whose tokenizer is not the target's."""
     other = (choice.engine.get("draft_tokenizer") or SAME) != SAME
-    return other and any(map(_loads_model, choice.drafter.split("+")))
+    return other and any(map(_loads_model, choice.drafter.split(",")))
 
 
 def _parallel(choice: Choice) -> bool:

@@ -81,7 +81,7 @@ def vllm_server(
         given.pop("speculative_config", None)
         models = replace(models, drafter="none", draft=None, drafter_option=None, draft_tokens=None)
     method = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
-    name = "none" if method else "+".join(models.names)
+    name = "none" if method else ",".join(models.names)
     draft = models.draft_model if name != "none" else None
     choice = Choice(
         name,

@@ -262,7 +262,7 @@ def joined(results: list[Result]) -> Result:
 def configuration(models: TuneModels, server: VllmServer, engine: EngineOptions) -> dict[str, Any]:
     """What `--config` reads to start this server again."""
     used = server.choice
-    config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter.replace("+", ",")}
+    config: dict[str, Any] = {"engine": "vllm", "target": models.target, "drafter": used.drafter}
     if used.draft is not None and "additional_config" not in server.values:
         config["draft"] = models.draft_model
     config["draft_tokens"] = used.draft_tokens

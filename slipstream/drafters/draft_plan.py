@@ -157,7 +157,7 @@ class DraftPlan:
     def label(self) -> str:
         """What was named, for messages."""
         if self.members:
-            return "+".join(member.label for member in self.members)
+            return ",".join(member.label for member in self.members)
         return repr(str(self.options["model"]) if self.bare else self.name)
 
     @property
@@ -281,8 +281,8 @@ def refuse_misspelt(name: str | Path) -> None:
 
 
 def embedded_role(drafter: str) -> str:
-    """What "embedded" is for this drafter ("+" between members), as a role of `zoo.checkpoint_of`."""
-    heads = [name for name in drafter.split("+") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
+    """What "embedded" is for this drafter or stack, as a role of `zoo.checkpoint_of`."""
+    heads = [name for name in drafter.split(",") if name in DRAFTERS and DRAFTERS[name].needs is Needs.DRAFT_HEAD]
     return heads[0] if heads else "draft"
 
 

@@ -59,9 +59,8 @@ class HybridConfig(Strict):
 
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
-    the first that drafts anything is used; lookups after it are asked only if it drafts nothing."""
-
-    name = "hybrid"
+    the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: those of the
+    members, as a user writes them."""
 
     def __init__(
         self,
@@ -73,6 +72,7 @@ class HybridDrafter:
         if not members:
             raise ParameterError("a hybrid was given no members", fix='name some, as in members=("suffix", "eagle3")')
         self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
+        self.name = ",".join(member.name for member in members)
         self.config = config or HybridConfig()
         self.traits = DrafterTraits.of_members(members)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read

@@ -106,10 +106,10 @@ DRAFTERS: dict[str, DrafterSpec] = {
 
 
 def most_chosen(name: str) -> int:
-    """Longest draft where lengths are chosen in each step, for a drafter of this name."""
-    if name not in DRAFTERS:
+    """Longest draft where lengths are chosen in each step, for a drafter of this name, or a stack of several."""
+    spec = DRAFTERS.get("hybrid" if "," in name else name)
+    if spec is None:
         return 8
-    spec = DRAFTERS[name]
     return 0 if spec.length == 0 else max(16 if spec.lookup or spec.needs is Needs.MEMBERS else 8, spec.length)
 
 

@@ -231,5 +231,5 @@ def configurations(picked: Choice) -> dict[str, Any]:
 
 def _name(drafter: Any) -> str:
     if isinstance(drafter, list):
-        return "+".join(map(_name, drafter))
+        return ",".join(map(_name, drafter))
     return drafter if isinstance(drafter, str) else str(drafter.name)

@@ -85,13 +85,13 @@ def test_settings_without_an_equivalent_are_reported():
 
 
 def test_a_stack_is_a_list_for_programs_with_stacks():
-    stack = Choice("ngram+model", 6, draft="d")
+    stack = Choice("ngram,model", 6, draft="d")
     assert llama_server(stack).values["spec-type"] == "ngram-simple,draft-simple"
     assert vllm(stack).values is None
-    assert vllm(Choice("suffix+ngram", 6)).values["additional_config"] == {
+    assert vllm(Choice("suffix,ngram", 6)).values["additional_config"] == {
         "slipstream": {"drafter": ["suffix", "ngram"]}
     }
-    assert llama_server(Choice("suffix+model", 6, draft="d")).values is None
+    assert llama_server(Choice("suffix,model", 6, draft="d")).values is None
 
 
 def test_an_exit_of_the_target_itself():
@@ -117,7 +117,7 @@ def test_a_model_without_a_name_is_refused():
 
 
 def test_our_own_names_are_options_of_generate():
-    settings = slipstream(Choice("suffix+model", 6, "t", "d", options={"min_match": 3}))
+    settings = slipstream(Choice("suffix,model", 6, "t", "d", options={"min_match": 3}))
     assert settings == {
         "target": "t", "draft": "d", "drafter": "suffix,model", "draft_tokens": 6, "drafter_option": ["min_match=3"]
     }  # fmt: skip

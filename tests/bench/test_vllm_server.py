@@ -86,7 +86,7 @@ def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
         interpreter(Path(sys.executable))
 
 
-@pytest.mark.parametrize("drafter", ["lookahead", "layerskip", "suffix+model"])
+@pytest.mark.parametrize("drafter", ["lookahead", "layerskip", "suffix,model"])
 def test_a_drafter_that_vllm_does_not_have_is_refused_with_those_that_it_has(drafter: str) -> None:
     with pytest.raises(ParameterError, match="no counterpart") as raised:
         VllmServer(Choice(drafter, 4, draft="d")).values  # noqa: B018

@@ -195,8 +195,8 @@ def test_every_checkpoint_to_be_read_is_known_in_advance() -> None:
 
 
 def test_embedded_is_replaced_by_the_real_checkpoint_in_settings_for_other_programs() -> None:
-    assert embedded_role("suffix+model") == "draft"
-    assert embedded_role("suffix+eagle3") == "eagle3"
+    assert embedded_role("suffix,model") == "draft"
+    assert embedded_role("suffix,eagle3") == "eagle3"
     for name, folder in (("eagle3", "eagle3"), ("model", "draft")):
         settings = configurations(Choice(name, 4, draft="embedded"))
         assert settings["vllm"]["values"]["speculative_config"]["model"] == str(zoo.HERE / "models" / folder)

@@ -25,7 +25,7 @@ SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 def servers() -> Iterator[dict[str, str]]:
     """URLs of vLLM: plain, and with a stack of lookups that remembers outputs."""
     target = str(zoo.target_dir())
-    stack = VllmServer(Choice("suffix+ngram", 8, target), AROUND, 1)
+    stack = VllmServer(Choice("suffix,ngram", 8, target), AROUND, 1)
     python = interpreter(None)
     with (
         VllmServer(Choice("none", target=target), AROUND, 1).process(python, environment=SMALL) as plain,
