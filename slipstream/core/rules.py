@@ -25,10 +25,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream import settings
 from slipstream.core.dice import Dice
 from slipstream.core.draft import Decision, Draft, Verdict
 from slipstream.core.params import SamplingParams
 from slipstream.errors import RuleError, did_you_mean
+
+Decide = Callable[[Draft, Tensor, Dice], Decision]
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,24 @@ class Rule:
 
     name: str
     lossless: bool
-    decide: Callable[[Draft, Tensor, Dice], Decision]
+    decide: Decide
     tokenwise: bool = False
+
+
+RULES: dict[str, Rule] = {}
+"""Every rule by name; the tests of exactness run over all of them."""
+
+
+def _rule(tokenwise: bool = False) -> Callable[[Decide], Decide]:
+    """Makes a function the rule of its name. Whether it is lossless says `settings.RULES`, which lists the names for
+    whoever must not import torch."""
+
+    def add(decide: Decide) -> Decide:
+        name = decide.__name__
+        RULES[name] = Rule(name, settings.RULES[name], decide, tokenwise)
+        return decide
+
+    return add
 
 
 def verify(draft: Draft, probs: Tensor, rule: Rule, dice: Dice) -> Verdict:
@@ -75,6 +94,7 @@ def _not_greedy() -> RuleError:
     )
 
 
+@_rule(tokenwise=True)
 def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     top = probs.max(-1)
     if bool((top.values < 1).any()):
@@ -82,6 +102,7 @@ def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     return _follow(draft, top.indices.tolist())
 
 
+@_rule(tokenwise=True)
 def coupled(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     owner, depth = [], []  # of each packed row
     for b in range(draft.batch):
@@ -111,6 +132,7 @@ def _follow(draft: Draft, picks: Seq[int]) -> Decision:
     return paths, following
 
 
+@_rule(tokenwise=True)
 def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """All sequences walk down their trees together: each iteration tries one draft token of each.
 
@@ -186,6 +208,7 @@ def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, mass / total, otherwise)
 
 
+@_rule()
 def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Chains only. With P_i the target's distribution after i draft tokens, Q_i that of draft token i and w_i =
     min(1, w_{i-1} * P_{i-1}(x_i) / Q_i(x_i)), the prefix of i draft tokens is accepted with probability
@@ -250,6 +273,7 @@ def threshold(probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> 
     return (delta * (-entropy).exp()).clamp(max=epsilon)
 
 
+@_rule()
 def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Medusa's typical acceptance: **lossy**. A draft token is accepted if the target finds it likely enough, whatever
     it was drawn from: if p(x) > min(epsilon, delta * exp(-H(p))), with H the entropy of p in nats (Cai et al.
@@ -284,20 +308,6 @@ def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     following = dice.choose(probs[grid.gather(1, best[:, None])[:, 0]])  # [B]
     ends, tokens = torch.stack([best, following]).tolist()  # the one synchronisation
     return [draft.ancestors(b, end - 1) for b, end in enumerate(ends)], tokens
-
-
-RULES = {
-    rule.name: rule
-    for rule in (
-        Rule("greedy", True, greedy, tokenwise=True),
-        Rule("rejection", True, rejection, tokenwise=True),
-        Rule("block", True, block),
-        Rule("coupled", True, coupled, tokenwise=True),
-        Rule("typical", False, typical),
-    )
-}
-"""Every rule by name. `settings.RULES` has the same names for whoever must not import torch; the tests of exactness run
-over all of them."""
 
 
 def rule_named(name: str) -> Rule:

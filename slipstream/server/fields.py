@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.core.parameter_declaration import declared
+from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError, RequestError, did_you_mean
@@ -83,8 +83,8 @@ FIELDS = (
           "encoder-decoders, whose prompt is a source.", _BOOLEAN, (COMPLETIONS,), unset=(False,)),
     _sampling("temperature", "0 is greedy. Default: as the checkpoint says, else 1.", _NUMBER),
     _sampling("top_k", "Keep the k most likely tokens; 0 or -1 keeps all.", _INTEGER, unset=(-1,)),
-    *(_sampling(name, declared(SamplingParams)[name].help, _NUMBER)
-      for name in ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")),
+    *(_sampling(name, known.help, _NUMBER) for name, known in declared(SamplingParams).items()
+      if known.effect in DISTRIBUTION and known.help and name not in ("temperature", "top_k", "min_tokens")),
     _sampling("logit_bias", "Token id to number, -100 to 100.", _OBJECT),
     _sampling("bad_words", "Texts or token ids that may not appear.", {"type": "array"}),
     _sampling("min_tokens", "No stop before so many tokens.", _INTEGER),
@@ -305,21 +305,21 @@ def plain_text(content: Any, where: str, param: str | None = None, kinds: tuple[
     return "".join(part["text"] for part in parts)
 
 
-_FORMS = {"json": "json_schema"} | {name: name for name in ("regex", "choice", "grammar", "json_object")}
+_STRUCTURES = {"json": "json_schema"} | {name: name for name in ("regex", "choice", "grammar", "json_object")}
 """Members of the field `structured_outputs` -> those of `Structured`."""
 
 
 def _structured(given: Mapping[str, Any]) -> Structured | None:
-    name, forms = "structured_outputs", members(given, "structured_outputs", _FORMS)
-    form = {_FORMS[member]: value for member, value in forms.items()}
+    name, asked = "structured_outputs", members(given, "structured_outputs", _STRUCTURES)
+    given_as = {_STRUCTURES[member]: value for member, value in asked.items()}
     if "response_format" in given:
-        if form:
+        if given_as:
             raise ApiError(400, f"response_format and {name} both give the form of the text", name)
-        name, form = "response_format", _response_format(given)
-    if not form:
+        name, given_as = "response_format", _response_format(given)
+    if not given_as:
         return None
     try:
-        return Structured(**form)
+        return Structured(**given_as)
     except RequestError as fault:
         raise ApiError(400, str(fault), name) from fault
 

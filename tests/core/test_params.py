@@ -1,15 +1,14 @@
 """`SamplingParams`: every field is applied or refused by name."""
 
 import json
-import math
 from dataclasses import asdict, fields
-from typing import Any
 
 import numpy as np
 import pytest
 
 from slipstream.core.params import SamplingParams
 from slipstream.errors import ParameterError
+from tests.core.changed_parameters import REFUSED
 
 
 @pytest.mark.parametrize(
@@ -18,19 +17,6 @@ from slipstream.errors import ParameterError
 def test_an_unknown_parameter_is_refused_with_the_nearest_name(name: str, near: str) -> None:
     with pytest.raises(ParameterError, match=f"no parameter '{name}'.*did you mean '{near}'"):
         SamplingParams(**{name: 1})
-
-
-REFUSED: dict[str, list[Any]] = {
-    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e308], "top_k": [-1, 1.0, True, np.float64(1.0), np.True_],
-    "top_p": [0.0, 1.01, -1, math.nan, np.float32(1.5), np.True_, np.array(0.5)], "min_p": [-0.1, 1.1, None],
-    "repetition_penalty": [0.0, -1, math.inf], "frequency_penalty": [2.1, -2.1, math.nan],
-    "presence_penalty": [2.1, -2.1],
-    "logit_bias": [{-1: 0.0}, {0: 101.0}, {0: math.nan}, {"0": 1.0}, {True: 1.0}, {0: True}, [(0, 1.0)], 5],
-    "bad_words": [((),), ((-1,),), ("",), "", (1, 2), 5, ((True,),), None],
-    "structured": [{"regex": "a"}, "a", True, 5], "min_tokens": [-1, 1.5], "max_tokens": [0, -1, 2.0],
-    "stop": ["", ("a", ""), (1,), 5], "stop_token_ids": [(-1,), ("a",), 5, (True,), (np.True_,), None],
-    "ignore_eos": ["no", "yes", "", 0, 1, None, np.True_], "seed": [1.5, "a"], "logprobs": [-1], "draft_tokens": [-1],
-}  # fmt: skip
 
 
 def test_every_field_has_values_that_are_refused() -> None:

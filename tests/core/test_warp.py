@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Iterable, Sequence as Seq
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from slipstream.core.structured import Structured
 from slipstream.core.warp import first_maxima, histories, warp
 from slipstream.errors import TargetError
 from slipstream.verify.reference import distribution, edited
+from tests.core.changed_parameters import CHOICES
 from tests.core.fake_drafters import LETTERS, decode
 from tests.core.letter_tokenizer import constraint_of
 
@@ -49,16 +49,6 @@ def agree(probs: torch.Tensor, wanted: Seq[float]) -> None:
     assert probs.dtype == torch.float64
     assert [bool(x) for x in probs] == [bool(x) for x in wanted], "another set of tokens is possible"
     assert probs.tolist() == pytest.approx(wanted, abs=1e-12)
-
-
-CHOICES: dict[str, list[Any]] = {
-    "temperature": [0.0, 0.3, 1.0, 1.7], "top_k": [0, 1, 3, 50], "top_p": [1.0, 0.9, 0.45, 1e-9],
-    "min_p": [0.0, 0.05, 0.4, 1.0], "repetition_penalty": [1.0, 1.3, 0.7], "frequency_penalty": [0.0, 0.8, -1.1],
-    "presence_penalty": [0.0, 1.9, -0.4], "logit_bias": [None, {2: 3.5, 5: -1.25}, {0: -100, 3: 100.0}],
-    "bad_words": [(), ((4,),), ((1, 2), (7, 7, 5), (3, 1, 2, 6))],
-    "structured": [None, Structured(choice=[a + b for a in "bcdfh" for b in ("", "a", "c", "ee", "h")])],
-    "min_tokens": [0, 2, 9],
-}  # fmt: skip
 
 
 def test_the_reference_covers_every_parameter_of_the_distribution() -> None:
