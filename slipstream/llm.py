@@ -26,7 +26,7 @@ from slipstream.core.stats import SpecStats, TokenLogprob
 from slipstream.core.target import Target, begun
 from slipstream.core.text_ends import completed_at
 from slipstream.core.warp import check_possible
-from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, refuse_draft_settings
+from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, check_draft_settings
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.hybrid import with_predictions
 from slipstream.drafters.registry import DRAFTERS, most_chosen
@@ -139,6 +139,7 @@ class LLM:
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
         plan, described = DraftPlan.of(draft, draft_options), None
+        check_draft_settings(load, [plan])
         if isinstance(target, (str, Path)):
             described = describe(target, load)
             if load.kv_tokens is not None and load.device_map is None:  # a plan knows one device only
@@ -147,7 +148,7 @@ class LLM:
                     plan = plan.described(load.of_draft())
                     memory_plan(described, load.kv_tokens, *plan.loads).check()
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
-        path = None if described is None else described.source
+        path = None if described is None else described.checkpoint
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
         encoder = self.target.capabilities.encoder
         self.defaults = generation_defaults(load.generation_config, target, path, encoder is not None)
@@ -158,17 +159,14 @@ class LLM:
         self.rule = rule
         self._draft_tokens = checked_draft_tokens(draft_tokens)
         self._use(plan)
-        # Without a drafter nothing is wrong yet: `use` may name a draft model later.
-        if draft is not None and not self._factory.loaded:
-            refuse_draft_settings(load, f"the drafter {self.drafter.name!r} loads")
 
     def __repr__(self) -> str:
         """One line: target, backend and dtype, drafter, rule. No weights."""
         shown: dict[str, Any] = {"target": type(self.target).__name__}
         runtime = self.target.capabilities.runtime
         if runtime is not None:
-            if runtime.source is not None:
-                shown["target"] = str(runtime.source)
+            if runtime.checkpoint is not None:
+                shown["target"] = str(runtime.checkpoint)
             shown |= {"backend": runtime.backend, "dtype": str(runtime.dtype).removeprefix("torch.")}
             if runtime.quantize is not None:
                 shown["quantize"] = runtime.quantize
@@ -297,7 +295,7 @@ class LLM:
         params = self.defaults.fill(self.checks.params(params or SamplingParams()))
         ids = self.checks.prompt(prompt)
         stop_ids = self._stop_ids(params.ignore_eos, params.stop_token_ids)
-        form = params.structured
+        structured = params.structured
         seq = begun(
             self.target,
             ids,
@@ -305,7 +303,7 @@ class LLM:
             stop_ids=stop_ids,
             context=self.target.context,
             decode=self._decode,
-            constraint=None if form is None else self._grammars.constraint(form, stop_ids),
+            constraint=None if structured is None else self._grammars.constraint(structured, stop_ids),
         )
         check_possible(seq, self.target.vocab_size)
         return seq

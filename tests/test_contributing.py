@@ -74,9 +74,8 @@ def test_the_backend_of_the_guide_has_every_member_of_the_contract() -> None:
 
 
 def test_the_rule_of_the_guide_is_lossless() -> None:
-    names = {"Draft": Draft, "Tensor": Tensor, "Dice": Dice, "Decision": Decision}
-    names["_rule"] = lambda tokenwise: lambda decide: decide
-    decide = module("documented_rule", block("@_rule(tokenwise=True)\ndef nothing("), **names).nothing
+    names = {"Draft": Draft, "Tensor": Tensor, "Dice": Dice, "Decision": Decision, "_rule": lambda decide: decide}
+    decide = module("documented_rule", block("@_rule\ndef nothing("), **names).nothing
     for shape in (Shape.chain("ss"), Shape((-1, -1, 0), "wwp")):
         world = random_world(1, 3)
         emitted = emitted_distribution(Rule("nothing", True, decide), world, shape)

@@ -138,12 +138,12 @@ def bench(
             fix="give fewer values, or a step as in 2:16:2",
         )
     x = horizontal(axes)
-    source = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
+    origin = provenance(llm, config.seed, prompts=prompts.digest, drafts=drafts(contenders))
     named = [
         {"label": c.label, "draft_tokens": c.length, "options": {k: str(v) for k, v in c.options.items()}}
         for c in contenders
     ]
-    result = Result("bench", {"contenders": named, **asdict(config), "axes": axes, "x": x}, source)
+    result = Result("bench", {"contenders": named, **asdict(config), "axes": axes, "x": x}, origin)
     runs: list[Run] = []
     costs: CostCurve | None = None
     neighbours = OtherProcesses()

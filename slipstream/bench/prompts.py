@@ -52,9 +52,9 @@ class Prompt:
 
 @dataclass
 class PromptSet:
-    """source: file name or built-in kinds. digest: hash of the chosen texts. warnings: shown with the results."""
+    """origin: file name or built-in kinds. digest: hash of the chosen texts. warnings: shown with the results."""
 
-    source: str
+    origin: str
     prompts: list[Prompt]
     digest: str
     warnings: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class PromptSet:
         counts = {kind: self.categories.count(kind) for kind in dict.fromkeys(self.categories)}
         lengths = [len(prompt.ids) for prompt in self.prompts]
         return {
-            "source": self.source,
+            "source": self.origin,
             "digest": self.digest,
             "categories": counts,
             "names": [prompt.name for prompt in self.prompts],
@@ -106,7 +106,7 @@ class PromptSet:
 
 def load(
     llm: LLM,
-    source: str = "code,edit",
+    origin: str = "code,edit",
     count: int | None = None,
     categories: Seq[str] = (),
     template: str = "auto",
@@ -115,7 +115,7 @@ def load(
 ) -> PromptSet:
     """Chooses and encodes prompts.
 
-    source      a file, or built-in kinds, as in "code" or "code,edit".
+    origin      a file, or built-in kinds, as in "code" or "code,edit".
     count       largest number of prompts, taken from all categories in turn; None takes all. A conversation is one.
     categories  use only these categories.
     template    "chat" applies the chat template to each prompt, "raw" to none, "auto" to requests.
@@ -124,12 +124,12 @@ def load(
 
     Raises PromptError for files that cannot be read or have no prompts, ParameterError for unknown names.
     """
-    chosen, warnings = select(source, count, categories, template)
+    chosen, warnings = select(origin, count, categories, template)
     prompts, long = [], 0
     for entry in chosen:
         ids = encode(llm, entry, template)
         if len(ids) > llm.checks.longest:
-            if not is_built_in(source):
+            if not is_built_in(origin):
                 long += 1
                 continue
             ids = ids[-max(1, (llm.checks.longest + 1) // 2) :]
@@ -142,14 +142,14 @@ def load(
         context = counted(llm.checks.longest + 1, "token")
         warnings.append(f"{counted(long, 'prompt')} left out: too long for the context of {context}")
     if not prompts:
-        raise PromptError(f"no prompt of {source} fits into the target's context of {llm.checks.longest + 1} tokens")
-    name = source if is_built_in(source) else Path(source).name
+        raise PromptError(f"no prompt of {origin} fits into the target's context of {llm.checks.longest + 1} tokens")
+    name = origin if is_built_in(origin) else Path(origin).name
     digest = text_digest(*(text for entry in chosen for text in (entry.text, *entry.later[: turns - 1])))
     return PromptSet(name, prompts, digest, warnings)
 
 
 def select(
-    source: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
+    origin: str = "code,edit", count: int | None = None, categories: Seq[str] = (), template: str = "auto"
 ) -> tuple[list[Entry], list[str]]:
     """The prompts that `load` would choose, as text, and warnings. Raises what `load` raises, but for what a tokenizer
     says. Does not import torch: to be called before a model is loaded."""
@@ -157,11 +157,11 @@ def select(
         raise ParameterError(f"template is {template!r}", fix=did_you_mean(template, TEMPLATES))
     if count is not None and count < 1:
         raise ParameterError(f"the number of prompts is {count}, must be at least 1")
-    chosen = entries(source)
+    chosen = entries(origin)
     known = list(dict.fromkeys(entry.category for entry in chosen))
     for name in categories:
         if name not in known:
-            raise ParameterError(f"{source} has no category {name!r}", fix=did_you_mean(name, known))
+            raise ParameterError(f"{origin} has no category {name!r}", fix=did_you_mean(name, known))
     if categories:
         chosen = [entry for entry in chosen if entry.category in categories]
     warnings: list[str] = []
@@ -175,35 +175,35 @@ def select(
     return in_turns(unique, count), warnings
 
 
-def is_built_in(source: str) -> bool:
-    return all(kind in zoo.PROMPT_KINDS for kind in source.split(","))
+def is_built_in(origin: str) -> bool:
+    return all(kind in zoo.PROMPT_KINDS for kind in origin.split(","))
 
 
-def entries(source: str) -> list[Entry]:
+def entries(origin: str) -> list[Entry]:
     """All prompts of a file, or of built-in kinds."""
-    if is_built_in(source):
+    if is_built_in(origin):
         return [
             Entry(entry["prompt"], kind, _name(entry), request=kind in zoo.REQUESTS)
-            for kind in source.split(",")
+            for kind in origin.split(",")
             for entry in zoo.prompts(kind)
         ]
-    path = Path(source).expanduser()
+    path = Path(origin).expanduser()
     if not path.is_file():
         raise PromptError(
-            f"there is no prompt file {source!r}, and no built-in kind of that name",
+            f"there is no prompt file {origin!r}, and no built-in kind of that name",
             fix=f"name a file, or {' or '.join(zoo.PROMPT_KINDS)}",
         )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as fault:
-        raise PromptError(f"{source} cannot be read: {fault}", fix="give UTF-8 text or JSON lines") from fault
+        raise PromptError(f"{origin} cannot be read: {fault}", fix="give UTF-8 text or JSON lines") from fault
     lines = path.suffix in (".jsonl", ".json", ".ndjson") or text.lstrip().startswith("{")
     numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     rows = [
         _json_line(path, number, line) if lines else Entry(line, path.stem, str(number)) for number, line in numbered
     ]
     if not rows:
-        raise PromptError(f"{source} holds no prompt", fix="one JSON object a line, or one prompt a line")
+        raise PromptError(f"{origin} holds no prompt", fix="one JSON object a line, or one prompt a line")
     return rows
 
 

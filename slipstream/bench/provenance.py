@@ -176,7 +176,7 @@ def engine_facts(llm: LLM) -> dict[str, Any]:
     runtime, unnamed = target.capabilities.runtime, {"name": type(target).__name__, "sha256": None}
     on_gpu = target.device.type == "cuda"
     return {
-        "target": model(runtime.source) if runtime and runtime.source else unnamed,
+        "target": model(runtime.checkpoint) if runtime and runtime.checkpoint else unnamed,
         "executor": runtime.backend if runtime else None,
         "dtype": str(runtime.dtype).removeprefix("torch.") if runtime else None,
         "quantize": runtime.quantize if runtime else None,

@@ -169,7 +169,7 @@ def bench(
     from slipstream.bench import benchmark
 
     chosen = texts.load(llm, tokens)
-    render.line(f"bench: {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
+    render.line(f"bench: {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
     passes = benchmark.steps(contenders, chosen, config)
     with render.progress("measuring (interleaved)", passes) as advance:
         result, code = unfinished(lambda: benchmark.bench(llm, contenders, chosen, config, files.out, advance))

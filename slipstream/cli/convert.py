@@ -66,8 +66,8 @@ def convert(
 def _head(model: str, to: str, target: str | None, folder: Path, as_json: bool) -> None:
     from slipstream.heads.head_convert import convert_head
 
-    source = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
-    written = convert_head(source, to, folder, target and str(checkpoint_of(target, "target")))
+    checkpoint = str(checkpoint_of(model, "medusa" if to == "medusa" else "eagle3"))
+    written = convert_head(checkpoint, to, folder, target and str(checkpoint_of(target, "target")))
     if as_json:
         print(json.dumps(asdict(written) | {"folder": str(written.folder)}))
         return

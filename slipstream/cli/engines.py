@@ -15,7 +15,7 @@ from slipstream.cli.option_groups import option
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.draft_plan import STACK, WITHOUT_DRAFT
+from slipstream.drafters.draft_plan import WITHOUT_DRAFT
 from slipstream.drafters.registry import DRAFTERS, most_chosen
 from slipstream.errors import ParameterError
 from slipstream.settings import AUTO, one_of
@@ -72,7 +72,7 @@ def vllm_server(
     """These models as settings of vLLM. more: further arguments, which those of the user replace; plain: without
     speculation. Raises ParameterError for options that vLLM's server would not honour."""
     refuse_ignored(models, ModelOptions, READ)
-    if not models.drafter and models.draft_model is None and models.method == STACK:  # our head is not in vLLM's format
+    if not models.drafter and models.draft_model is None and len(models.names) > 1:  # our head is not in vLLM's format
         models = replace(models, drafter=WITHOUT_DRAFT)
     if models.rule not in METHODS:
         raise ParameterError(f"vLLM has no rule {models.rule!r}", fix=f"choose {' or '.join(METHODS)}")
@@ -81,7 +81,7 @@ def vllm_server(
         given.pop("speculative_config", None)
         models = replace(models, drafter="none", draft=None, drafter_option=None, draft_tokens=None)
     method = given.get("speculative_config", {}).get("method") or given.get("speculative_config", {}).get("model")
-    name = "none" if method else ",".join(models.names)
+    name = "none" if method else models.method
     draft = models.draft_model if name != "none" else None
     choice = Choice(
         name,

@@ -34,7 +34,7 @@ class StructuredOptions:
     choice: list[str] | None = option(None, "The text is one of these; repeatable.")
     after: str | None = option(None, "The form begins after this text, as in </think>.")
 
-    def form(self) -> Structured | None:
+    def value(self) -> Structured | None:
         """The form asked for, or None. Raises ParameterError, also for files that cannot be read."""
         given = {name: value for name, value in vars(self).items() if value not in (None, False, [])}
         if "grammar" in given:
@@ -44,11 +44,11 @@ class StructuredOptions:
             given["json_schema"] = _read("--json-schema", schema)
         if not given:
             return None
-        form = Structured(**given)
-        from slipstream.grammar.compiler import check_form
+        structured = Structured(**given)
+        from slipstream.grammar.compiler import check_structured
 
-        check_form(form)
-        return form
+        check_structured(structured)
+        return structured
 
 
 def _read(option: str, path: str) -> str:
@@ -74,7 +74,7 @@ def generate(
     The text goes to standard output, everything else to standard error. On a terminal, colours distinguish accepted
     draft tokens from tokens chosen by the target.
     """
-    params = replace(sampling.params(), structured=structured.form())
+    params = replace(sampling.params(), structured=structured.value())
     text = read_prompt(prompt, file)
     llm = load(models, quiet or as_json, silent=quiet, asked=[params])
     request: Prompt = llm.chat_prompt(text) if chat else text

@@ -232,4 +232,4 @@ def outlook(report: PairReport) -> list[str]:
     from slipstream.plan.known_pairs import published_figures
 
     lines.append(f"assumptions: {report.costs.assumptions()}; slipstream bench measures them")
-    return [*lines, *published_figures(report.target.source, report.draft.source)]
+    return [*lines, *published_figures(report.target.checkpoint, report.draft.checkpoint)]

@@ -14,7 +14,7 @@ from rich.progress import DownloadColumn
 from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.draft_plan import DraftPlan, refuse_draft_settings
+from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
@@ -118,12 +118,7 @@ def check_drafters(models: ModelOptions, drafters: Seq[tuple[Any, Mapping[str, A
     plans = [DraftPlan.of(*each) for each in drafters]
     for plan in plans:
         plan.check(models.target, models.draft_tokenizer)
-    named = [plan for plan in plans if plan.name != "none"]
-    if not named or any(plan.loads_model for plan in named):
-        return
-    names = ", ".join(dict.fromkeys(plan.label for plan in named))
-    what = f"the drafter {names} loads" if len(named) == 1 else f"the drafters {names} load"
-    refuse_draft_settings(models, what, lambda name: "--" + name.replace("_", "-"))
+    check_draft_settings(models, plans, lambda name: "--" + name.replace("_", "-"))
 
 
 def check_requests(models: ModelOptions, asked: Iterable[SamplingParams]) -> None:

@@ -20,7 +20,7 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import AUTO, LLAMACPP, RULES, one_of
 from slipstream.zoo import EMBEDDED, SMOLLM2, has_smollm2
 
-ALIASES = {f"--{other}".replace("_", "-"): f"--{own}".replace("_", "-") for other, own in OTHER_NAMES.items()} | {
+ALIASES = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in OTHER_NAMES.items()} | {
     "--max-tokens": "--max-new-tokens",
     "--n-predict": "--max-new-tokens",
 }
@@ -138,7 +138,7 @@ class ModelOptions(LoadSettings):
 
     @property
     def method(self) -> str:
-        return self.names[0] if len(self.names) == 1 else STACK
+        return ",".join(self.names)
 
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
@@ -163,7 +163,7 @@ class ModelOptions(LoadSettings):
         if isinstance(given, int):
             return given
         if self.draft_tokens is None:
-            return DRAFTERS[self.method].length
+            return DRAFTERS[self.method if len(self.names) == 1 else STACK].length
         raise ParameterError(
             f"draft_tokens is {self.draft_tokens!r}, but this command measures fixed draft lengths", fix="give a number"
         )

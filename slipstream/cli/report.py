@@ -73,20 +73,20 @@ def page(results: Seq[Result]) -> str:
 
 def part(result: Result) -> dict[str, Any]:
     """What the template shows of one result: its section, and where the numbers come from."""
-    source = result.provenance
-    device, machine = str(source.get("device", "")), source.get("machine") or {}
+    provenance = result.provenance
+    device, machine = str(provenance.get("device", "")), provenance.get("machine") or {}
     processor = f"{machine.get('cpu') or 'unknown processor'}, {machine.get('cores')} cores"
     processor = device if device.startswith("cuda") else processor
-    settings = ", ".join(str(source[name]) for name in ("executor", "dtype", "quantize") if source.get(name))
-    version = f"Slipstream {(source.get('versions') or {}).get('slipstream', '')}"
+    settings = ", ".join(str(provenance[name]) for name in ("executor", "dtype", "quantize") if provenance.get(name))
+    version = f"Slipstream {(provenance.get('versions') or {}).get('slipstream', '')}"
     return {
         "section": section(result),
-        "command": public(str(source.get("command") or "")),
-        "date": str(source.get("date", "")),
+        "command": public(str(provenance.get("command") or "")),
+        "date": str(provenance.get("date", "")),
         "processor": processor,
         "origin": [text for text in (processor, settings, version) if text],
         "warnings": list(map(remark, [*([] if result.complete else [INTERRUPTED]), *result.warnings])),
-        "conditions": [*flat(source), *flat(result.settings, "settings")],
+        "conditions": [*flat(provenance), *flat(result.settings, "settings")],
     }
 
 

@@ -249,7 +249,7 @@ def _rates(draft: DraftOptions, target: str | None, model: str | None) -> Rates:
 
 
 def _acceptance(rates: Rates) -> dict[str, Any]:
-    return {"alpha": rates.alpha, "position_rates": list(rates.by_position), "source": rates.source}
+    return {"alpha": rates.alpha, "position_rates": list(rates.by_position), "source": rates.origin}
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -389,9 +389,9 @@ def assumed(place: Hardware) -> str:
 
 
 def rate(predicted: Forecast) -> str:
-    """The acceptance rate of a prediction and its source: "at 78%", "assumed 70%"."""
+    """The acceptance rate of a prediction and its origin: "at 78%", "assumed 70%"."""
     shown = percent(predicted.rates.alpha)
-    return f"at {shown}" if predicted.rates.source == "published" else f"{predicted.rates.source} {shown}"
+    return f"at {shown}" if predicted.rates.origin == "published" else f"{predicted.rates.origin} {shown}"
 
 
 def published(values: tuple[float, float] | None, unit: str, number: int | None = None) -> str:

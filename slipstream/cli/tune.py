@@ -135,7 +135,7 @@ def tune(
     llm = load(models.one("none"), quiet=files.as_json, asked=[params])
     chosen = texts.load(llm, config.tokens)
     names = ", ".join(c.label for c in contenders)
-    render.line(f"tune: {names}; {chosen.size} of {chosen.source}, target={models.target}, {on(llm.target)}")
+    render.line(f"tune: {names}; {chosen.size} of {chosen.origin}, target={models.target}, {on(llm.target)}")
     settings = {name: value for name, value in models.keywords.items() if value != DEFAULTS.keywords[name]}
     settings |= {} if models.rule == TuneModels.rule else {"rule": models.rule}
     origin = Choice("none", target=models.target, draft=models.draft_model, engine=settings)

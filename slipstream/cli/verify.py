@@ -84,7 +84,7 @@ def verify(
     asked = config.sampled if "distribution" in config.checks else config.params
     llm = load(models, quiet=files.as_json, asked=[asked])
     chosen = prompts.load(llm, config.params.max_tokens)
-    render.line(f"verify: {chosen.size} of {chosen.source}; {banner(llm, models)}")
+    render.line(f"verify: {chosen.size} of {chosen.origin}; {banner(llm, models)}")
     with render.progress("checking", steps(chosen, config, llm.most_draft_tokens)) as advance:
         result, code = unfinished(lambda: verified(llm, chosen, config, files.out, advance, models.method))
     finish(result, files)

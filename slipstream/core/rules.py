@@ -21,6 +21,7 @@ at `splits[b] + b`, and the row of packed node i at `i + b + 1`.
 import math
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,16 +54,11 @@ RULES: dict[str, Rule] = {}
 """Every rule by name; the tests of exactness run over all of them."""
 
 
-def _rule(tokenwise: bool = False) -> Callable[[Decide], Decide]:
-    """Makes a function the rule of its name. Whether it is lossless says `settings.RULES`, which lists the names for
-    whoever must not import torch."""
-
-    def add(decide: Decide) -> Decide:
-        name = decide.__name__
-        RULES[name] = Rule(name, settings.RULES[name], decide, tokenwise)
-        return decide
-
-    return add
+def _rule(decide: Decide, tokenwise: bool = True) -> Decide:
+    """Make a function the rule of its name, which `settings.RULES` has for whoever must not import torch."""
+    name = decide.__name__
+    RULES[name] = Rule(name, settings.RULES[name], decide, tokenwise)
+    return decide
 
 
 def verify(draft: Draft, probs: Tensor, rule: Rule, dice: Dice) -> Verdict:
@@ -94,7 +90,7 @@ def _not_greedy() -> RuleError:
     )
 
 
-@_rule(tokenwise=True)
+@_rule
 def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     top = probs.max(-1)
     if bool((top.values < 1).any()):
@@ -102,7 +98,7 @@ def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     return _follow(draft, top.indices.tolist())
 
 
-@_rule(tokenwise=True)
+@_rule
 def coupled(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     owner, depth = [], []  # of each packed row
     for b in range(draft.batch):
@@ -132,7 +128,7 @@ def _follow(draft: Draft, picks: Seq[int]) -> Decision:
     return paths, following
 
 
-@_rule(tokenwise=True)
+@_rule
 def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """All sequences walk down their trees together: each iteration tries one draft token of each.
 
@@ -208,7 +204,7 @@ def _normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, mass / total, otherwise)
 
 
-@_rule()
+@partial(_rule, tokenwise=False)
 def block(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Chains only. With P_i the target's distribution after i draft tokens, Q_i that of draft token i and w_i =
     min(1, w_{i-1} * P_{i-1}(x_i) / Q_i(x_i)), the prefix of i draft tokens is accepted with probability
@@ -273,7 +269,7 @@ def threshold(probs: Tensor, epsilon: float = EPSILON, delta: float = DELTA) -> 
     return (delta * (-entropy).exp()).clamp(max=epsilon)
 
 
-@_rule()
+@partial(_rule, tokenwise=False)
 def typical(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     """Medusa's typical acceptance: **lossy**. A draft token is accepted if the target finds it likely enough, whatever
     it was drawn from: if p(x) > min(epsilon, delta * exp(-H(p))), with H the entropy of p in nats (Cai et al.

@@ -221,7 +221,7 @@ class Runtime:
     quantize  None, "int8", "w8a16" or "w8a8"; for a quantised checkpoint what made it, e.g. "torchao".
     kv_dtype  of the KV cache.
     threads   CPU threads, None where the backend does not set them.
-    source    folder of the checkpoint, None for a model from memory.
+    checkpoint  its folder, None for a model from memory.
     weights_only  whether weights alone are quantised, and rows are computed in `dtype`.
     """
 
@@ -230,7 +230,7 @@ class Runtime:
     quantize: str | None = None
     kv_dtype: str | None = None
     threads: int | None = None
-    source: Path | None = None
+    checkpoint: Path | None = None
     weights_only: bool = False
 
     @property

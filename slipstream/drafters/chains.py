@@ -35,7 +35,7 @@ from slipstream.errors import TargetError
 log = logging.getLogger("slipstream")
 
 
-class Source(Protocol):
+class ChainModel(Protocol):
     """The model that drafts the chains."""
 
     device: torch.device
@@ -70,12 +70,12 @@ class Chain:
 
 
 class Chains:
-    """Drafts chains with `source`. vocab_size: width V of the target's logits. confident: ends chains by confidence;
+    """Drafts chains with `model`. vocab_size: width V of the target's logits. confident: ends chains by confidence;
     None: they are as long as asked for."""
 
-    def __init__(self, source: Source, vocab_size: int, confident: ConfidentDrafts | None = None):
-        self.source, self.vocab_size, self.confident = source, vocab_size, confident
-        self._vocab = vocab_size if source.width > vocab_size else None  # ids from here on are padding
+    def __init__(self, model: ChainModel, vocab_size: int, confident: ConfidentDrafts | None = None):
+        self.model, self.vocab_size, self.confident = model, vocab_size, confident
+        self._vocab = vocab_size if model.width > vocab_size else None  # ids from here on are padding
 
     def draft(self, seqs: Seq[Sequence], depth: Seq[int]) -> Draft:
         """A chain of at most depth[b] draft tokens for each sequence."""
@@ -86,7 +86,7 @@ class Chains:
         multi_step, other = list[int](), list[int]()
         for b, seq in enumerate(seqs):
             if depth[b] > 0:
-                (multi_step if self.source.multi_step and seq.params.temperature_only else other).append(b)
+                (multi_step if self.model.multi_step and seq.params.temperature_only else other).append(b)
         for coupled in (False, True):  # they use different random numbers
             rows = [b for b in multi_step if seqs[b].coupled == coupled]
             try:
@@ -100,19 +100,19 @@ class Chains:
             self._token_by_token(seqs, other, depth, chains)
         tokens = [chain.tokens for chain in chains]
         q = joint(tokens, [chain.probs for chain in chains], self.vocab_size)
-        return Draft.chains(tokens, q, self.source.device)
+        return Draft.chains(tokens, q, self.model.device)
 
     def _in_one_call(self, seqs: Seq[Sequence], rows: Seq[int], depth: Seq[int], chains: list[Chain]) -> list[int]:
         """Draft for the sequences `rows`; returns those whose context has no room for that many steps."""
         steps = max(depth[b] for b in rows)
-        left = [b for b in rows if self.source.room(seqs[b]) < steps]
+        left = [b for b in rows if self.model.room(seqs[b]) < steps]
         rows = [b for b in rows if b not in left]
         members = [seqs[b] for b in rows]
         each = [seq.params for seq in members]
         draws = self._draws(members, each, steps)
         if self.confident is not None:
             draws = replace(draws, worth=self.confident.worth(members, [depth[b] for b in rows]))
-        drawn = self.source.decode_steps(members, steps, draws)
+        drawn = self.model.decode_steps(members, steps, draws)
         tokens = drawn.tokens.T.tolist()  # [R][K]
         for r, b in enumerate(rows):
             most, chain, probs = min(depth[b], len(drawn.tokens)), tokens[r], None
@@ -165,11 +165,11 @@ class Chains:
 
     def _noise(self, seq: Sequence, steps: int, greedy: bool) -> Tensor:
         """Gumbel noise [K, V'] in float64; zeros for a greedy sequence."""
-        noise = np.zeros((steps, max(self.vocab_size, self.source.width)))
+        noise = np.zeros((steps, max(self.vocab_size, self.model.width)))
         if not greedy:
             for j in range(steps):
                 noise[j, : self.vocab_size] = seq.random.gumbel(len(seq.tokens) + j, self.vocab_size)
-        return torch.from_numpy(noise[:, : self.source.width]).to(self.source.device)
+        return torch.from_numpy(noise[:, : self.model.width]).to(self.model.device)
 
     def _token_by_token(self, seqs: Seq[Sequence], rows: list[int], depth: Seq[int], chains: Seq[Chain]) -> None:
         """One call of the model per draft token."""
@@ -179,7 +179,7 @@ class Chains:
         while rows:
             members, so_far = [seqs[b] for b in rows], [chains[b].tokens for b in rows]
             try:
-                logits = self.source.extend(members, so_far)  # [R, V']
+                logits = self.model.extend(members, so_far)  # [R, V']
             except Exception as fault:
                 if not so_far[0]:
                     raise  # nothing was drawn yet: the step may go on without a draft
@@ -213,15 +213,15 @@ class Chains:
 
 
 class MaskedPass:
-    """A `Source` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD (2504.18583),
-    DFlash (2602.06036).
+    """A `ChainModel` whose draft tokens all come from one pass over mask tokens: P-EAGLE (2602.01469), PARD
+    (2504.18583), DFlash (2602.06036).
 
     The pass runs the text and K - 1 mask tokens after it; the last place of the text gives the distribution of draft
     token 1, the mask in place j that of token j + 1. No distribution depends on a token that was drawn, so each token
     is sampled from the one of its place, which is its q. What depends on the tokens before (penalties, structured
     output) still does: `Chains` applies it token by token, to logits that are known already.
 
-    drafter: with the device, width and room of a `Source`.
+    drafter: with the device, width and room of a `ChainModel`.
     run    (sequences, number of draft tokens of each) -> their logits, [number, V'] for each sequence. It leaves no
            more in the drafter's cache than the text.
     after  (logits [R, ...] of a draft token, the tokens before it [R]) -> the logits [R, V'] given these: the Markov
@@ -246,7 +246,7 @@ class MaskedPass:
         self._depth, self._logits = {seq.id: d for seq, d in zip(seqs, depth, strict=True)}, {}
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
-        """See `Source`: the pass runs for the first draft token."""
+        """See `ChainModel`: the pass runs for the first draft token."""
         if not chains[0]:
             each = self._run(seqs, [self._depth[seq.id] for seq in seqs])
             self._logits = {seq.id: logits for seq, logits in zip(seqs, each, strict=True)}

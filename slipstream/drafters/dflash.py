@@ -71,7 +71,7 @@ def make(
     NoOptionsConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'dflash'")
     if head is None:
-        head = head_dir("dflash", host.runtime.source)
+        head = head_dir("dflash", host.runtime.checkpoint)
     # A copy: the original may still be in training.
     loaded = copy.deepcopy(head).eval().requires_grad_(False) if isinstance(head, DFlashHead) else load_dflash(head)
     fitted = fit(loaded, host)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
 from slipstream.models.checkpoint import read_json, resolve
-from slipstream.models.load_settings import LoadSettings
+from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, checkpoint_of
 
@@ -127,8 +127,8 @@ class DraftPlan:
             _refuse_options(options, "without a drafter", "name a drafter, or leave the options out")
             return DraftPlan("none")
         if draft == STACK and "members" in options:
-            members, others = options["members"], {name: value for name, value in options.items() if name != "members"}
-            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, others)
+            members, further = options["members"], {name: value for name, value in options.items() if name != "members"}
+            return DraftPlan.of(names_of(members) if isinstance(members, str) else members, further)
         if isinstance(draft, str) and draft in DRAFTERS:
             return DraftPlan(draft, options)
         if isinstance(draft, (str, Path)):
@@ -155,10 +155,10 @@ class DraftPlan:
 
     @property
     def label(self) -> str:
-        """What was named, for messages."""
+        """What was named, as a user writes it."""
         if self.members:
             return ",".join(member.label for member in self.members)
-        return repr(str(self.options["model"]) if self.bare else self.name)
+        return str(self.options["model"]) if self.bare else self.name
 
     @property
     def checkpoints(self) -> list[str | Path]:
@@ -169,7 +169,8 @@ class DraftPlan:
     @property
     def loads_model(self) -> bool:
         """Whether it loads a draft model; of those on the hub the small files are downloaded."""
-        return any(one.recognised(weights=False).options.get("model") is not None for one in self.each)
+        models = [one.recognised(weights=False).options.get("model") for one in self.each]
+        return any(model is not None and not _is_target(model) for model in models)
 
     def recognised(self, weights: bool = True) -> DraftPlan:
         """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
@@ -229,6 +230,24 @@ class DraftPlan:
         models = [value for name, value in named if name == "model" and isinstance(value, Described)]
         heads = [value for name, value in named if name == "head" and isinstance(value, (str, Path))]
         return models, heads, any(one.name == WITH_MTP for one in self.each)
+
+
+def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:
+    """Raise ParameterError for settings of the draft model if none of the drafters loads one. Without a drafter nothing
+    is wrong yet: `LLM.use` may name one later. written: how a setting is called where it was given."""
+    asked = [
+        name for name in ("draft_quantize", "draft_tokenizer") if getattr(settings, name) != getattr(DEFAULTS, name)
+    ]
+    named = [plan for plan in plans if plan.name != "none"]
+    if not asked or not named or any(plan.loads_model for plan in named):
+        return
+    labels = ", ".join(dict.fromkeys(repr(plan.label) for plan in named))
+    what = f"the drafter {labels} loads" if len(named) == 1 else f"the drafters {labels} load"
+    raise ParameterError(
+        f"{written(asked[0])} is {getattr(settings, asked[0])!r}, but {what} no draft model",
+        why="it is for a draft model, and would be ignored",
+        fix="leave it out, or name a draft model; for a draft head, quantize is an option of the drafter",
+    )
 
 
 def options_of(name: str) -> Any:
@@ -294,7 +313,6 @@ class DrafterFactory:
     settings   of the target.
     tokenizer  the target's; None if it has none.
     progress   called with (bytes read, bytes in all) while a draft model is loaded.
-    loaded     how many draft models were loaded with the settings.
     """
 
     target: Target
@@ -302,7 +320,6 @@ class DrafterFactory:
     settings: LoadSettings
     tokenizer: Any = None
     progress: Progress | None = None
-    loaded: int = field(default=0, init=False)
 
     def make(self, plan: DraftPlan) -> Drafter:
         """Raises ParameterError for unknown options and for objects that are no draft, and the families of LoadError
@@ -325,7 +342,6 @@ class DrafterFactory:
         """The draft model, loaded. Raises PairError if its tokens differ from the target's, unless
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""
-        from slipstream.core.target import Target
         from slipstream.drafters.string_match import Writer
         from slipstream.targets.describe import Described, loaded
         from slipstream.targets.pair_check import check_pair, require_pair, require_widths
@@ -337,13 +353,12 @@ class DrafterFactory:
                 return self._with_tokenizer(files)
         if isinstance(draft, Writer):
             return draft
-        target_files, draft_files = self.described or _source(self.target), files or _source(draft)
+        target_files, draft_files = self.described or _checkpoint(self.target), files or _checkpoint(draft)
         if target_files is not None and draft_files is not None:
             require_pair(target_files, draft_files)
-        if isinstance(draft, Target):
+        if _is_target(draft):
             model: Target = draft  # the settings are for the models that are loaded here
         else:
-            self.loaded += 1
             model = files.load(self.progress) if files else loaded(draft, self.settings.of_draft(), self.progress)
         if target_files is None or draft_files is None:
             require_widths(self.target.vocab_size, model.vocab_size)
@@ -359,21 +374,25 @@ class DrafterFactory:
                 why="its draft model reads the ids of the source, which are the target's",
                 fix="use a draft model with the target's tokenizer",
             )
-        draft_tokenizer = None if files is None else tokenizer_of(files.source)
+        draft_tokenizer = None if files is None else tokenizer_of(files.checkpoint)
         if files is None or self.tokenizer is None or draft_tokenizer is None:  # before weights are read
             vocabularies(self.tokenizer, draft_tokenizer, (0, 0))  # raises PairError
         assert files is not None
-        self.loaded += 1
         model = files.load(self.progress)
         return with_tokenizer(model, draft_tokenizer, self.tokenizer, self.target.vocab_size)
 
 
-def _source(model: Any) -> Path | None:
+def _checkpoint(model: Any) -> Path | None:
     """The checkpoint that a loaded target came from, if it is still there."""
+    runtime = model.capabilities.runtime if _is_target(model) else None
+    path = None if runtime is None else runtime.checkpoint
+    return path if path is not None and path.exists() else None
+
+
+def _is_target(model: Any) -> bool:
     from slipstream.core.target import Target
 
-    runtime = model.capabilities.runtime if isinstance(model, Target) else None
-    return runtime.source if runtime is not None and runtime.source is not None and runtime.source.exists() else None
+    return isinstance(model, Target)
 
 
 def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
@@ -384,22 +403,6 @@ def _refuse_options(options: Mapping[str, Any], given: str, fix: str) -> None:
             why="nothing would read them",
             fix=fix,
         )
-
-
-def refuse_draft_settings(given: Any, drafters: str, written: Callable[[str], str] = str) -> None:
-    """Raise ParameterError for settings of the draft model, where drafters are asked for that load none. given: has
-    `draft_quantize` and `draft_tokenizer`; drafters: such as "the drafter 'ngram' loads"; written: how a setting is
-    called where it was given."""
-    for name, unset, fix in (
-        ("draft_quantize", None, "leave it out; for a draft head give the drafter option quantize"),
-        ("draft_tokenizer", SAME, "leave it out, or name a draft model"),
-    ):
-        if (value := getattr(given, name)) != unset:
-            raise ParameterError(
-                f"{written(name)} is {value!r}, but {drafters} no draft model",
-                why="it is for a draft model, and would be ignored",
-                fix=fix,
-            )
 
 
 def _without_model(name: str) -> ParameterError:

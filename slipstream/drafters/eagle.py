@@ -114,7 +114,7 @@ class EagleDrafter(HeadDrafter):
         super().observe(seqs, draft, out, verdict)
         self._confident.learn(seqs, draft, verdict)
 
-    # --- chains: see `chains.Source` -------------------------------------------------------------------------------
+    # --- chains: see `chains.ChainModel` ---------------------------------------------------------------------------
 
     def extend(self, seqs: Seq[Sequence], chains: Seq[Seq[int]]) -> Tensor:
         """Logits [R, V]. After the first draft token, the head continues from its output for the one before."""
@@ -139,7 +139,7 @@ class EagleDrafter(HeadDrafter):
         return self._scattered(logits)
 
     def decode_steps(self, seqs: Seq[Sequence], steps: int, sampling: StepSampling) -> DecodedSteps:
-        """See `chains.Source`. Sampling with uniform numbers cumulates probabilities in the order of the
+        """See `chains.ChainModel`. Sampling with uniform numbers cumulates probabilities in the order of the
         draft ids. If target ids do not increase with draft ids, the host's order differs: most chains then end early,
         and the distribution is still exact."""
         batch, features = self.pending(seqs)
@@ -236,7 +236,7 @@ def _make(
     config = EagleDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, f"drafter {asked!r}")
     if head is None:
-        head = head_dir(asked, host.runtime.source)
+        head = head_dir(asked, host.runtime.checkpoint)
     if isinstance(head, EagleHead):  # a copy: the original may still be in training
         loaded = copy.deepcopy(head).eval().requires_grad_(False)
     else:

@@ -269,7 +269,7 @@ def _usual(target: Target, model: Target | None) -> list[Drafter]:
         return [suffix, make_drafter("model", target, model=model)]
     try:
         runtime = target.capabilities.runtime
-        head = head_dir("eagle3", None if runtime is None else runtime.source)
+        head = head_dir("eagle3", None if runtime is None else runtime.checkpoint)
     except ParameterError:  # none ships for this target
         return [suffix]
     return [suffix, make_drafter("eagle3", target, head=head)]

@@ -181,7 +181,7 @@ def make(
     config = MedusaDraftConfig(**options)
     host = needed(target.capabilities.head_host, target, HEAD_HOST, "drafter 'medusa'")
     if head is None:
-        head = head_dir("medusa", host.runtime.source)
+        head = head_dir("medusa", host.runtime.checkpoint)
     fitted = fit(head if isinstance(head, MedusaHeads) else load_medusa(head), host)
     backend, settings = backend_for_head(None, host, quantize)
     heads: MedusaRuntime = backend.medusa(fitted, settings)

@@ -53,4 +53,6 @@ def make(target: Target, **options: Any) -> MtpDrafter:
         )
     from slipstream.targets.huggingface.mtp_layers import load_mtp  # imports transformers, which takes long
 
-    return MtpDrafter(load_mtp(host.module, host.runtime.source, host.device, host.context), host.vocab_size, config)
+    return MtpDrafter(
+        load_mtp(host.module, host.runtime.checkpoint, host.device, host.context), host.vocab_size, config
+    )

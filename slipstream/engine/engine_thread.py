@@ -177,7 +177,7 @@ class EngineThread:
         if seq.finish:
             del self._live[seq.id]
             self._forget(live.key)
-        form = seq.params.structured
+        structured = seq.params.structured
         if seq.error is not None:
             return Update(live.key, error=_deliverable(seq.error), started=live.started)
         return Update(
@@ -193,7 +193,7 @@ class EngineThread:
             ended=ended,
             cached=seq.cached,
             lossless=seq.lossless,
-            given=form is not None and form.tokens is not None,
+            given=structured is not None and structured.tokens is not None,
         )
 
     def _forget(self, key: int) -> None:

@@ -77,7 +77,7 @@ class Grammars:
         return matcher, FreeText(vocabulary, matcher, structured)
 
 
-def check_form(structured: Structured) -> None:
+def check_structured(structured: Structured) -> None:
     """Raise ParameterError for a form that cannot be compiled, whatever the tokenizer."""
     if structured.tokens is None:
         compiled(Vocabulary.of_bytes(), structured)

@@ -46,12 +46,12 @@ class FreeText:
 
     Special tokens write nothing, as where texts are shown, but for those that `after` and the trigger name.
 
-    form  a matcher at the beginning of the form.
+    grammar  a matcher at the beginning of the form.
     """
 
-    def __init__(self, vocabulary: Vocabulary, form: LLMatcher, structured: Structured):
+    def __init__(self, vocabulary: Vocabulary, grammar: LLMatcher, structured: Structured):
         after, trigger = structured.after, structured.trigger
-        self._vocabulary, self._form = vocabulary, form
+        self._vocabulary, self._grammar = vocabulary, grammar
         self._first, self.repeats = trigger is not None and trigger.first, trigger is not None and trigger.repeats
         self._included = trigger is not None  # whether the mark is part of the form
         texts = trigger.texts if trigger is not None else [] if after is None else [after]
@@ -128,7 +128,7 @@ class FreeText:
             tokens = self._tokens(beginning)
         except UnicodeDecodeError:  # the beginning of a character, which no tokens of whole text write
             return False
-        return self._form.deep_copy().validate_tokens(list(tokens)) == len(tokens)
+        return self._grammar.deep_copy().validate_tokens(list(tokens)) == len(tokens)
 
 
 def _stripped(text: bytes) -> bytes:
@@ -177,10 +177,10 @@ class TextConstraint:
     States are kept from one call to the next: a drafter asks first, then `prune`, verification and `stop`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, form: LLMatcher, free: FreeText, stop_ids: frozenset[int]):
+    def __init__(self, vocabulary: Vocabulary, grammar: LLMatcher, free: FreeText, stop_ids: frozenset[int]):
         self._vocabulary, self._free = vocabulary, free
         self._stops = sorted(token for token in stop_ids if token < vocabulary.size)
-        self._walk = Walk(form)
+        self._walk = Walk(grammar)
         self._all = np.ones(vocabulary.size, np.bool_)
         self._none = ~self._all
         self._output: list[int] = []
@@ -281,9 +281,9 @@ class GivenTokens:
 class Walk:
     """A matcher that is moved between texts, by rolling back to what they have in common."""
 
-    def __init__(self, form: LLMatcher):
-        self._form = form  # stays at the beginning
-        self._matcher = form.deep_copy()
+    def __init__(self, grammar: LLMatcher):
+        self._grammar = grammar  # stays at the beginning
+        self._matcher = grammar.deep_copy()
         self._at: list[int] = []  # tokens that the matcher has consumed
 
     def after(self, tokens: list[int]) -> tuple[bytes, bool, str]:
@@ -301,7 +301,7 @@ class Walk:
             fault = f"token {tokens[n + consumed]} is not allowed after {n + consumed} tokens"
         accepting = not fault and self._matcher.is_accepting()
         if fault:  # a matcher that has failed does not recover
-            self._matcher, self._at = self._form.deep_copy(), []
+            self._matcher, self._at = self._grammar.deep_copy(), []
         return mask, accepting, fault
 
 

@@ -31,14 +31,14 @@ _PLAIN = {"use_aux_hidden_state": True, "use_swa": False, "attention_sink_bias":
 _READ = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor", "block_size")
 
 
-def load_dflash(source: str | Path) -> DFlashHead:
+def load_dflash(checkpoint: str | Path) -> DFlashHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.
 
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; settings that are missing or that change the computation.
     """
-    folder, kind, config, tensors = opened(source, _IGNORED)
+    folder, kind, config, tensors = opened(checkpoint, _IGNORED)
     if kind != "dflash" or tensors.get("fc.weight", torch.empty(0)).ndim != 2:
         raise CheckpointError(
             f"{folder} holds {'a DFlash head without fc' if kind == 'dflash' else f'a head of the kind {kind}'}",

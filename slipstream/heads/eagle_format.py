@@ -31,7 +31,7 @@ Layout = tuple[dict[str, Any], dict[str, Tensor]]
 """config.json and tensors."""
 
 
-def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
+def load_eagle(checkpoint: str | Path, layers: int | None = None) -> EagleHead:
     """The head in a folder or hub repository, in float32 (or float64, if stored so), on the CPU; the target's weights
     are not attached yet.
 
@@ -40,7 +40,7 @@ def load_eagle(source: str | Path, layers: int | None = None) -> EagleHead:
     Raises the family of `LoadError`: no such head; pickled or corrupt files; tensors missing, unknown or of another
     shape; an unsupported variant.
     """
-    folder, kind, config, tensors = opened(source, _IGNORED)
+    folder, kind, config, tensors = opened(checkpoint, _IGNORED)
     if kind not in ("eagle", "eagle3"):
         raise CheckpointError(
             f"{folder} holds {f'a {kind} head' if kind else 'no EAGLE head'}",

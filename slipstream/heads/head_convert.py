@@ -47,7 +47,7 @@ class ConvertedHead:
     parallel: bool
 
 
-def convert_head(source: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
+def convert_head(checkpoint: str | Path, to: str, folder: Path, target: str | Path | None = None) -> ConvertedHead:
     """Write the head in a folder or hub repository to `folder` in the format `to`, in the dtype that it is stored in;
     "int8": matrices in 8 bits.
 
@@ -57,7 +57,7 @@ def convert_head(source: str | Path, to: str, folder: Path, target: str | Path |
     Raises the family of `LoadError`, UnsupportedModelError for what the format cannot hold, and ParameterError if the
     target is needed and not known.
     """
-    place = resolve(source)
+    place = resolve(checkpoint)
     kind, config = recognise(place), read_json(place / "config.json")
     if kind == "dflash" and to == SMALL_HEAD:
         dflash = load_dflash(place)

@@ -32,14 +32,14 @@ _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _HEAD = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
-def load_medusa(source: str | Path) -> MedusaHeads:
+def load_medusa(checkpoint: str | Path) -> MedusaHeads:
     """The heads in a folder or hub id, float32, on the CPU. If they use the target's lm_head and the file has no copy
     of it, `borrow` must be called before use.
 
     Raises CheckpointError (files missing, corrupt or pickled; tensors missing, unknown or of another shape) and
     ConfigError (config.json contradicts the tensors).
     """
-    folder = resolve(source)
+    folder = resolve(checkpoint)
     config = read_json(folder / "config.json")
     tensors = {_IN_BLOCKS.sub(r"\1.\2.linear.", _PREFIX.sub("", n)): t for n, t in stored(folder).items()}
     token_map, shared = tensors.pop("token_map", None), tensors.pop("lm_head.weight", None)

@@ -36,10 +36,10 @@ SCALE = ".scale"
 HeadKind = Literal["medusa", "dflash", "eagle3", "eagle"]
 
 
-def recognise(source: str | Path) -> HeadKind | None:
+def recognise(checkpoint: str | Path) -> HeadKind | None:
     """The kind of head; None for an ordinary model, or if there is no readable checkpoint (loading it reports why)."""
     try:
-        folder = resolve(source)
+        folder = resolve(checkpoint)
         config = read_json(folder / "config.json")
     except LoadError:
         return None
@@ -64,11 +64,11 @@ def recognise(source: str | Path) -> HeadKind | None:
 
 
 def opened(
-    source: str | Path, ignored: re.Pattern[str]
+    checkpoint: str | Path, ignored: re.Pattern[str]
 ) -> tuple[Path, HeadKind | None, dict[str, Any], dict[str, Tensor]]:
     """(folder, kind, config.json, tensors) of a head; names without the prefix "model.", none that match `ignored`.
     Raises the family of `LoadError`."""
-    folder = resolve(source)
+    folder = resolve(checkpoint)
     kind, config = recognise(folder), read_json(folder / "config.json")
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored(folder).items()}
     kept = {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}

@@ -37,7 +37,7 @@ class BlockStore(Protocol):
         """Make room for `blocks` blocks, keep what the first ones hold. Raises TargetError where memory is out."""
         ...
 
-    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+    def copy(self, originals: Seq[int], copies: Seq[int]) -> None:
         """Copy whole blocks, in every layer."""
         ...
 

@@ -89,10 +89,10 @@ class _PublicNamespace(Namespace):
     """`namespace` whose attributes do not begin with an underscore."""
 
     def __init__(*given: Any, **named: Any) -> None:  # so that an attribute may be called `self`
-        own, *values = given
+        namespace, *values = given
         for name in dict(*values, **named):
             _check_public(name)
-        Namespace.__init__(own, *values, **named)
+        Namespace.__init__(namespace, *values, **named)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_public(name)

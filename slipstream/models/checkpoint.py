@@ -24,17 +24,17 @@ GGUF_MAGIC = b"GGUF"
 """First bytes of a GGUF file."""
 
 
-def resolve(source: str | Path, weights: bool = True) -> Path:
-    """Where a checkpoint is: `source` itself if it is a folder or a GGUF file, else the hub repository with that id,
+def resolve(checkpoint: str | Path, weights: bool = True) -> Path:
+    """Where a checkpoint is: `checkpoint` itself if it is a folder or a GGUF file, else the hub repository of that id,
     downloaded into the usual cache (safetensors and text files only; `weights=False`: text files only). What is not a
     folder then is a GGUF file.
 
-    Raises CheckpointError if `source` is none of these, LoadError if the hub cannot be reached and nothing is cached.
+    Raises CheckpointError if it is none of these, LoadError if the hub cannot be reached and nothing is cached.
     """
-    path = Path(source).expanduser()
+    path = Path(checkpoint).expanduser()
     if path.is_dir() or is_gguf(path):
         return path
-    name = str(source)
+    name = str(checkpoint)
     if path.is_file() or not _HUB_ID.fullmatch(name):
         raise CheckpointError(
             f"{name!r} is not a folder" + (" but a file" if path.is_file() else " and not a hub id"),
@@ -56,9 +56,9 @@ def resolve(source: str | Path, weights: bool = True) -> Path:
         ) from error
 
 
-def is_gguf(source: str | Path) -> bool:
+def is_gguf(checkpoint: str | Path) -> bool:
     """Whether a name means a GGUF file: by its ending, or by the first bytes of the file."""
-    path = Path(source).expanduser()
+    path = Path(checkpoint).expanduser()
     if path.suffix.lower() == ".gguf":
         return not path.is_dir()
     try:

@@ -46,13 +46,13 @@ class DecoderConfig(ModelShape):
     qk_norm: bool = False
 
     @staticmethod
-    def load(source: str | Path) -> DecoderConfig:
+    def load(checkpoint: str | Path) -> DecoderConfig:
         """Read `config.json`, and `generation_config.json` if it exists, of a folder or hub id; of a GGUF file, its
         metadata.
 
         Raises ConfigError or UnsupportedModelError, and what `checkpoint.resolve` raises.
         """
-        folder = resolve(source)
+        folder = resolve(checkpoint)
         if not folder.is_dir():
             from slipstream.models.gguf_header import read_header
             from slipstream.models.gguf_weights import gguf_config

@@ -156,7 +156,7 @@ class Executor(Protocol):
     kv_memory: KVMemory
     """The blocks of its KV cache."""
     runtime: Runtime
-    """How the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `source`."""
+    """How the decoder runs: backend, dtype, quantisation, threads. The decoder fills in `checkpoint`."""
 
     @property
     def slices(self) -> bool:

@@ -36,7 +36,7 @@ class TokenMap:
 class ModelFacts:
     """source: the requested folder, hub id or GGUF file. folder: that of its small files, or the GGUF file."""
 
-    source: str
+    checkpoint: str
     folder: Path
     config: ModelShape
 
@@ -88,7 +88,7 @@ class ModelFacts:
         try:
             return _stored(self.folder)
         except CheckpointError:
-            if Path(self.source).expanduser().is_dir():
+            if Path(self.checkpoint).expanduser().is_dir():
                 raise
             return None
 
@@ -97,17 +97,17 @@ class ModelFacts:
         return 2 * self.config.kv_width * itemsize
 
 
-def facts(source: str | Path) -> ModelFacts:
+def facts(checkpoint: str | Path) -> ModelFacts:
     """Read the facts of a folder, hub id or GGUF file. Raises LoadError and its subclasses, such as
     UnsupportedModelError."""
-    folder = resolve(source, weights=False)
+    folder = resolve(checkpoint, weights=False)
     if not folder.is_dir():
-        return ModelFacts(str(source), folder, gguf_shape(read_header(folder)))
+        return ModelFacts(str(checkpoint), folder, gguf_shape(read_header(folder)))
     try:
-        return ModelFacts(str(source), folder, DecoderConfig.load(folder))
+        return ModelFacts(str(checkpoint), folder, DecoderConfig.load(folder))
     except UnsupportedModelError as refused:
         try:
-            return ModelFacts(str(source), folder, shape_in(folder))
+            return ModelFacts(str(checkpoint), folder, shape_in(folder))
         except UnsupportedModelError:  # transformers knows no more than the decoder
             raise refused from None
 

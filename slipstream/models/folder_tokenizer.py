@@ -21,7 +21,7 @@ OTHER_CLASSES = ("mistral", "mixtral", "qwen2")
 
 _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-_OTHERS = {
+_FURTHER = {
     "added_tokens_decoder", "add_prefix_space", "backend", "chat_template", "clean_up_tokenization_spaces", "is_local",
     "legacy", "local_files_only", "max_length", "model_input_names", "model_max_length", "name_or_path",
     "padding_side", "processor_class", "stride", "tokenizer_class", "truncation_side", "truncation_strategy",
@@ -171,7 +171,7 @@ def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None
         settings.setdefault("pad_token", backend.padding["pad_token"])
     file = folder / "chat_template.jinja"  # it comes before the settings
     template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-    if not settings.keys() <= {*_NAMED, *_LISTS, *_OTHERS} or not isinstance(template, (str, type(None))):
+    if not settings.keys() <= {*_NAMED, *_LISTS, *_FURTHER} or not isinstance(template, (str, type(None))):
         return None
     if settings.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
         return None

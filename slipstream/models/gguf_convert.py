@@ -49,7 +49,7 @@ class Converted:
     differing: int | None
 
 
-def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16") -> Converted:
+def convert_to_gguf(checkpoint: str | Path, file: str | Path, quantize: str = "f16") -> Converted:
     """Write a checkpoint (folder or hub id) as a GGUF file, complete or not at all.
 
     quantize  one of `QUANTISATIONS`. Matrices whose rows do not divide into blocks are stored with more bits.
@@ -59,18 +59,18 @@ def convert_to_gguf(source: str | Path, file: str | Path, quantize: str = "f16")
     """
     if quantize not in QUANTISATIONS:
         raise ParameterError(f"the quantisation is {quantize!r}", fix=did_you_mean(quantize, QUANTISATIONS))
-    config = DecoderConfig.load(source)
+    config = DecoderConfig.load(checkpoint)
     _check_convertible(config)
     if quantize not in PLAIN:
         llama_cpp()  # before a long conversion
     path = Path(file).expanduser()
     if not path.parent.is_dir():
         raise ParameterError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in", fix="make it first")
-    tokenizer, weights = tokenizer_of(source), load_weights(source, config, torch.float32)
+    tokenizer, weights = tokenizer_of(checkpoint), load_weights(checkpoint, config, torch.float32)
     part, whole = path.with_name(path.name + ".part"), path.with_name(path.name + ".f32")
     try:
         plain = quantize in PLAIN
-        _write(part if plain else whole, config, weights, tokenizer, quantize if plain else "f32", source)
+        _write(part if plain else whole, config, weights, tokenizer, quantize if plain else "f32", checkpoint)
         if not plain:
             _quantised(whole, part, _NUMBERS[quantize])
         converted = _checked(part, path, tokenizer)
@@ -109,7 +109,7 @@ def _check_convertible(config: DecoderConfig) -> None:
 
 
 def _write(
-    path: Path, config: DecoderConfig, weights: Weights, tokenizer: Any, quantize: str, source: str | Path
+    path: Path, config: DecoderConfig, weights: Weights, tokenizer: Any, quantize: str, checkpoint: str | Path
 ) -> None:
     try:
         import gguf
@@ -121,7 +121,7 @@ def _write(
         ) from fault
     writer = gguf.GGUFWriter(str(path), _ARCHITECTURES[config.model_type])
     try:
-        writer.add_name(Path(source).name)
+        writer.add_name(Path(checkpoint).name)
         writer.add_file_type(_NUMBERS[quantize])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_shape(writer, config, gguf)
@@ -130,7 +130,7 @@ def _write(
         if tokenizer is None:
             writer.add_tokenizer_model("none")
         else:
-            add_tokenizer(writer, tokenizer, source, config.vocab_size, config.eos_ids)
+            add_tokenizer(writer, tokenizer, checkpoint, config.vocab_size, config.eos_ids)
         for tensor, shape in _shapes(config).items():
             qtype = _qtype(shape, quantize, gguf)
             size = gguf.quants.quant_shape_to_byte_shape(shape, qtype) if qtype.name == "Q8_0" else shape
@@ -204,12 +204,12 @@ def _slowed(config: DecoderConfig) -> np.ndarray | None:
     return (1 / powers / frequencies).float().numpy()
 
 
-def _quantised(source: Path, file: Path, kind: int) -> None:
+def _quantised(checkpoint: Path, file: Path, kind: int) -> None:
     library = llama_cpp()
     params = library.llama_model_quantize_default_params()
     params.ftype, params.nthread = kind, available_cores()
     faults()
-    if library.llama_model_quantize(str(source).encode(), str(file).encode(), params):
+    if library.llama_model_quantize(str(checkpoint).encode(), str(file).encode(), params):
         raise LoadError(
             f"llama.cpp could not quantise the model: {faults() or 'it gave no reason'}", fix="choose f16 or q8_0"
         )

@@ -125,10 +125,10 @@ class GgufHeader:
         return frozenset(i for i, kind in enumerate(types) if kind in kinds)
 
 
-def read_header(source: str | Path) -> GgufHeader:
+def read_header(checkpoint: str | Path) -> GgufHeader:
     """The header of a GGUF file. Raises CheckpointError for a file that is missing, truncated or none at all, and
     UnsupportedModelError for one that is a part of several."""
-    path = Path(source).expanduser()
+    path = Path(checkpoint).expanduser()
     try:
         seen = path.stat()
     except OSError as fault:

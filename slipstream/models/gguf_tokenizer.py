@@ -56,15 +56,15 @@ SPLITS: Mapping[str, Seq[str]] = {
 before its bytes are joined by merges (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
 
 
-def gguf_tokenizer(source: str | Path) -> FolderTokenizer | GgufTokenizer | None:
+def gguf_tokenizer(checkpoint: str | Path) -> FolderTokenizer | GgufTokenizer | None:
     """The tokenizer of a file, None if it has none. Raises LoadError for one that cannot be read."""
-    header = read_header(source)
+    header = read_header(checkpoint)
     if not header.has_tokenizer:
         return None
     metadata = header.metadata
     known = metadata.get("tokenizer.ggml.model") == "gpt2" and metadata.get("tokenizer.ggml.pre") in SPLITS
     if WHOLE not in metadata and not known:
-        return GgufTokenizer(LlamaModel(source, vocab_only=True))
+        return GgufTokenizer(LlamaModel(checkpoint, vocab_only=True))
     try:
         backend = Tokenizer.from_str(str(metadata[WHOLE])) if WHOLE in metadata else _byte_level(header)
     except Exception as fault:  # the library raises bare Exception
@@ -188,11 +188,11 @@ class GgufTokenizer:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def add_tokenizer(writer: Any, tokenizer: Any, source: str | Path, rows: int, eos_ids: Seq[int]) -> None:
+def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
     """Write the tokenizer of a checkpoint as metadata.
 
     writer     of the package gguf.
-    tokenizer  as `tokenizer_of` gives it for `source`. rows: of the model's embedding.
+    tokenizer  as `tokenizer_of` gives it for `checkpoint`. rows: of the model's embedding.
     eos_ids    that end a text; the first three have a place.
 
     Raises UnsupportedModelError for a kind of tokenizer that llama.cpp does not have.
@@ -204,7 +204,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, source: str | Path, rows: int, eo
     parts = [part.get("type") for key in ("pre_tokenizer", "decoder") for part in flat_parts(described.get(key))]
     if model.get("type") != "BPE" or not ("ByteLevel" in parts or model.get("byte_fallback")):
         raise UnsupportedModelError(
-            f"the tokenizer of {str(source)!r} is of the kind {model.get('type')!r}",
+            f"the tokenizer of {str(checkpoint)!r} is of the kind {model.get('type')!r}",
             why="llama.cpp's kinds that are written here are byte-level BPE, and BPE that falls back to bytes",
             fix="convert the model with llama.cpp's own script",
         )

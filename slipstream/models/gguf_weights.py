@@ -153,11 +153,11 @@ class GgufWeights(Weights):
                 why="another model would run than the one that was converted",
                 fix="convert the model again",
             )
-        sources = {
+        readers = {
             name: (f"{tensor.name} in {header.path.name}", partial(self._rows, name))
             for name, (tensor, _) in self._stored.items()
         }
-        super().__init__(sources, config, dtype, progress)
+        super().__init__(readers, config, dtype, progress)
 
     @property
     def quantised(self) -> str | None:

@@ -66,14 +66,14 @@ class LlamaModel:
     """
 
     def __init__(
-        self, source: str | Path, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
+        self, checkpoint: str | Path, vocab_only: bool = False, progress: Callable[[int, int], None] | None = None
     ):
         """vocab_only: without weights. progress: called with (bytes read, bytes in all).
 
         Raises LoadError without llama-cpp-python, CheckpointError for a damaged file, UnsupportedModelError for one
         that llama.cpp refuses.
         """
-        self.header, self.library = read_header(source), llama_cpp()
+        self.header, self.library = read_header(checkpoint), llama_cpp()
         library = self.library
         params = library.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only = 0, vocab_only

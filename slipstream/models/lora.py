@@ -38,8 +38,8 @@ _READ = frozenset(
 class Adapter:
     """source: folder or hub id. Raises the family of `LoadError`, UnsupportedModelError for more than plain LoRA."""
 
-    def __init__(self, source: str | Path):
-        self.folder = resolve(source)
+    def __init__(self, checkpoint: str | Path):
+        self.folder = resolve(checkpoint)
         config = read_json(self.folder / CONFIG)
         _refuse(config, self.folder)
         self._full: dict[str, Tensor] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slipstream.models.weight_formats import FORMATS
+from slipstream.models.weight_formats import FORMATS, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -82,38 +82,42 @@ class Blocks:
             values += np.repeat(self.minima.floats(self.group, self.shape[1]), self.group, axis=1)
         return values
 
-    def divided(self, bits: int, group: int, span: int, factors: bool, minima: bool) -> Blocks:
-        """The same weights in a kind of blocks that has at least as many numbers."""
-        columns, least = self.shape[1], self.minima
-        if minima and least is None:
+    def divided(self, kind: WeightFormat) -> Blocks:
+        """The same weights in the blocks of a format that holds them."""
+        columns, least, (group, span, factors) = self.shape[1], self.minima, (kind.group, kind.span, kind.factors)
+        if kind.minima and least is None:
             least = Scales(np.zeros_like(self.scales.values), self.scales.factors)
         return Blocks(
-            bits,
+            kind.bits,
             group,
-            self.integers.astype(np.int8 if bits == 8 else np.uint8, copy=False),
+            self.integers.astype(np.int8 if kind.bits == 8 else np.uint8, copy=False),
             self.scales.divided(group, span, factors, columns),
             least and least.divided(group, span, factors, columns),
         )
 
 
 def stacked(parts: Seq[Blocks]) -> Blocks:
-    """Outputs of several matrices with the same input, in the narrowest blocks that hold all of them exactly."""
-    bits, group, span = max(x.bits for x in parts), min(x.group for x in parts), min(x.span for x in parts)
-    factors = any(part.scales.factors is not None for part in parts)
-    minima = any(part.minima is not None for part in parts)
-    each = [part.divided(bits, group, span, factors, minima) for part in parts]
+    """Outputs of several matrices with the same input, in blocks of one format."""
 
     def joined(scales: Seq[Scales]) -> Scales:
         numbers = [each.factors for each in scales if each.factors is not None]
         return Scales(np.concatenate([each.values for each in scales]), np.concatenate(numbers) if numbers else None)
 
-    return Blocks(
-        bits,
-        group,
-        np.concatenate([part.integers for part in each]),
-        joined([part.scales for part in each]),
-        joined([part.minima for part in each if part.minima is not None]) if minima else None,
-    )
+    integers, scales = np.concatenate([part.integers for part in parts]), joined([part.scales for part in parts])
+    minima = [part.minima for part in parts if part.minima is not None]
+    return replace(parts[0], integers=integers, scales=scales, minima=joined(minima) if minima else None)
+
+
+def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
+    """The narrowest format that holds all of these weights exactly; None if none does."""
+
+    def holds(kind: WeightFormat, part: Blocks) -> bool:
+        divides = part.group % kind.group == part.span % kind.span == part.shape[1] % kind.span == 0
+        minima, factors = part.minima is not None, part.scales.factors is not None
+        return divides and kind.bits >= part.bits and kind.minima >= minima and kind.factors >= factors
+
+    kinds = (kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts))
+    return next(kinds, None)
 
 
 # --- the blocks of GGUF files: bytes [outs, blocks, bytes of a block] -> Blocks --------------------------------------
@@ -205,13 +209,8 @@ def _q6_k(raw: np.ndarray) -> Parts:
 
 @dataclass(frozen=True)
 class GgufType:
-    """How a tensor is stored in a GGUF file.
-
-    name    as in files, such as "Q4_K".
-    count   weights in a block of `nbytes` bytes.
-    format  in memory (`weight_formats.FORMATS`); "": our own decoder does not read this type.
-    read    bytes [outs, blocks, bytes of a block] -> integers, scales and minima; None: floating-point numbers.
-    """
+    """How a tensor is stored: `count` weights in `nbytes` bytes. format: in memory (`weight_formats.FORMATS`); "": our
+    own decoder does not read it. read: bytes [outs, blocks, nbytes] -> `Parts`; None: floating-point numbers."""
 
     name: str
     count: int
@@ -220,8 +219,7 @@ class GgufType:
     read: Callable[[np.ndarray], Parts] | None = None
 
     def blocks(self, raw: np.ndarray) -> Blocks:
-        kind = FORMATS[self.format]
-        return Blocks(kind.bits, kind.group, *self.read(raw))  # type: ignore[misc]
+        return Blocks(FORMATS[self.format].bits, FORMATS[self.format].group, *self.read(raw))  # type: ignore[misc]
 
 
 TYPES = {

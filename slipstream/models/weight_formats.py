@@ -12,18 +12,15 @@ from dataclasses import dataclass
 class WeightFormat:
     """One way to store a matrix and to multiply by it.
 
-    name     as in function names of the kernels.
-    step     columns per step of the inner loop.
-    bits     per weight.
-    passes   number of parts that an activation is split into.
+    name     as in function names of the kernels. bits: per weight.
+    step     columns per step of the inner loop. passes: parts that an activation is split into.
     row      bytes of a packed row of activations: per column, and per group or row (see `tiles.matrix_tile`).
     group    columns of activations that share a scale, see `block_tiles`; 0: all.
     span     columns of weights that share a float16 scale, see `block_tiles`; 0: one float32 scale per output. If it is
              larger than a group, each group has a factor of 8 bits besides.
     minima   whether each group of weights has a minimum besides.
-    quantize  value of the setting `quantize` that stores the matrices of a model so; "": none does.
-    without  name of the format in its place where the processor has no byte dot products; "": it runs everywhere.
-    head     name of the format of the output head; "": as the other matrices.
+    quantize  value of the setting `quantize` that stores matrices so; "": none does.
+    head     the format of the output head then; without: the one in its place without byte dot products; "": the same.
     """
 
     name: str

@@ -61,7 +61,7 @@ class Weights(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[str, ReadRows]],
+        readers: Mapping[str, tuple[str, ReadRows]],
         config: DecoderConfig,
         dtype: torch.dtype,
         progress: Progress | None = None,
@@ -69,7 +69,7 @@ class Weights(Mapping[str, Tensor]):
     ):
         self.config = config
         self._files = files
-        self._sources = sources  # canonical name -> (stored name, reader)
+        self._readers = readers  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
         self._progress = progress
         self._read = 0
@@ -87,7 +87,7 @@ class Weights(Mapping[str, Tensor]):
 
     def part(self, name: str, rows: slice) -> Tensor:
         """Some rows of a tensor, as `weights[name]`."""
-        stored, read = self._sources[name]
+        stored, read = self._readers[name]
         try:
             raw = read(rows)
         except (SafetensorError, OSError) as error:
@@ -100,16 +100,16 @@ class Weights(Mapping[str, Tensor]):
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
+        return iter(self._readers)
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self._readers)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._sources  # the method of Mapping would read the tensor
+        return name in self._readers  # the method of Mapping would read the tensor
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        return self._sources[name][1](slice(0)).dtype
+        return self._readers[name][1](slice(0)).dtype
 
     @property
     def quantised(self) -> str | None:
@@ -128,7 +128,7 @@ class Weights(Mapping[str, Tensor]):
     @property
     def head(self) -> str:
         """Name of the output head: "lm_head.weight", or "embed_tokens.weight" if tied."""
-        return "lm_head.weight" if "lm_head.weight" in self._sources else "embed_tokens.weight"
+        return "lm_head.weight" if "lm_head.weight" in self._readers else "embed_tokens.weight"
 
 
 class _Shard:
@@ -157,7 +157,7 @@ class _Shard:
 
 
 def load_weights(
-    source: str | Path,
+    checkpoint: str | Path,
     config: DecoderConfig,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
@@ -168,7 +168,7 @@ def load_weights(
 
     Raises CheckpointError: files missing, corrupt or pickled; tensors missing, unknown or of the wrong shape.
     """
-    folder = resolve(source)
+    folder = resolve(checkpoint)
     if not folder.is_dir():
         from slipstream.models.gguf_weights import GgufWeights
 
@@ -216,7 +216,7 @@ def _assemble(
 ) -> Weights:
     """Map stored tensors to canonical ones. Raises CheckpointError for missing or unknown tensors and wrong shapes."""
     expected = config.shapes()
-    sources: dict[str, tuple[str, ReadRows]] = {}
+    assembled: dict[str, tuple[str, ReadRows]] = {}
     unknown: list[str] = []
     for stored, (read, shape) in sorted(readers.items()):
         parts = _canonical(stored, shape, config)
@@ -238,8 +238,8 @@ def _assemble(
                     why="weights and configuration belong to different models",
                     fix="take both from the same checkpoint",
                 )
-            sources[name] = (f"{stored} in {origin}", lambda rows, read=read, cut=cut: cut(read())[rows])  # type: ignore[misc]
-    missing = [name for name in expected if name not in sources]
+            assembled[name] = (f"{stored} in {origin}", lambda rows, read=read, cut=cut: cut(read())[rows])  # type: ignore[misc]
+    missing = [name for name in expected if name not in assembled]
     if missing:
         raise CheckpointError(
             f"{origin} lacks {len(missing)} of {len(expected)} tensors: {few(missing)}",
@@ -253,7 +253,7 @@ def _assemble(
             why="leaving them out would run another model than the one that was trained",
             fix="correct config.json (a bias or norm that it denies?)",
         )
-    return Weights(sources, config, dtype, progress, files)
+    return Weights(assembled, config, dtype, progress, files)
 
 
 # --- names -----------------------------------------------------------------------------------------------------

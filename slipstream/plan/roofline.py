@@ -152,7 +152,7 @@ class ModelSize(Strict):
         config, experts = facts.config, facts.config.experts
         mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
         return ModelSize(
-            name=name or facts.source,
+            name=name or facts.checkpoint,
             parameters=facts.parameters,
             step=facts.step_parameters,
             layers=config.layers,

@@ -50,7 +50,7 @@ async def chat_generation(service: Service, given: Mapping[str, Any]) -> Generat
     params = service.checks.params(
         sampling_params(given, CHAT, service.checks.room(len(talk.ids)), service.facts.sampling)
     )
-    params = replace(params, structured=_form(service, talk, params.structured))
+    params = replace(params, structured=_structured(service, talk, params.structured))
     reply = partial(service.replies.reply, talk.text, talk.use)
     return await generation_of(service, [talk.ids], params, n, given, reply=reply)
 
@@ -131,18 +131,18 @@ def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) ->
     return names
 
 
-def _form(service: Service, talk: Conversation, form: Structured | None) -> Structured | None:
+def _structured(service: Service, talk: Conversation, structured: Structured | None) -> Structured | None:
     """The form of the text: that of its calls, or the one that the request names; after the reasoning."""
-    called = talk.use.form
-    if called is not None and form is not None:
+    called = talk.use.structured
+    if called is not None and structured is not None:
         raise ApiError(400, "tool_choice asks for a call, and another field for a form of the text", "tool_choice")
     if talk.use.choice == "auto" and talk.use.strict:
-        if form is not None:
+        if structured is not None:
             raise ApiError(400, "a function is strict, and another field gives the form of the whole text", "tools")
-        return service.replies.strict_form(talk.text, talk.use, service.tokenizer)
-    form = called or form
+        return service.replies.strict_calls(talk.text, talk.use, service.tokenizer)
+    structured = called or structured
     end = service.replies.end_of_reasoning(talk.text)
-    return form if form is None or end is None else replace(form, after=end)
+    return structured if structured is None or end is None else replace(structured, after=end)
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

@@ -90,8 +90,9 @@ class ChoiceScript(Script):
         """The statistics of a choice that has ended, if they were asked for."""
         if not self._statistics or choice.stats is None:
             return {}
-        more = {name: getattr(choice, name) for name in ("others", "decode_tokens", "decode_seconds")}
-        return {"statistics": choice.stats.as_dict() | {"drafted_by": choice.proposers} | more}
+        more = {"drafted_by": choice.proposers, "others": choice.concurrent}
+        more |= {name: getattr(choice, name) for name in ("decode_tokens", "decode_seconds")}
+        return {"statistics": choice.stats.as_dict() | more}
 
 
 class CompletionScript(ChoiceScript):

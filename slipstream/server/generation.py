@@ -33,7 +33,7 @@ class Choice:
     text       what may be shown so far; pieces: what each token that was shown added to it.
     proposers  of each token, as in `Sequence`.
     reply      the parts that a chat tells apart.
-    others     most other choices that waited or ran at one time while it ran.
+    concurrent  most other choices that waited or ran at one time while it ran.
     decode_tokens, decode_seconds  tokens after those of its first step, and wall time from the end of that step to the
                end of the last one, as the engine took it.
     """
@@ -51,7 +51,7 @@ class Choice:
     stop_cause: int | str | None = None
     stats: SpecStats | None = None
     cached: int = 0
-    others: int = 0
+    concurrent: int = 0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
 
@@ -243,7 +243,7 @@ class Generation:
     def _part(self, choice: Choice, update: Update, pieces: list[str]) -> Part:
         choice.ids += update.ids
         choice.proposers += update.proposers
-        choice.others = max(choice.others, self.service.admitted - 1)
+        choice.concurrent = max(choice.concurrent, self.service.admitted - 1)
         choice.logprobs += update.logprobs or ()
         offset = len(choice.text)
         text = "".join(pieces)

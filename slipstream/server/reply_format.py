@@ -51,7 +51,7 @@ class Calls:
     def array(self, arguments: str) -> str:
         return _schema(calls_schema(self.schemas, arguments, self.parallel))
 
-    def form(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
+    def grammar(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
         """Text with calls of these rules, which begin with a trigger."""
         trigger = Trigger(triggers, first, self.parallel and not first, self.reasoning)
         return Structured(grammar="\n".join([*rules, SPACE]), trigger=trigger)
@@ -90,7 +90,7 @@ def _hermes(reply: Reply) -> Reading:
 def _hermes_calls(calls: Calls) -> Structured:
     """<tool_call>{"name": ..., "arguments": ...}</tool_call>, anywhere."""
     start = f'start: "<tool_call>" SPACE? call SPACE? {calls.marker("</tool_call>")}'
-    return calls.form([start, f"call: {calls.call('arguments')}"], "<tool_call>")
+    return calls.grammar([start, f"call: {calls.call('arguments')}"], "<tool_call>")
 
 
 def _llama(reply: Reply) -> Reading:
@@ -107,7 +107,7 @@ def _llama_calls(calls: Calls) -> Structured:
     text that begins with a brace is a call, because it is read as one."""
     more = '(SPACE? ";" SPACE? call)*' if calls.parallel else ""
     start = f'start: ("<|python_tag|>" SPACE?)? call {more}'
-    return calls.form([start, f"call: {calls.call('parameters')}"], "{", "<|python_tag|>", first=True)
+    return calls.grammar([start, f"call: {calls.call('parameters')}"], "{", "<|python_tag|>", first=True)
 
 
 def _mistral(reply: Reply) -> Reading:
@@ -124,7 +124,7 @@ def _mistral_calls(calls: Calls) -> Structured:
     called = f"({calls.marker('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)? {calls.marker('[ARGS]')}? SPACE?"
     named = [f"{json.dumps(name)} {called} {_schema(SPACING | schema)}" for name, schema in calls.schemas.items()]
     start = 'start: "[TOOL_CALLS]" SPACE? (array | named)'
-    return calls.form([start, f"array: {calls.array('arguments')}", f"named: {' | '.join(named)}"], "[TOOL_CALLS]")
+    return calls.grammar([start, f"array: {calls.array('arguments')}", f"named: {' | '.join(named)}"], "[TOOL_CALLS]")
 
 
 def _required(reply: Reply) -> Reading:
@@ -206,7 +206,7 @@ class ReplyFormat:
     def _inside(self, prompt: str) -> bool:
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
-    def strict_form(self, prompt: str, use: ToolUse, tokenizer: Any) -> Structured:
+    def strict_calls(self, prompt: str, use: ToolUse, tokenizer: Any) -> Structured:
         """The form of an answer to this prompt that may call, in which the arguments of strict functions meet their
         schemas."""
         assert self.calls is not None, "tools are refused where the format of calls is not known"

@@ -32,7 +32,7 @@ class ToolUse:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
     @property
-    def form(self) -> Structured | None:
+    def structured(self) -> Structured | None:
         """The form of a text that must call: the arguments of the one function, or an array of calls; None if no
         call is required. Raises ApiError 400."""
         if self.choice == "auto":

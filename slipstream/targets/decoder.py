@@ -43,7 +43,7 @@ class Decoder:
              activations.
     weights  where the executor's weights came from, by canonical name; read again on access. Draft heads borrow the
              embedding and the output head. None: `head_host` says what is lent.
-    source   folder of the checkpoint, None for a model from memory.
+    checkpoint   folder of the checkpoint, None for a model from memory.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Decoder:
         executor: Executor,
         chunk: int = 512,
         weights: Weights | None = None,
-        source: Path | None = None,
+        checkpoint: Path | None = None,
         head_host: HeadHost | None = None,
     ):
         if chunk < 1:
             raise ParameterError(f"chunk is {chunk}, must be at least 1", fix="choose chunk >= 1")
         self.executor, self.config, self.chunk = executor, executor.config, chunk
-        self.weights, self.source = weights, source
+        self.weights, self.checkpoint = weights, checkpoint
         self.vocab_size, self.context = executor.config.vocab_size, executor.config.context
         self.device: torch.device = executor.device
         self.layers, self.max_pending = executor.config.layers, chunk  # see `EarlyExit` and `MultiStep`
         self.steps_per_call = executor.multi_step.steps_per_call if executor.multi_step else 1
-        self._runtime = replace(executor.runtime, source=source)
+        self._runtime = replace(executor.runtime, checkpoint=checkpoint)
         self._head_host = head_host if weights is None else self._lends(weights)
         self._early_exits = EarlyExitCache(executor)
 
@@ -102,7 +102,7 @@ class Decoder:
 
     @staticmethod
     def load(
-        source: str | Path,
+        checkpoint: str | Path,
         executor: str = AUTO,
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
@@ -114,7 +114,7 @@ class Decoder:
         (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be
         honoured."""
         given = {"executor": executor, "dtype": dtype, "device": device, **settings}
-        return DescribedDecoder.of(source, LoadSettings.of(given, "Decoder.load")).load(progress, chunk)
+        return DescribedDecoder.of(checkpoint, LoadSettings.of(given, "Decoder.load")).load(progress, chunk)
 
     @staticmethod
     def of_module(model: nn.Module, settings: LoadSettings, chunk: int = 512) -> Decoder:
@@ -226,10 +226,10 @@ class DescribedDecoder(Described):
     config: DecoderConfig = field(kw_only=True)
 
     @staticmethod
-    def of(source: str | Path, settings: LoadSettings) -> DescribedDecoder:
+    def of(checkpoint: str | Path, settings: LoadSettings) -> DescribedDecoder:
         """Raises UnsupportedModelError for an architecture that this decoder does not run, or that the requested
         backend does not; ParameterError where weights would be quantised twice."""
-        place = resolve_folder(source, weights=False)
+        place = resolve_folder(checkpoint, weights=False)
         if not place.is_dir() and in_blocks(read_header(place)):
             settings.refuse(
                 ("quantize",),
@@ -240,7 +240,7 @@ class DescribedDecoder(Described):
             )
         config, resolved = DecoderConfig.load(place), resolve(settings)
         chosen, refusals = choose(config, resolved)
-        return DescribedDecoder(source, resolved, chosen.name, refusals, config=config)
+        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, config=config)
 
     @property
     def kind(self) -> Kind:
@@ -267,8 +267,8 @@ class DescribedDecoder(Described):
         return self.settings.kv_tokens or requests * self.config.context
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
-        settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.source)
-        plan(replace(self, source=place), 0).check()
+        settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.checkpoint)
+        plan(replace(self, checkpoint=place), 0).check()
         warn_slower(self.refusals, self.runner, settings)
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)

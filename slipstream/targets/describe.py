@@ -40,13 +40,13 @@ RESERVE = 0.1
 class Described(ABC):
     """A model in files, before its weights are read, and how it will be run. Each runner has one of its own.
 
-    source    folder, hub id or GGUF file.
+    checkpoint    folder, hub id or GGUF file.
     settings  resolved: device and dtype are those of PyTorch.
     runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
     refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 
-    source: str | Path
+    checkpoint: str | Path
     settings: LoadSettings
     runner: str
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Described(ABC):
     @cached_property
     def facts(self) -> ModelFacts:
         """Shape, sizes and tokenizer. Raises UnsupportedModelError for a model whose own code says them."""
-        return facts(self.source)
+        return facts(self.checkpoint)
 
     @property
     @abstractmethod
@@ -74,7 +74,7 @@ class Described(ABC):
     @cached_property
     def mtp_share(self) -> float:
         """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return mtp_layer_count(self.source) / self.facts.config.layers
+        return mtp_layer_count(self.checkpoint) / self.facts.config.layers
 
     def usual_kv_tokens(self, requests: int) -> int | None:
         """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
@@ -86,22 +86,22 @@ class Described(ABC):
         ParameterError for a setting that cannot be honoured."""
 
 
-def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described:
+def describe(checkpoint: str | Path, settings: LoadSettings = DEFAULTS) -> Described:
     """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
 
     Our own decoder runs what it can, llama.cpp the rest of GGUF files, transformers that of the others. Raises the
     family of LoadError, and ParameterError for a setting that cannot be honoured."""
     from slipstream.targets.decoder import DescribedDecoder
 
-    source = checkpoint_of(source, settings.role)
-    gguf = is_gguf(source)
+    checkpoint = checkpoint_of(checkpoint, settings.role)
+    gguf = is_gguf(checkpoint)
     other = LLAMACPP if gguf else TRANSFORMERS  # runs what our own decoder does not
     if not gguf:
         settings.check_device_map()
-        if kind := recognise(resolve(source, weights=False)):
-            fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {source}"
+        if kind := recognise(resolve(checkpoint, weights=False)):
+            fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {checkpoint}"
             model = "a draft model" if settings.role == "draft" else "a model"
-            raise ParameterError(f"{str(source)!r} is a draft head ({kind}), not {model}", fix=fix)
+            raise ParameterError(f"{str(checkpoint)!r} is a draft head ({kind}), not {model}", fix=fix)
     if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
@@ -113,32 +113,32 @@ def describe(source: str | Path, settings: LoadSettings = DEFAULTS) -> Described
         )
     elif settings.executor == LLAMACPP:
         raise ParameterError(
-            f"executor={LLAMACPP!r} was asked for {str(source)!r}, which is no GGUF file",
+            f"executor={LLAMACPP!r} was asked for {str(checkpoint)!r}, which is no GGUF file",
             fix="write one with `slipstream convert`, or leave executor out",
         )
     if settings.device_map is not None:
         _check_places(settings.device_map)
-        return _by_other(source, settings, "a device_map was given")
+        return _by_other(checkpoint, settings, "a device_map was given")
     if settings.executor == other:
-        return _by_other(source, settings)
+        return _by_other(checkpoint, settings)
     try:
-        return DescribedDecoder.of(source, settings)
+        return DescribedDecoder.of(checkpoint, settings)
     except UnsupportedModelError as refused:
         if settings.executor != AUTO and not (gguf and settings.role == "draft"):
             raise
-        return _by_other(source, settings, f"{refused.what}: {refused.why}" if gguf else refused.what)
+        return _by_other(checkpoint, settings, f"{refused.what}: {refused.why}" if gguf else refused.what)
 
 
-def _by_other(source: str | Path, settings: LoadSettings, refused: str | None = None) -> Described:
+def _by_other(checkpoint: str | Path, settings: LoadSettings, refused: str | None = None) -> Described:
     """Run by llama.cpp or transformers, whose import takes long. refused: why our own decoder does not."""
     refusals = {} if refused is None else {"decoder": refused}
-    if is_gguf(source):
+    if is_gguf(checkpoint):
         from slipstream.targets.gguf.gguf_target import DescribedGguf
 
-        return DescribedGguf.of(source, settings, refusals)
+        return DescribedGguf.of(checkpoint, settings, refusals)
     from slipstream.targets.huggingface.load_module import DescribedModule
 
-    return DescribedModule.of(source, settings, refusals)
+    return DescribedModule.of(checkpoint, settings, refusals)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class PairReport:
     def problem(self) -> str:
         """Why the pair is incompatible, in one sentence; empty if it is compatible."""
         target, draft = self.target, self.draft
-        names = f"target {target.source!r} and draft {draft.source!r}"
+        names = f"target {target.checkpoint!r} and draft {draft.checkpoint!r}"
         if kinds := kind_problem(target.config.source_context is not None, draft.config.source_context is not None):
             return kinds
         if self.ordinary:
@@ -81,8 +81,8 @@ class PairReport:
             width = other.config.vocab_size
             if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
                 return (
-                    f"{names} do not share a vocabulary: {whole.source!r} has {len(whole.tokenizer.tokens)} tokens, "
-                    f"{other.source!r} has an output of {width} ids and no tokenizer to compare"
+                    f"{names} do not share a vocabulary: {whole.checkpoint!r} has {len(whole.tokenizer.tokens)} "
+                    f"tokens, {other.checkpoint!r} has an output of {width} ids and no tokenizer to compare"
                 )
         widths = target.config.vocab_size, draft.config.vocab_size
         if target.tokenizer is draft.tokenizer is None and differ(*widths):
@@ -224,7 +224,7 @@ def _other_tokens(problem: str) -> PairError:
 
 def _sizes(side: ModelFacts) -> dict[str, Any]:
     return {
-        "source": side.source,
+        "source": side.checkpoint,
         "architecture": side.config.model_type,
         "parameters": side.parameters,
         "active_parameters": side.active_parameters,

@@ -28,23 +28,23 @@ class Rates(Strict):
     """How many draft tokens are accepted.
 
     by_position  share of the steps that accept the draft token at position 1, 2, ...; drafts are no longer than that.
-    source       who says so: "published", "assumed", "given".
+    origin       who says so: "published", "assumed", "given".
     alpha        the one acceptance rate that `by_position` follows from, if it does: every draft token is accepted with
                  this probability, independently of the others.
     """
 
     by_position: Seq[float]
-    source: str = "given"
+    origin: str = "given"
     alpha: float | None = None
 
     def __post_init__(self) -> None:
         closed_forms.check_rates(self.by_position)
 
     @staticmethod
-    def constant(alpha: float, source: str = "given", longest: int = LONGEST_DRAFT) -> Rates:
+    def constant(alpha: float, origin: str = "given", longest: int = LONGEST_DRAFT) -> Rates:
         """One acceptance rate in [0, 1] for every draft token. Raises ParameterError."""
         check_number("acceptance", alpha, 0.0, 1.0)
-        return Rates(tuple(closed_forms.geometric_rates(alpha, longest)), source, alpha)
+        return Rates(tuple(closed_forms.geometric_rates(alpha, longest)), origin, alpha)
 
     def up_to(self, draft_tokens: int) -> Rates:
         """The same for drafts of at most so many tokens (>= 1)."""
@@ -52,8 +52,8 @@ class Rates(Strict):
 
     def __str__(self) -> str:
         if self.alpha is not None:
-            return f"acceptance {self.alpha:.0%} at every position ({self.source})"
-        return f"acceptance {', '.join(f'{rate:.0%}' for rate in self.by_position)} by position ({self.source})"
+            return f"acceptance {self.alpha:.0%} at every position ({self.origin})"
+        return f"acceptance {', '.join(f'{rate:.0%}' for rate in self.by_position)} by position ({self.origin})"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from slipstream.bench.provenance import digest
 from slipstream.errors import DataError, TrainingError
-from slipstream.training.documents import Document, check_source, files_of, place_of_text, read_source
+from slipstream.training.documents import Document, check_documents, files_of, place_of_text, read_documents
 from slipstream.training.packing import Marked, Stream, write_masked
 from slipstream.training.resume_state import write_json
 
@@ -95,12 +95,12 @@ class Encoder:
         return text  # type: ignore[no-any-return]
 
 
-def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
+def check_data(data: Iterable[str], tokenizer: Any) -> None:
     """Refuse sources that do not exist, are empty, or are not text, before any work is done. Raises DataError."""
-    if not (names := list(sources)):
+    if not (names := list(data)):
         raise DataError("no training data was named", fix="give --data, e.g. a folder of text files")
     for name in names:
-        check_source(name)
+        check_documents(name)
     for name in names:
         if name.endswith(".bin"):
             continue
@@ -110,7 +110,7 @@ def check_sources(sources: Iterable[str], tokenizer: Any) -> None:
                 fix="put tokenizer.json into the folder of its weights, or give a .bin stream of ids",
             )
         # Reads all documents, to check that they are text.
-        if not sum(bool(d.text or d.turns) for d in read_source(name)):
+        if not sum(bool(d.text or d.turns) for d in read_documents(name)):
             raise DataError(f"training data {name!r} holds no text", fix="give a file that does")
 
 
@@ -125,7 +125,7 @@ class Prepared:
 
 def prepare_data(
     folder: Path,
-    sources: Iterable[str],
+    data: Iterable[str],
     encoder: Encoder,
     vocab_size: int,
     length: int,
@@ -139,7 +139,7 @@ def prepare_data(
 
     Raises DataError, and TrainingError if `folder` holds streams made from other data.
     """
-    names = list(sources)
+    names = list(data)
     about: dict[str, Any] = {"sources": [_describe(n) for n in names], "vocab_size": vocab_size, "heldout": heldout}
     record = folder / "data.json"
     if record.is_file():
@@ -204,7 +204,7 @@ def _check_unchanged(folder: Path, recorded: dict[str, Any], now: dict[str, Any]
 def _documents(name: str, encoder: Encoder, vocab_size: int) -> Iterator[tuple[float, Marked]]:
     """(place, ids and mask) of each document of a source; those with a place near 1 are held out."""
     if not name.endswith(".bin"):
-        for document, marked in encoder.encode(read_source(name)):
+        for document, marked in encoder.encode(read_documents(name)):
             yield document.place, marked
         return
     stream = Stream.open(Path(name), whole=False)

@@ -61,7 +61,7 @@ def place_of_text(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-def check_source(name: str) -> None:
+def check_documents(name: str) -> None:
     """Check a source without reading its contents. Raises DataError if it cannot be used."""
     path = Path(name)
     if not path.exists():
@@ -87,7 +87,7 @@ def check_source(name: str) -> None:
         )
 
 
-def read_source(name: str) -> Iterator[Document]:
+def read_documents(name: str) -> Iterator[Document]:
     """The documents of one source, in a fixed order. Raises DataError at the first one that is not text."""
     path = Path(name)
     for file in files_of(path):
@@ -100,13 +100,13 @@ def read_source(name: str) -> Iterator[Document]:
                 yield Document(key, text)
 
 
-def files_of(source: Path) -> Iterator[Path]:
+def files_of(place: Path) -> Iterator[Path]:
     """The files of a source that are read: itself, or those of a folder, in a fixed order."""
-    if not source.is_dir():
-        yield source
+    if not place.is_dir():
+        yield place
         return
-    for path in sorted(source.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
+    for path in sorted(place.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(place).parts)
         if path.suffix.lower() in TEXT | {".jsonl"} and path.is_file() and not hidden and path.stat().st_size:
             yield path
 

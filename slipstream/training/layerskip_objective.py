@@ -61,9 +61,9 @@ def exit_weights(layers: int, settings: LayerSkipOptions, step: int) -> dict[int
 class LayerSkipObjective(ModelObjective):
     def __init__(self, teacher: Teacher, options: LayerSkipOptions, seed: int = 0):
         super().__init__(teacher, options, options.depth)
-        if teacher.decoder.source is None:
+        if teacher.decoder.checkpoint is None:
             raise TrainingError("the target has no folder to train it from", fix="give a folder or hub id")
-        self.seed, self.module = seed, load_trainable(teacher.decoder.source)
+        self.seed, self.module = seed, load_trainable(teacher.decoder.checkpoint)
         self.module.to(teacher.device, teacher.dtype)
         layers = self.module.depth
         self.exit = max(1, layers // 2) if options.exit is None else options.exit

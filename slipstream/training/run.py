@@ -32,7 +32,7 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.text import tokenizer_of
 from slipstream.targets.decoder import Decoder
 from slipstream.training.acceptance import held_out_text
-from slipstream.training.data import Encoder, check_sources, open_stream, prepare_data
+from slipstream.training.data import Encoder, check_data, open_stream, prepare_data
 from slipstream.training.features import HiddenCache, Teacher
 from slipstream.training.loop import Loop, held_out, identity
 from slipstream.training.methods import METHODS, RunConfig
@@ -60,8 +60,8 @@ def prepare(config: RunConfig, say: Say = LOG) -> Run:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = usable_device(config.device)
-    source = checkpoint_of(config.target, "target")
-    shape = _shape(source, config.kind)
+    checkpoint = checkpoint_of(config.target, "target")
+    shape = _shape(checkpoint, config.kind)
     if getattr(config.options, "start", None):
         check_trainable(resolve(checkpoint_of(config.options.start, "draft"), weights=False), "draft")
     if config.length > shape.context:
@@ -74,13 +74,13 @@ def prepare(config: RunConfig, say: Say = LOG) -> Run:
         fix = f"give --self {least} or more, for a window to train on and one of held-out text; or a smaller --length"
         raise ParameterError(f"--self {config.self_tokens} is less than two windows of {config.length} tokens", fix=fix)
     text = config.self_tokens or any(not name.endswith(".bin") for name in config.data)
-    tokenizer = tokenizer_of(source) if text else None
+    tokenizer = tokenizer_of(checkpoint) if text else None
     if config.data or not config.self_tokens:
-        check_sources(config.data, tokenizer)
+        check_data(config.data, tokenizer)
 
     def load() -> tuple[Decoder, LLM]:
         say(f"loading {config.target}")
-        decoder = Decoder.load(source, config.executor, device=str(device), threads=config.threads)
+        decoder = Decoder.load(checkpoint, config.executor, device=str(device), threads=config.threads)
         return decoder, LLM(decoder, max_batch=ROWS, tokenizer=tokenizer)
 
     def written(llm: LLM, prompts: Prompts, name: str, tokens: int) -> Path:
@@ -188,9 +188,9 @@ def check_out(config: RunConfig) -> None:
         )
 
 
-def _shape(source: str | Path, kind: str) -> DecoderConfig:
+def _shape(checkpoint: str | Path, kind: str) -> DecoderConfig:
     """The target's sizes, without its weights. Raises ParameterError for a model that cannot be trained for."""
-    place = resolve(source, weights=False)
+    place = resolve(checkpoint, weights=False)
     if kind == "layerskip":
         check_trainable(place, "target")
     try:

@@ -80,14 +80,14 @@ class ModelObjective(Objective):
         return [logits[:, 1 + j :] for j in range(self.depth)]
 
     def export(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        save_model(self.module, folder, self.teacher.decoder.source)
+        save_model(self.module, folder, self.teacher.decoder.checkpoint)
 
 
-def load_trainable(source: str | Path) -> TrainableModel:
+def load_trainable(checkpoint: str | Path) -> TrainableModel:
     """Load a checkpoint as a module to train, weights in float32."""
     from transformers import AutoModelForCausalLM
 
-    folder = resolve(source)
+    folder = resolve(checkpoint)
     try:
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as fault:

@@ -45,7 +45,7 @@ def test_human_eval_json_lines_and_text(tmp_path):
 def test_the_embedded_prompts(tiny_llm):
     prompt_set = load(tiny_llm, "code,edit", 4)
     assert prompt_set.categories == ["code", "code", "edit", "edit"]
-    assert prompt_set.source == "code,edit"
+    assert prompt_set.origin == "code,edit"
     assert all(0 < len(p.ids) < tiny_llm.target.context for p in prompt_set.prompts)
 
 

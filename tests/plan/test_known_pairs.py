@@ -49,7 +49,7 @@ def test_every_hub_id_leads_to_its_own_model():
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p.target}+{p.draft}")
 def test_every_pair_has_a_forecast(pair):
     _, predicted = outlook(pair, PRESETS["h100"])
-    assert predicted.rates.source == ("assumed" if pair.acceptance is None else "published")
+    assert predicted.rates.origin == ("assumed" if pair.acceptance is None else "published")
     assert predicted.speedup >= 1
     assert (predicted.speedup > 1) == (predicted.draft_tokens > 0)
     if predicted.draft_tokens:

@@ -120,8 +120,8 @@ def test_sizes_are_those_of_the_files(tiny, tmp_path):
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
     assert seen.parameters == seen.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
-    assert replace(seen, source="a/hub-id").stored == {"F32": 4 * count}
-    assert replace(seen, source="a/hub-id", folder=tmp_path).stored is None, "weights that are not downloaded"
+    assert replace(seen, checkpoint="a/hub-id").stored == {"F32": 4 * count}
+    assert replace(seen, checkpoint="a/hub-id", folder=tmp_path).stored is None, "weights that are not downloaded"
     assert seen.step_parameters == count - 320 * 48  # a step reads one row of the input embedding
     assert seen.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
     assert seen.chat_template

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
 from slipstream.errors import DataError, ParameterError, TrainingError
 from slipstream.training import packing
-from slipstream.training.data import Encoder, check_sources, prepare_data
-from slipstream.training.documents import Document, read_source
+from slipstream.training.data import Encoder, check_data, prepare_data
+from slipstream.training.documents import Document, read_documents
 from slipstream.training.packing import Stream, write_masked, write_stream
 
 
@@ -52,21 +52,21 @@ def test_bad_data_is_refused_before_any_work(name: str, encoder: Encoder, tmp_pa
     if content is not None:
         (tmp_path / file).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        check_sources([str(tmp_path / file)], encoder.tokenizer)
+        check_data([str(tmp_path / file)], encoder.tokenizer)
 
 
 def test_no_data_and_empty_folders_are_refused(encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no training data"):
-        check_sources([], encoder.tokenizer)
+        check_data([], encoder.tokenizer)
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
     with pytest.raises(DataError, match="holds no text files"):
-        check_sources([str(tmp_path)], encoder.tokenizer)
+        check_data([str(tmp_path)], encoder.tokenizer)
 
 
 def test_a_misspelt_file_gets_a_suggestion(encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text("")
     with pytest.raises(DataError, match=r"did you mean 'corpus\.jsonl'"):
-        check_sources([str(tmp_path / "corpsu.jsonl")], encoder.tokenizer)
+        check_data([str(tmp_path / "corpsu.jsonl")], encoder.tokenizer)
 
 
 @pytest.mark.parametrize("length", [64, 4096])
@@ -91,20 +91,20 @@ def test_every_kind_of_record_is_read(tmp_path: Path) -> None:
             {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "say"}]},
         )
     )
-    plain, pair, talk = read_source(str(path))
+    plain, pair, talk = read_documents(str(path))
     assert (plain.text, plain.answer) == ("plain\u2028still plain", None)
     assert (pair.text, pair.answer) == ("ask", "say")
     assert talk.turns == ({"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"})
     whole = tmp_path / "b.json"
     whole.write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
-    assert [d.text for d in read_source(str(whole))] == ["one", "two"]
+    assert [d.text for d in read_documents(str(whole))] == ["one", "two"]
 
 
 def test_folders_are_read_in_order_without_hidden_files(tmp_path: Path) -> None:
     for name in ("b.py", "a.md", ".git/x.py", "sub/c.jsonl", "d.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(lines({"text": "c"}) if name.endswith("jsonl") else name)
-    assert [d.key for d in read_source(str(tmp_path))] == ["a.md", "b.py", "sub/c.jsonl:1"]
+    assert [d.key for d in read_documents(str(tmp_path))] == ["a.md", "b.py", "sub/c.jsonl:1"]
 
 
 def decoded(encoder: Encoder, ids: list[int], mask: list[bool] | None) -> str:

@@ -45,7 +45,10 @@ def test_the_eagle3_head_reaches_its_acceptance_length(llm: LLM, k: int) -> None
 def test_the_eagle3_head_by_its_folder_and_below_a_suffix_drafter(llm: LLM) -> None:
     llm.draft_tokens = 5
     alone = None
-    for draft, name in ((str(zoo.head_dir("eagle3", zoo.target_dir())), "eagle3"), (["suffix", "eagle3"], "suffix,eagle3")):
+    for draft, name in (
+        (str(zoo.head_dir("eagle3", zoo.target_dir())), "eagle3"),
+        (["suffix", "eagle3"], "suffix,eagle3"),
+    ):
         llm.use(draft)
         stats = measured(llm, prompts(llm)[:2], 48)
         assert llm.drafter.name == name

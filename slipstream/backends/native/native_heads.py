@@ -177,13 +177,13 @@ def _eagle_record(
     prefixes = [f"layers.{i}." for i in range(d.layers)]
     if c.version == 3:
         prefixes[0] = "midlayer."
-    eagle, form, _ = _head_record(head, prefixes, [output], quantised, layout)
+    eagle, fmt, _ = _head_record(head, prefixes, [output], quantised, layout)
     record, model, vector = eagle[0], eagle[0]["decoder"], partial(layout.named, weights)
     if c.version == 1:  # it has neither norm
         model["norm"] = layout.vector(torch.ones(c.hidden_size))
     table = weights["embed_tokens.weight"] if c.own_embedding else head.borrowed["embedding"]
     model["embed"] = layout.embedding({"": table}, "") if shared is None or c.own_embedding else shared.embedding
-    model["head"], model["vocab"] = layout.matrix(output, form), c.draft_vocab
+    model["head"], model["vocab"] = layout.matrix(output, fmt), c.draft_vocab
     target = ids.to(torch.int64).contiguous().numpy().copy()
     layout.arrays.append(target)
     if c.fc_norm:
@@ -202,19 +202,19 @@ def _dflash_records(
     c, weights = head.config, head.state_dict()
     tables = [weights[name] for name in ("lm_head.weight", "markov_head.markov_w2.weight") if name in weights]
     names = [f"layers.{i}." for i in range(c.decoder.layers)]
-    dflash, form, layers = _head_record(head, names, tables, quantised, layout)
+    dflash, fmt, layers = _head_record(head, names, tables, quantised, layout)
     layers["window"] = [window or 0 for window in c.decoder.windows]
     layers["causal"] = [c.causal_windows and window is not None for window in c.decoder.windows]
     model, markov = dflash[0]["decoder"], np.zeros(1, MODEL)
     dflash[0]["feature_norm"] = layout.named(weights, "hidden_norm.weight")
     embedding, output = head.embedding, head.output_head
     model["embed"] = layout.embedding({"": embedding}, "") if shared is None or c.own_embedding else shared.embedding
-    model["head"] = layout.matrix(output, form) if shared is None or c.own_lm_head else shared.head
+    model["head"] = layout.matrix(output, fmt) if shared is None or c.own_lm_head else shared.head
     model["vocab"] = len(output)
     if c.markov_rank:
         name, into = "markov_head.markov_w1.weight", weights["markov_head.markov_w2.weight"]
-        form = form if c.markov_rank % GROUP == 0 else narrowest([into])  # not every format has narrower rows
-        markov[0]["embed"], markov[0]["head"] = layout.embedding(weights, name), layout.matrix(into, form)
+        fmt = fmt if c.markov_rank % GROUP == 0 else narrowest([into])  # not every format has narrower rows
+        markov[0]["embed"], markov[0]["head"] = layout.embedding(weights, name), layout.matrix(into, fmt)
         markov[0]["vocab"], markov[0]["width"] = len(into), c.markov_rank
     return dflash, markov
 
@@ -230,7 +230,7 @@ def _head_record(
     [L]. tables: the head's other matrices, which will have the same format."""
     c, d, weights = head.config, head.config.decoder, head.state_dict()
     linear = [weights[f"{at}{name}.weight"] for at in prefixes for names in INPUTS.values() for name in names]
-    form = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
+    fmt = quantised_format(quantised) if quantised else narrowest([weights["fc.weight"], *tables, *linear])
     vector, layers = partial(layout.named, weights), np.zeros(len(prefixes), LAYER)
     ones = layout.vector(torch.ones(d.hidden_size))  # the first layer of EAGLE-1 has no norm
     for layer, prefix in zip(layers, prefixes, strict=True):
@@ -238,7 +238,7 @@ def _head_record(
         layer["mlp_norm"] = vector(f"{prefix}post_attention_layernorm.weight")
         layer["q_norm"], layer["k_norm"] = (vector(f"{prefix}self_attn.{x}_norm.weight") for x in "qk")
         for group, names in INPUTS.items():
-            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], form)
+            layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], fmt)
     layout.arrays.append(layers)
     made = np.zeros(1, EAGLE)
     record, model = made[0], made[0]["decoder"]
@@ -246,9 +246,9 @@ def _head_record(
     model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
     model["activation"], model["gated"], model["rotary"] = ACTIVATIONS[d.activation], 1, 1
     model["norm"], model["eps"] = vector("norm.weight"), d.norm_eps
-    record["fc"] = layout.joined(weights, ["fc"], form)
+    record["fc"] = layout.joined(weights, ["fc"], fmt)
     record["taps"], record["target_width"] = len(c.taps), c.target_hidden
-    return made, form, layers
+    return made, fmt, layers
 
 
 class NativeMedusa:
@@ -284,16 +284,16 @@ def _medusa_record(heads: MedusaHeads, quantised: WeightFormat | None, layout: L
     """MEDUSA [1]"""
     out = heads.lm_head if heads.lm_heads is not None else heads.lm_head[None]  # [K or 1, V, d]
     blocks, biases = heads.blocks.detach(), None if heads.biases is None else heads.biases.detach()
-    form = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
+    fmt = quantised_format(quantised) if quantised else narrowest([blocks, out.detach()])
     medusa = np.zeros(1, MEDUSA)
     record = medusa[0]
-    record["first"] = layout.matrix(blocks[0].flatten(0, 1), form, None if biases is None else biases[0].flatten())
+    record["first"] = layout.matrix(blocks[0].flatten(0, 1), fmt, None if biases is None else biases[0].flatten())
     later = np.zeros(len(blocks[1:].flatten(0, 1)), MATRIX)
     for i, block in enumerate(blocks[1:].flatten(0, 1)):
-        later[i] = layout.matrix(block, form, None if biases is None else biases[1:].flatten(0, 1)[i])
+        later[i] = layout.matrix(block, fmt, None if biases is None else biases[1:].flatten(0, 1)[i])
     outs = np.zeros(len(out), MATRIX)
     for i, each in enumerate(out.detach()):
-        outs[i] = layout.matrix(each, form)
+        outs[i] = layout.matrix(each, fmt)
     layout.arrays += [later, outs]
     record["later"], record["laters"] = later.ctypes.data, len(later)
     record["out"], record["outs"] = outs.ctypes.data, len(outs)

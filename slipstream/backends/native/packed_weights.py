@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.addresses import matrix_tile_address
-from slipstream.backends.native.kernels.formats import BLOCKS, FORMATS, Format, named
+from slipstream.backends.native.kernels.formats import FORMATS, Format, named
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ALIGN
 from slipstream.backends.native.kernels.records import EMBEDDING, GELU, GELU_TANH, LAYER, MATRIX, MODEL, RELU, SILU
@@ -21,7 +21,7 @@ from slipstream.backends.native.threads import aligned
 from slipstream.backends.quantise import quantise_blocks, quantise_rows
 from slipstream.host.machine import give_back_freed
 from slipstream.models.config import DecoderConfig
-from slipstream.models.weight_blocks import Blocks, stacked
+from slipstream.models.weight_blocks import Blocks, format_holding, stacked
 from slipstream.models.weight_formats import WeightFormat
 from slipstream.models.weights import Weights
 
@@ -57,11 +57,11 @@ def quantised_format(quantised: WeightFormat) -> str:
     return quantised.name if processor.has_byte_dots() else quantised.without or quantised.name
 
 
-def _bits(values: Tensor, form: str) -> np.ndarray:
+def _bits(values: Tensor, fmt: str) -> np.ndarray:
     """Weights as the bit patterns of a format."""
-    if form == "float32":
+    if fmt == "float32":
         return values.float().numpy()
-    kind = torch.float16 if form == "float16" else torch.bfloat16
+    kind = torch.float16 if fmt == "float16" else torch.bfloat16
     return values.to(kind).view(torch.int16).numpy()
 
 
@@ -101,14 +101,14 @@ class Layout:
             self.arrays.append(self._zeros)
         return int(self._zeros.ctypes.data)
 
-    def matrix(self, weight: Tensor, form: str, bias: Tensor | None = None) -> Any:
+    def matrix(self, weight: Tensor, fmt: str, bias: Tensor | None = None) -> Any:
         """A MATRIX record of weight [out, in] and bias [out]."""
-        return self._stacked([weight], form, bias, tuple(weight.shape))
+        return self._stacked([weight], fmt, bias, tuple(weight.shape))
 
-    def _stacked(self, parts: Iterable[Tensor], form: str, bias: Tensor | None, shape: tuple[int, ...]) -> Any:
+    def _stacked(self, parts: Iterable[Tensor], fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> Any:
         """A MATRIX record of weights [out, in], one below the other, `shape` in all. Each is rounded and packed before
         the next one is read."""
-        kind, (outs, width) = named(form), shape
+        kind, (outs, width) = named(fmt), shape
         if kind.span:
             return self.blocks((quantise_blocks(part, kind.bits) for part in parts), kind, bias, outs, width)
         unit = kind.group or kind.step
@@ -124,7 +124,7 @@ class Layout:
                 scale[at : at + len(part)] = units.numpy()[:, 0]
                 each[: len(part), :width] = rounded.numpy().view(number) ^ number.type(added)  # adds 128
             else:
-                each[: len(part), :width] = _bits(part, form).view(number)
+                each[: len(part), :width] = _bits(part, fmt).view(number)
             rows = each.reshape(-1, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
             panels[at // PANEL : at // PANEL + len(rows)] = rows
         return self._record(kind, whole, bias, padded, width, columns, self.keep(scale) if kind.integer else 0)
@@ -135,7 +135,7 @@ class Layout:
         padded = -(-outs // ALIGN) * ALIGN
         whole = self.room(padded // PANEL * (columns // kind.span) * kind.span_bytes)
         panels = whole.reshape(padded // PANEL, columns // kind.span, kind.span_bytes)
-        alike = (part.divided(kind.bits, kind.group, kind.span, kind.factors, kind.minima) for part in parts)
+        alike = (part.divided(kind) for part in parts)
         for at, part in _in_panels(alike, stacked):
             panels_of_part = _panels(part, kind)
             panels[at // PANEL : at // PANEL + len(panels_of_part)] = panels_of_part
@@ -147,7 +147,7 @@ class Layout:
         """A MATRIX record of weights in panels, in memory of this layout. outs: padded. columns: `width`, padded;
         scales: an address."""
         record = np.zeros((), MATRIX)
-        record["tile"], record["form"] = matrix_tile_address(kind), FORMATS.index(kind)
+        record["tile"], record["format"] = matrix_tile_address(kind), FORMATS.index(kind)
         record["weights"], record["scales"] = whole.ctypes.data, scales
         if bias is None:
             record["bias"] = self._no_bias(outs)
@@ -158,22 +158,22 @@ class Layout:
         record["out_bytes"], record["row_bytes"] = whole.nbytes // outs, kind.row_bytes(columns)
         return record[()]
 
-    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], form: str) -> Any:
+    def joined(self, weights: Mapping[str, Tensor], names: Seq[str], fmt: str) -> Any:
         """A MATRIX record of linear layers with the same input, stacked by rows, with their biases if they have any."""
         shapes, parts = zip(*(_read(weights, f"{n}.weight") for n in names), strict=True)
         shape = sum(outs for outs, _ in shapes), shapes[0][1]
-        return self._stacked(chain.from_iterable(parts), form, _joined_bias(weights, names), shape)
+        return self._stacked(chain.from_iterable(parts), fmt, _joined_bias(weights, names), shape)
 
     def joined_blocks(self, weights: Weights, names: Seq[str]) -> Any | None:
         """The same for weights in blocks, as they are stored; None if they are stored otherwise."""
         whole = [f"{n}.weight" for n in names]
         first = [blocks for name in whole if (blocks := weights.blocks(name, slice(0, 1))) is not None]
-        kind = format_of_blocks(stacked(first)) if len(first) == len(names) else None
+        kind = format_holding(first) if len(first) == len(names) else None
         if kind is None:
             return None
         parts = (weights.blocks(name, rows) for name in whole for rows in weights.slices(name))
         outs = sum(weights.shapes[name][0] for name in whole)
-        return self.blocks(parts, kind, _joined_bias(weights, names), outs, first[0].shape[1])  # type: ignore[arg-type]
+        return self.blocks(parts, named(kind.name), _joined_bias(weights, names), outs, first[0].shape[1])  # type: ignore[arg-type]
 
     def named(self, weights: Mapping[str, Tensor], name: str) -> int:
         """Address of a vector; 0 if there is none with this name."""
@@ -190,7 +190,7 @@ class Layout:
             each = np.ascontiguousarray(_bits(part, kind.name)).reshape(-1).view(np.uint8)
             whole[at : at + each.nbytes] = each
             at += each.nbytes
-        record["values"], record["form"] = whole.ctypes.data, FORMATS.index(kind)
+        record["values"], record["format"] = whole.ctypes.data, FORMATS.index(kind)
         record["count"], record["width"] = shape
         return record[()]
 
@@ -257,23 +257,12 @@ class SharedTables:
     owner: Layout
 
 
-def format_of_blocks(weight: Blocks) -> Format | None:
-    """The narrowest format that holds these weights exactly; None if none does."""
-    factors, minima, columns = weight.scales.factors is not None, weight.minima is not None, weight.shape[1]
-
-    def holds(kind: Format) -> bool:
-        divides = weight.group % kind.group == weight.span % kind.span == columns % kind.span == 0
-        return divides and kind.bits >= weight.bits and kind.minima >= minima and kind.factors >= factors
-
-    return next(filter(holds, BLOCKS), None)
-
-
 def panelled(matrix: Any, count: int) -> Any:
     """An EMBEDDING record that reads the first `count` outputs of a matrix: tied embeddings."""
     record = np.zeros((), EMBEDDING)
-    record["values"], record["form"], record["width"] = matrix["weights"], matrix["form"], matrix["width"]
+    record["values"], record["format"], record["width"] = matrix["weights"], matrix["format"], matrix["width"]
     record["panelled"], record["count"] = 1, count
-    kind = FORMATS[int(matrix["form"])]
+    kind = FORMATS[int(matrix["format"])]
     record["group"], record["bits"], record["span"], record["minima"] = kind.group, kind.bits, kind.span, kind.minima
     return record[()]
 
@@ -292,12 +281,12 @@ def decoder_weights(
     linear = [n for n, shape in config.shapes().items() if len(shape) == 2 and "embed" not in n]
     kinds = {weights.stored_dtype(name) for name in (*linear, weights.head)}
     floats = format_of(kinds.pop() if len(kinds) == 1 else torch.float32)
-    form = quantised_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
+    fmt = quantised_format(quantised) if quantised else "bfloat16_pairs" if dtype == torch.bfloat16 else floats
 
     vector = partial(layout.named, weights)
     as_stored = quantised is None and dtype == torch.float32
 
-    def joined(names: Seq[str], chosen: str = form) -> Any:
+    def joined(names: Seq[str], chosen: str = fmt) -> Any:
         blocks = layout.joined_blocks(weights, names) if as_stored else None
         return layout.joined(weights, names, chosen) if blocks is None else blocks
 
@@ -331,9 +320,9 @@ def decoder_weights(
     record["layer_norm"], record["activation"] = config.norm == "layer", ACTIVATIONS[config.activation]
     record["gated"], record["rotary"], record["eps"] = config.gated, config.position == "rope", config.norm_eps
     record["norm"], record["norm_bias"] = vector("norm.weight"), vector("norm.bias")
-    record["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or form)
+    record["head"] = joined([weights.head.removesuffix(".weight")], (quantised and quantised.head) or fmt)
     tied = weights.head == "embed_tokens.weight" and (not quantised or quantised.head)
-    if tied and (form != "bfloat16_pairs" or floats == "bfloat16"):
+    if tied and (fmt != "bfloat16_pairs" or floats == "bfloat16"):
         record["embed"] = panelled(record["head"], config.vocab_size)
     else:
         blocks = layout.joined_blocks(weights, ["embed_tokens"]) if as_stored else None

@@ -63,9 +63,9 @@ class NativeBlocks:
                 new[: len(old)] = old
                 arrays[i] = new
 
-    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+    def copy(self, originals: Seq[int], copies: Seq[int]) -> None:
         for data in (*self.keys, *self.values):
-            data[list(targets)] = data[list(sources)]
+            data[list(copies)] = data[list(originals)]
 
     def move(self, src: Seq[int], dst: Seq[int]) -> None:
         from_block, from_slot = np.divmod(np.asarray(src, np.int64), BLOCK)

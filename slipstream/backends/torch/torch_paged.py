@@ -35,10 +35,10 @@ class TensorBlocks:
             new[..., :size, :] = old
             self.layers[i] = new
 
-    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+    def copy(self, originals: Seq[int], copies: Seq[int]) -> None:
         for layer in self.layers:
             blocks = layer.unflatten(-2, (-1, BLOCK))  # [..., blocks, BLOCK, D]
-            blocks[..., list(targets), :, :] = blocks[..., list(sources), :, :]  # the right side is a copy
+            blocks[..., list(copies), :, :] = blocks[..., list(originals), :, :]  # the right side is a copy
 
     def move(self, src: Seq[int], dst: Seq[int]) -> None:
         for layer in self.layers:

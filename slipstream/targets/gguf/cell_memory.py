@@ -87,10 +87,10 @@ class CellMemory:
         cells = self._running[seq_id] = Running(self._free.pop())
         return cells
 
-    def _begin_with(self, seq_id: int, source: int, length: int) -> None:
+    def _begin_with(self, seq_id: int, parent: int, length: int) -> None:
         """Begin a sequence with the first `length` tokens of an id of llama.cpp."""
         cells = self._begun(seq_id)
-        self.context.fork(source, cells.id, length)
+        self.context.fork(parent, cells.id, length)
         cells.cells = length
 
     def _has_id(self) -> bool:
@@ -128,12 +128,12 @@ class CellMemory:
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
         """See `Memory`."""
-        common, source = self._longest(tokens)
+        common, parent = self._longest(tokens)
         length = min(common, most) // BLOCK * BLOCK
         if not length or not self._free:
             return 0
-        self._begin_with(seq_id, source, length)
-        self._kept[source] = self._kept.pop(source)  # used now
+        self._begin_with(seq_id, parent, length)
+        self._kept[parent] = self._kept.pop(parent)  # used now
         return length
 
     def keep(self, seq_id: int, tokens: Seq[int]) -> None:

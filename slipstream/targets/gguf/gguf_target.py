@@ -121,7 +121,7 @@ class DescribedGguf(Described):
     shape: GgufShape = field(kw_only=True)
 
     @staticmethod
-    def of(source: str | Path, settings: LoadSettings, refusals: Mapping[str, str] | None = None) -> DescribedGguf:
+    def of(checkpoint: str | Path, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedGguf:
         """Raises CheckpointError for a damaged file, ParameterError for settings that llama.cpp does not have. A draft
         model takes what is for the target's own code: dtype and device."""
         draft = settings.role == "draft"
@@ -138,11 +138,11 @@ class DescribedGguf(Described):
                 why="it is run on the CPU",
                 fix="leave it out",
             )
-        shape = gguf_shape(read_header(source))
+        shape = gguf_shape(read_header(checkpoint))
         plain = shape.header.file_type == "F32"
         kv_dtype = settings.kv_dtype or ("float32" if plain else "float16")  # else that of llama.cpp
         resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
-        return DescribedGguf(source, resolved, LLAMACPP, refusals or {}, shape=shape)
+        return DescribedGguf(checkpoint, resolved, LLAMACPP, refusals, shape=shape)
 
     @property
     def kind(self) -> Kind:
@@ -170,7 +170,7 @@ class DescribedGguf(Described):
         without llama-cpp-python."""
         shape, kv_dtype = self.shape, self.settings.kv_dtype
         try:
-            model = LlamaModel(self.source, progress=progress)
+            model = LlamaModel(self.checkpoint, progress=progress)
         except LoadError as fault:  # our own decoder's reason may be the better one
             raise type(fault)("; ".join((*self.refusals.values(), fault.what)), why=fault.why, fix=fault.fix) from fault
         assert kv_dtype is not None

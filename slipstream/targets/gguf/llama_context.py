@@ -99,9 +99,9 @@ class LlamaContext:
             )
         return TargetError(f"llama.cpp could not run a pass (code {code}){': ' if said else ''}{said}")
 
-    def fork(self, source: int, copy: int, length: int) -> None:
-        """Let sequence id `copy`, which holds nothing, share the first `length` tokens of `source`."""
-        self._lib.llama_memory_seq_cp(self._memory, source, copy, 0, length)
+    def fork(self, parent: int, copy: int, length: int) -> None:
+        """Let sequence id `copy`, which holds nothing, share the first `length` tokens of `parent`."""
+        self._lib.llama_memory_seq_cp(self._memory, parent, copy, 0, length)
 
     def cut(self, seq_id: int, length: int) -> None:
         """Remove what a sequence id holds from position `length` on. Raises TargetError where that is impossible."""

@@ -48,7 +48,7 @@ from slipstream.targets.huggingface.trials import (
 log = logging.getLogger("slipstream")
 
 
-def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_blocks: int | None = None) -> Target:
+def of_module(module: Any, checkpoint: Path | None = None, chunk: int = 512, kv_blocks: int | None = None) -> Target:
     """A target around a transformers model in memory, which stays as it is.
 
     kv_blocks  blocks of a KV cache of fixed size; None: it grows.
@@ -73,7 +73,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
     parts = ModuleParts(module)
     start, pad = (start_of(module), pad_of(module)) if answers else ((), None)
     shape, trial, cache = _run_alone(module, parts, start, pad)
-    runtime = runtime_of(module, trial.limit, source)
+    runtime = runtime_of(module, trial.limit, checkpoint)
     if answers:
         assert shape.source_context is not None
         encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
@@ -83,7 +83,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
 
         def packed(kind: str) -> Target:
             runner = PackedAnswers(parts, shape, runtime, sources, kind)
-            return EncoderDecoder(Decoder(runner, chunk, source=source), encoder, sources)
+            return EncoderDecoder(Decoder(runner, chunk, checkpoint=checkpoint), encoder, sources)
 
         def chains(one_by_one: bool) -> Target:
             runner = ChainsAnswers(parts, shape, runtime, sources, chunk=chunk, one_by_one=one_by_one)
@@ -94,7 +94,7 @@ def of_module(module: Any, source: Path | None = None, chunk: int = 512, kv_bloc
 
         def packed(kind: str) -> Target:
             runner = PackedModule(parts, shape, runtime, kind, kv_blocks)
-            return Decoder(runner, chunk, source=source, head_host=host)
+            return Decoder(runner, chunk, checkpoint=checkpoint, head_host=host)
 
         def chains(one_by_one: bool) -> Target:
             return ChainsOnly(parts, shape, runtime, host, chunk, one_by_one)

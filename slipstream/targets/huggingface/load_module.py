@@ -31,11 +31,11 @@ class DescribedModule(Described):
     """A checkpoint that transformers runs. What exactly it can do is known when it is tried (`trials`)."""
 
     @staticmethod
-    def of(source: str | Path, settings: LoadSettings, refusals: Mapping[str, str] | None = None) -> DescribedModule:
+    def of(checkpoint: str | Path, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedModule:
         """Raises ParameterError for settings that transformers does not have."""
         _refuse(settings)
         resolved = resolve(replace(settings, executor="torch"))
-        return DescribedModule(source, resolved, TRANSFORMERS, refusals or {})
+        return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals)
 
     @property
     def kind(self) -> Kind:
@@ -47,22 +47,22 @@ class DescribedModule(Described):
         return self.facts.parameters * self.settings.dtype.itemsize
 
     def load(self, progress: Progress | None = None) -> Target:
-        settings, source = self.settings, self.source
+        settings, checkpoint = self.settings, self.checkpoint
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        folder = resolve_folder(source)
+        folder = resolve_folder(checkpoint)
         config, trusted = read_json(folder / "config.json"), settings.trust_remote_code
-        _check_code(config, source, trusted, settings.role)
+        _check_code(config, checkpoint, trusted, settings.role)
         if settings.lora is not None and config.get("quantization_config"):
             raise UnsupportedModelError(
-                f"lora was given with {str(source)!r}, which is quantised",
+                f"lora was given with {str(checkpoint)!r}, which is quantised",
                 why="an adapter is merged into weights that are numbers",
                 fix="give the checkpoint that it was quantised from",
             )
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weight_files(folder)  # names missing shards and pickles
-        local = Path(source).expanduser().is_dir() or not trusted  # the code of a hub id is not in `folder`
-        module = _loaded(folder if local else source, settings.dtype, trusted, settings.device_map)
+        local = Path(checkpoint).expanduser().is_dir() or not trusted  # the code of a hub id is not in `folder`
+        module = _loaded(folder if local else checkpoint, settings.dtype, trusted, settings.device_map)
         if settings.device_map is None and ModuleParts(module).device != settings.device:
             module.to(settings.device)
         if adapter is not None:
@@ -97,7 +97,7 @@ def _refuse(settings: LoadSettings) -> None:
     )
 
 
-def _check_code(config: Mapping[str, Any], source: str | Path, trust_remote_code: bool, role: str) -> None:
+def _check_code(config: Mapping[str, Any], checkpoint: str | Path, trust_remote_code: bool, role: str) -> None:
     """Raise UnsupportedModelError for a checkpoint that needs code of its own, unless that is trusted."""
     from transformers import CONFIG_MAPPING
 
@@ -110,27 +110,27 @@ def _check_code(config: Mapping[str, Any], source: str | Path, trust_remote_code
             fix="install a newer transformers, or use another model",
         )
     allow = (
-        f"read it; if you trust it: LLM({str(source)!r}, trust_remote_code=True), or --trust-remote-code"
+        f"read it; if you trust it: LLM({str(checkpoint)!r}, trust_remote_code=True), or --trust-remote-code"
         if role == "target"
         else "read it; if you trust it, load the draft model yourself and pass it: trust_remote_code of the target "
         "does not hold for its draft"
     )
     raise UnsupportedModelError(
-        f"the {role} {str(source)!r} brings its own Python code ({', '.join(map(str, dict(code).values()))})",
+        f"the {role} {str(checkpoint)!r} brings its own Python code ({', '.join(map(str, dict(code).values()))})",
         why="code of a checkpoint can do anything that you can",
         fix=allow,
     )
 
 
-def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: Any) -> Any:
+def _loaded(checkpoint: str | Path, dtype: torch.dtype, trust_remote_code: bool, device_map: Any) -> Any:
     """The model, on the CPU unless a device map is given, every weight of it from the checkpoint."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=trust_remote_code)
         auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         loaded: Any = auto.from_pretrained(
-            str(source),
+            str(checkpoint),
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
@@ -139,7 +139,7 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool, dev
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as fault:
         raise LoadError(
-            f"transformers cannot load {str(source)!r}: {type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}",
+            f"transformers cannot load {str(checkpoint)!r}: {type(fault).__name__}: {str(fault).partition(chr(10))[0]}",
             fix="check that transformers alone loads it; a quantised checkpoint needs its library, "
             "and a device_map accelerate",
         ) from fault
@@ -147,7 +147,7 @@ def _loaded(source: str | Path, dtype: torch.dtype, trust_remote_code: bool, dev
     lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if lost:
         raise CheckpointError(
-            f"{source} lacks {len(lost)} tensors of the model, or has them in another shape: {', '.join(lost[:5])}",
+            f"{checkpoint} lacks {len(lost)} tensors of the model, or has them in another shape: {', '.join(lost[:5])}",
             why="transformers would fill them with random numbers",
             fix="download the checkpoint again, or correct config.json",
         )

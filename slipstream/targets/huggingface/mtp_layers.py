@@ -186,10 +186,10 @@ class MtpLayers(PackedLayers):
         return out[0]
 
 
-def load_mtp(module: Any, source: Path | None, device: torch.device, context: int) -> MtpLayers:
+def load_mtp(module: Any, checkpoint: Path | None, device: torch.device, context: int) -> MtpLayers:
     """The MTP layers of the checkpoint that a transformers model was loaded from, in the first kind of packed pass that
-    gives what transformers' own pass gives. source: its folder; None: the one that the model names. Raises the family
-    of LoadError, and PairError for an unknown family."""
+    gives what transformers' own pass gives. checkpoint: its folder; None: the one that the model names. Raises the
+    family of LoadError, and PairError for an unknown family."""
     config = module.config.get_text_config(decoder=True)
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -200,7 +200,7 @@ def load_mtp(module: Any, source: Path | None, device: torch.device, context: in
             why="transformers loads MTP layers in floating point only",
             fix="use the checkpoint that it was quantised from, or another drafter",
         )
-    folder = resolve(source or module.config.name_or_path or "a model in memory")
+    folder = resolve(checkpoint or module.config.name_or_path or "a model in memory")
     stored = family.stored(tensors(folder), config.num_hidden_layers)
     declared = next((n for key in COUNTS if (n := getattr(config, key, None))), stored)
     if stored < max(1, declared):

@@ -212,7 +212,7 @@ def measured_limit(module: Any, run: Callable[[Seq[int]], Tensor], text: Seq[int
     return Limit(max(usual.largest, min(_MARGIN * rounding, mistake / 2)))
 
 
-def runtime_of(module: Any, limit: Limit, source: Path | None) -> Runtime:
+def runtime_of(module: Any, limit: Limit, checkpoint: Path | None) -> Runtime:
     """What runs the model. limit: of its trials."""
     layers = quantised_layers(module)
     name = None
@@ -221,7 +221,7 @@ def runtime_of(module: Any, limit: Limit, source: Path | None) -> Runtime:
         weight = layers[0].weight if type(layers[0]) is nn.Linear else layers[0]
         name = type(weight).__name__ if method is None else str(getattr(method, "value", method))
     exact = name is not None and limit == limit_of(module.dtype)
-    return Runtime(TRANSFORMERS, module.dtype, name, source=source, weights_only=exact)
+    return Runtime(TRANSFORMERS, module.dtype, name, checkpoint=checkpoint, weights_only=exact)
 
 
 @contextmanager

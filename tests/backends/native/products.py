@@ -8,10 +8,10 @@ from slipstream.backends.native.kernels import formats, records
 from slipstream.backends.native.kernels.matrices import linear, scratch_of
 from slipstream.backends.native.kernels.memory import address_of
 from slipstream.backends.native.kernels.records import NOTHING
-from slipstream.backends.native.packed_weights import Layout, format_of_blocks
+from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import pool
 from slipstream.backends.quantise import quantise_rows
-from slipstream.models.weight_blocks import Blocks
+from slipstream.models.weight_blocks import Blocks, format_holding
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 25, 40]
 """Numbers of rows below, at and above those of a tile."""
@@ -41,7 +41,7 @@ class Product:
         self.layout = Layout()
         self.matrix = np.zeros(1, records.MATRIX)
         self.matrix[0] = (
-            self.layout.blocks([weight], format_of_blocks(weight), bias, *weight.shape)
+            self.layout.blocks([weight], formats.named(format_holding([weight]).name), bias, *weight.shape)
             if isinstance(weight, Blocks)
             else self.layout.matrix(weight, form, bias)
         )

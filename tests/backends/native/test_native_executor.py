@@ -265,7 +265,7 @@ def test_a_checkpoint_of_several_dtypes_is_stored_in_float32() -> None:
     mixed = weights(llama, torch.float16)
     name = "layers.1.self_attn.o_proj.weight"
     wide = mixed[name].double()
-    mixed._sources[name] = (name, wide.__getitem__)  # type: ignore[index]
+    mixed._readers[name] = (name, wide.__getitem__)  # type: ignore[index]
     model = NativeExecutor(llama, mixed, LoadSettings(threads=1))
     wanted = oracle(form="float16").forward(chain(90, 0, ids(9))).logits
     assert_close(model.forward(chain(0, 0, ids(9))).logits, wanted, 1e-5)

@@ -53,7 +53,7 @@ def test_a_path_that_our_decoder_does_not_run_is_run_by_transformers_and_said_so
     said = [r.getMessage() for r in caplog.records if r.name == "slipstream"]
     assert said == ["our own decoder does not run the architecture 'gpt_neox': transformers runs it instead, slower"]
     runtime = llm.target.capabilities.runtime
-    assert (runtime.backend, runtime.dtype, runtime.source) == ("transformers", torch.float64, folder)
+    assert (runtime.backend, runtime.dtype, runtime.checkpoint) == ("transformers", torch.float64, folder)
     module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     module.generation_config.eos_token_id = None
     for wanted, one in zip(texts_of(module), done, strict=True):

@@ -26,19 +26,19 @@ def _entry(name: str, make: Callable[..., Any], *parameters: Any) -> Any:
     return entry(function)
 
 
-_MATRIX = {form: _entry(form.name, block_tile if form.group else matrix_tile, form) for form in FORMATS}
-_SCORES = {form: _entry(f"scores_{form.name}", attention_tile, form, True) for form in (FLOAT32, FLOAT16)}
-_MIX = {form: _entry(f"mix_{form.name}", attention_tile, form, False) for form in (FLOAT32, FLOAT16)}
+_MATRIX = {fmt: _entry(fmt.name, block_tile if fmt.group else matrix_tile, fmt) for fmt in FORMATS}
+_SCORES = {fmt: _entry(f"scores_{fmt.name}", attention_tile, fmt, True) for fmt in (FLOAT32, FLOAT16)}
+_MIX = {fmt: _entry(f"mix_{fmt.name}", attention_tile, fmt, False) for fmt in (FLOAT32, FLOAT16)}
 
 
 @functools.cache
-def matrix_tile_address(form: Format) -> int:
+def matrix_tile_address(fmt: Format) -> int:
     """Address of the tile for weights of this format; compiled if it is not on disk yet."""
-    return int(_MATRIX[form]())
+    return int(_MATRIX[fmt]())
 
 
 @functools.cache
 def attention_tile_addresses(half: bool) -> tuple[int, int]:
     """Addresses of the tiles for scores and for values of a KV cache in float16 or float32."""
-    form = FLOAT16 if half else FLOAT32
-    return int(_SCORES[form]()), int(_MIX[form]())
+    fmt = FLOAT16 if half else FLOAT32
+    return int(_SCORES[fmt]()), int(_MIX[fmt]())

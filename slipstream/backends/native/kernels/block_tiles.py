@@ -39,20 +39,20 @@ from slipstream.backends.native.kernels.tiles import (
 from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, generated
 
 
-def _scales(b: Builder, values: Any, factors: Any, form: Format) -> Any:
+def _scales(b: Builder, values: Any, factors: Any, fmt: Format) -> Any:
     """PANEL scales or minima of a group as float32: exact."""
-    if not form.factors:
+    if not fmt.factors:
         return values
     return b.fmul(values, b.sitofp(b.load_vector(factors, BYTE, PANEL, 1), FLOATS))
 
 
-def _quads(b: Builder, pointer: Any, form: Format) -> Iterator[Any]:
+def _quads(b: Builder, pointer: Any, fmt: Format) -> Iterator[Any]:
     """The weights at `pointer`: vectors of four columns of PANEL outputs, or of two in 16 bits of wide formats."""
     whole = b.load_vector(pointer, INT, PANEL, 4)
-    if form.bits == 8 and not form.wide:
+    if fmt.bits == 8 and not fmt.wide:
         yield whole
         return
-    kind, low, shift = (SHORTS, 0xFF, 8) if form.wide else (INTS, 0x0F0F0F0F, 4)
+    kind, low, shift = (SHORTS, 0xFF, 8) if fmt.wide else (INTS, 0x0F0F0F0F, 4)
     mask, shifts = (ir.Constant(kind, [value] * kind.count) for value in (low, shift))
     first = b.and_(b.bitcast(whole, kind), mask)
     if processor.adds_pairs():  # rather load it again than keep it in a register
@@ -85,20 +85,20 @@ def _settle(b: Builder, sums: list[Any]) -> None:
 
 
 @generated(10)
-def block_tile(b: Builder, form: Format) -> None:
+def block_tile(b: Builder, fmt: Format) -> None:
     """See `tiles.matrix_tile`. x of a tile: units float32 [groups, rows], first sums int32 [groups, rows], sums
     float32 [groups, rows], quads [groups, rows, group / 4] (wide formats: pairs [groups, rows, group / 2]). A unit is
     the value of the integer 1; first sums compensate the offset of unsigned weights; the sum of a group's activations
     is what its minimum is multiplied with."""
     w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
     columns, outs, rows, stride, onto = b.function.args[5:]
-    groups, span = b.udiv(columns, WORD(form.group)), form.group * form.groups
-    panel_bytes = b.mul(b.udiv(columns, WORD(span)), WORD(form.span_bytes))
-    steps, words = form.group // 4, form.group * (1 + form.wide) // 4
+    groups, span = b.udiv(columns, WORD(fmt.group)), fmt.group * fmt.groups
+    panel_bytes = b.mul(b.udiv(columns, WORD(span)), WORD(fmt.span_bytes))
+    steps, words = fmt.group // 4, fmt.group * (1 + fmt.wide) // 4
     # 16 bits hold at most 8 sums of two products of 15 and 127
-    narrow = form.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
+    narrow = fmt.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
     kind = SHORTS if narrow else INTS
-    add = _add_narrow if narrow else add_pairs if form.wide else add_quads
+    add = _add_narrow if narrow else add_pairs if fmt.wide else add_quads
     zero = ir.Constant(FLOATS, [0.0] * PANEL)
 
     def group(count: int, panels: int, o: Any) -> None:
@@ -119,22 +119,22 @@ def block_tile(b: Builder, form: Format) -> None:
             near = b.gep(numbers, [b.mul(at, WORD(words))])
             for r in range(count):
                 begin = ir.Constant(kind, [0] * kind.count)
-                if form.bits == 8:
+                if fmt.bits == 8:
                     begin = b.spread(b.load(b.gep(first, [b.add(at, WORD(r))]), align=4))
                 b.store(begin, sums[r])
-            for step in range(0, steps, 8 // form.bits):
-                place = b.gep(block, [WORD(form.group_heading + step * PANEL * form.bits // 2)])
+            for step in range(0, steps, 8 // fmt.bits):
+                place = b.gep(block, [WORD(fmt.group_heading + step * PANEL * fmt.bits // 2)])
                 b.fetch_ahead(place)
-                for k, weights in enumerate(_quads(b, place, form)):
+                for k, weights in enumerate(_quads(b, place, fmt)):
                     for r in range(count):
-                        number = b.spread(b.load(b.gep(near, [WORD(words * r + step * (1 + form.wide) + k)]), align=4))
+                        number = b.spread(b.load(b.gep(near, [WORD(words * r + step * (1 + fmt.wide) + k)]), align=4))
                         b.store(add(b, b.load(sums[r]), weights, number), sums[r])
                     if processor.adds_pairs():
                         _settle(b, sums)
             if scale is not None:
-                scale = _scales(b, scale, block, form)
+                scale = _scales(b, scale, block, fmt)
             if minimum is not None:
-                minimum = _scales(b, minimum, b.gep(block, [WORD(PANEL)]), form)
+                minimum = _scales(b, minimum, b.gep(block, [WORD(PANEL)]), fmt)
             for r in range(count):
                 whole = b.load(sums[r])
                 if narrow:
@@ -150,19 +150,19 @@ def block_tile(b: Builder, form: Format) -> None:
                 b.store(total, totals[r])
 
         with cgutils.for_range(b, b.udiv(columns, WORD(span))) as outer:
-            block = b.gep(start, [b.mul(outer.index, WORD(form.span_bytes))])
-            scale = b.as_floats(block, FLOAT16, PANEL) if form.span else None
-            minimum = b.as_floats(b.gep(block, [WORD(2 * PANEL)]), FLOAT16, PANEL) if form.minima else None
-            block = b.gep(block, [WORD(form.heading)])
-            with cgutils.for_range(b, WORD(form.groups)) as inner:
-                g = b.add(b.mul(outer.index, WORD(form.groups)), inner.index)
-                one(b.gep(block, [b.mul(inner.index, WORD(form.group_bytes))]), g, scale, minimum)
+            block = b.gep(start, [b.mul(outer.index, WORD(fmt.span_bytes))])
+            scale = b.as_floats(block, FLOAT16, PANEL) if fmt.span else None
+            minimum = b.as_floats(b.gep(block, [WORD(2 * PANEL)]), FLOAT16, PANEL) if fmt.minima else None
+            block = b.gep(block, [WORD(fmt.heading)])
+            with cgutils.for_range(b, WORD(fmt.groups)) as inner:
+                g = b.add(b.mul(outer.index, WORD(fmt.groups)), inner.index)
+                one(b.gep(block, [b.mul(inner.index, WORD(fmt.group_bytes))]), g, scale, minimum)
         sums_of = {(r, 0): b.load(total) for r, total in enumerate(totals)}
-        if not form.span:
+        if not fmt.span:
             scale_sums(b, sums_of, [o], scales)
         store_sums(b, sums_of, [o], y, bias, stride, onto)
 
-    by_rows(b, form, rows, outs, group, odd=False)
+    by_rows(b, fmt, rows, outs, group, odd=False)
 
 
 @generated(5)

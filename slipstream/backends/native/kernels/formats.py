@@ -71,7 +71,6 @@ class Format(WeightFormat):
 
 
 FORMATS = tuple(Format(**vars(each)) for each in weight_formats.FORMATS.values())
-BLOCKS = tuple(each for each in FORMATS if each.span)
 named = {each.name: each for each in FORMATS}.__getitem__
 FLOAT32, FLOAT16, BFLOAT16, BFLOAT16_PAIRS = map(named, ("float32", "float16", "bfloat16", "bfloat16_pairs"))
 INT8_PAIRS, INT8_QUADS_TWICE = map(named, ("int8_pairs", "int8_quads_twice"))

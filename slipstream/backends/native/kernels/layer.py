@@ -169,14 +169,14 @@ def embed(table, tokens, x, stride, add):
                 out[i] = 0
         if table.span:
             _add_block_row(table, tokens[r], out)
-        elif table.form == _FLOAT32:
+        elif table.format == _FLOAT32:
             values = floats(table.values + 4 * first, apart * width)
             for i in range(width):
                 out[i] += values[i * apart]
-        elif table.form == _FLOAT16:
+        elif table.format == _FLOAT16:
             for i in range(width):
                 out[i] += half(table.values + 2 * (first + i * apart))
-        elif table.form == _PAIRS and table.panelled:  # [width / 2, PANEL, 2] of a panel
+        elif table.format == _PAIRS and table.panelled:  # [width / 2, PANEL, 2] of a panel
             columns = width + width % 2  # the last pair is padded
             start = table.values + 2 * (tokens[r] // PANEL * PANEL * columns + 2 * (tokens[r] % PANEL))
             for i in range(width):

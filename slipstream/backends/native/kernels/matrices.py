@@ -41,10 +41,10 @@ def attention_scratch(size, width):
 
 
 @kernel()
-def _multiply(board, matrix, source, stride, rows, y, y_stride, add):
+def _multiply(board, matrix, inputs, stride, rows, y, y_stride, add):
     """Prepare rows as `board.prepare` says, and multiply them."""
     preparation, job, packed = board.prepare, board.product, board.room.packed
-    preparation.matrix, preparation.source, preparation.stride = where(matrix), source, stride
+    preparation.matrix, preparation.inputs, preparation.stride = where(matrix), inputs, stride
     preparation.rows, preparation.packed = rows, packed
     tiles = tiles_of(rows, matrix.most_rows)
     share(board, records.PREPARED, tiles, rows * matrix.columns > MIN_SHARED_NUMBERS)
@@ -60,19 +60,19 @@ def _multiply(board, matrix, source, stride, rows, y, y_stride, add):
 
 
 @kernel()
-def linear(board, matrix, source, stride, rows, y, y_stride, add):
-    """y[r] = (add ? y[r] : 0) + x[r] @ w.T + bias for rows at `source`, `stride` apart; y float32 [rows, y_stride],
+def linear(board, matrix, inputs, stride, rows, y, y_stride, add):
+    """y[r] = (add ? y[r] : 0) + x[r] @ w.T + bias for rows at `inputs`, `stride` apart; y float32 [rows, y_stride],
     y_stride >= padded outs. They are packed in `board.room`."""
     board.prepare.mode, board.prepare.gather = PLAIN, NOTHING
-    _multiply(board, matrix, source, stride, rows, y, y_stride, add)
+    _multiply(board, matrix, inputs, stride, rows, y, y_stride, add)
 
 
 @kernel()
-def transformed(board, model, matrix, source, stride, rows, mode, norm, bias, gather, y, y_stride, add):
+def transformed(board, model, matrix, inputs, stride, rows, mode, norm, bias, gather, y, y_stride, add):
     """`linear` of rows that are transformed first: see `products.prepare`."""
     job = board.prepare
     job.model, job.mode, job.weight, job.bias, job.gather = where(model), mode, norm, bias, gather
-    _multiply(board, matrix, source, stride, rows, y, y_stride, add)
+    _multiply(board, matrix, inputs, stride, rows, y, y_stride, add)
 
 
 @kernel()

@@ -22,10 +22,10 @@ BAND = 48
 PLAIN, NORM, GATE, ACTIVATE = map(np.int64, range(4))  # typed: each literal argument would have its own type
 """How a row is transformed first."""
 
-_PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(form) for form in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
+_PAIRS, _INT8_PAIRS, _TWICE = (FORMATS.index(fmt) for fmt in (BFLOAT16_PAIRS, INT8_PAIRS, INT8_QUADS_TWICE))
 _round_16, _round_32, _round_64 = (locator(round_groups, group, 8) for group in (16, 32, 64))
 _wide_16, _wide_32, _wide_64 = (locator(round_groups, group, 16) for group in (16, 32, 64))
-_WIDE = tuple(form.wide for form in FORMATS)
+_WIDE = tuple(fmt.wide for fmt in FORMATS)
 _OFFSET = np.int32(byte_offset())
 _MOST = 127 * 256 + 127  # whose upper byte, rounded, is 127
 
@@ -138,23 +138,23 @@ def _transform(job, row, out):
 def prepare(job, tile, thread):
     """Unit of work: transform the rows of one tile and pack them.
 
-    source: float32, rows `stride` apart; gather: int64 [rows], which of them, or 0 for all in order. The tile is
+    inputs: float32, rows `stride` apart; gather: int64 [rows], which of them, or 0 for all in order. The tile is
     written to packed + first * row_bytes, in the layout of `tiles.matrix_tile` for the format.
     """
     scratch, matrix = job.scratch + thread * job.scratch_bytes, matrix_at(job.matrix, 0)
-    width, columns, form = matrix.width, matrix.columns, matrix.form
+    width, columns, fmt = matrix.width, matrix.columns, matrix.format
     buffer = floats(scratch, columns)
     narrow, bytes = words(scratch + 4 * columns, columns), small(scratch + 8 * columns, 2 * columns)
     first = first_of(tile, job.rows, matrix.most_rows)
     count = first_of(tile + 1, job.rows, matrix.most_rows) - first
     base = job.packed + first * matrix.row_bytes
-    straight = count == 1 and form < _PAIRS  # the row itself is packed
+    straight = count == 1 and fmt < _PAIRS  # the row itself is packed
     read = 2 * width if job.mode == GATE else width
     for r in range(count):
         number = first + r
         if job.gather:
             number = integers(job.gather, job.rows)[number]
-        row = floats(job.source + 4 * job.stride * number, read)
+        row = floats(job.inputs + 4 * job.stride * number, read)
         if straight:
             out = floats(base, width)
             if job.mode == PLAIN:
@@ -171,18 +171,18 @@ def prepare(job, tile, thread):
         for i in range(width, columns):
             buffer[i] = 0
         row = row[:columns]
-        if form < _PAIRS:
+        if fmt < _PAIRS:
             interleaved = floats(base, columns * count)
             for i in range(columns):
                 interleaved[i * count + r] = row[i]
-        elif form == _PAIRS:
+        elif fmt == _PAIRS:
             _pack_pairs(row, base, r, count)
-        elif form == _INT8_PAIRS:
+        elif fmt == _INT8_PAIRS:
             _pack_int8_pairs(row, base, r, count, narrow)
-        elif form == _TWICE:
+        elif fmt == _TWICE:
             _pack_quads_twice(row, base, r, count, narrow, bytes)
         else:
-            if _WIDE[form]:
+            if _WIDE[fmt]:
                 round_row = _wide_64() if matrix.group == 64 else _wide_32() if matrix.group == 32 else _wide_16()
             else:
                 round_row = _round_64() if matrix.group == 64 else _round_32() if matrix.group == 32 else _round_16()

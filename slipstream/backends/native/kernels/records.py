@@ -20,7 +20,7 @@ _I, _F = np.int64, np.float32
 
 MATRIX = _record(
     tile=_I,  # address of the code: see `tiles.matrix_tile`
-    form=_I,  # index in `formats.FORMATS`
+    format=_I,  # index in `formats.FORMATS`
     most_rows=_I,  # of a tile
     weights=_I,
     scales=_I,  # float32 [outs], for integer weights
@@ -34,7 +34,7 @@ MATRIX = _record(
 )
 """A linear layer [out, in]."""
 
-EMBEDDING = _record(values=_I, form=_I, panelled=_I, width=_I, count=_I, group=_I, bits=_I, span=_I, minima=_I)
+EMBEDDING = _record(values=_I, format=_I, panelled=_I, width=_I, count=_I, group=_I, bits=_I, span=_I, minima=_I)
 """[count, width], stored by rows or in the panels of a matrix. group, bits, span, minima: as in `Format`."""
 
 MODEL = _record(
@@ -116,7 +116,7 @@ ROWS = _record(
 # --- the work of threads: one record for each kind -------------------------------------------------------------------
 
 PREPARE = _record(
-    model=_I, matrix=_I, source=_I, stride=_I, gather=_I, rows=_I, mode=_I, weight=_I, bias=_I, packed=_I, scratch=_I,
+    model=_I, matrix=_I, inputs=_I, stride=_I, gather=_I, rows=_I, mode=_I, weight=_I, bias=_I, packed=_I, scratch=_I,
     scratch_bytes=_I,
 )  # fmt: skip
 """Rows to transform (`mode`) and to pack for a product: see `products.prepare`. model, matrix: addresses."""

@@ -26,12 +26,12 @@ _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
 @generated(9)
-def stored_tile(b: Builder, form: Format) -> None:
+def stored_tile(b: Builder, fmt: Format) -> None:
     """Arguments: w, bias, x, y (addresses; bias 0: none), columns, outs (OUTS or less), rows, stride (of y, in floats),
     ahead (bytes from w on to what is fetched meanwhile)."""
     w, bias, x, y = map(b.bytes_at, b.function.args[:4])
     columns, outs, rows, stride, ahead = b.function.args[4:]
-    row_bytes, weight_bytes = b.mul(columns, WORD(4)), b.mul(columns, WORD(form.bytes))
+    row_bytes, weight_bytes = b.mul(columns, WORD(4)), b.mul(columns, WORD(fmt.bytes))
     whole = b.mul(b.udiv(columns, WORD(LANES)), WORD(LANES))
 
     def products(count: int, wide: int) -> None:
@@ -49,8 +49,8 @@ def stored_tile(b: Builder, form: Format) -> None:
             at = b.mul(i, WORD(4))
             near = []
             for place in weights:
-                here = b.gep(place, [b.mul(i, WORD(form.bytes))])
-                near.append(b.as_floats(here, form, LANES))
+                here = b.gep(place, [b.mul(i, WORD(fmt.bytes))])
+                near.append(b.as_floats(here, fmt, LANES))
                 b.built_in("llvm.prefetch.p0i8", ir.VoidType(), b.gep(here, [ahead]), INT(0), INT(2), INT(1))
             for r in range(count):
                 numbers = b.load_vector(b.gep(inputs[r], [at]), FLOAT, LANES, 4)
@@ -59,7 +59,7 @@ def stored_tile(b: Builder, form: Format) -> None:
         with cgutils.for_range_slice(b, whole, columns, WORD(1), inc=True) as (i, _):
             at = b.mul(i, WORD(4))
             for r, o in each:
-                weight = b.as_floats(b.gep(weights[o], [b.mul(i, WORD(form.bytes))]), form, 1)
+                weight = b.as_floats(b.gep(weights[o], [b.mul(i, WORD(fmt.bytes))]), fmt, 1)
                 number = b.load(b.place_at(inputs[r], at, FLOAT), align=4)
                 b.store(b.fused(number, b.extract_element(weight, INT(0)), b.load(rest[r, o])), rest[r, o])
         for r, o in each:

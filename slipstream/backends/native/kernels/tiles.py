@@ -40,22 +40,22 @@ from slipstream.backends.native.kernels.vectors import (
 # --- one step: weights of PANEL outputs times one number of a row, added to sums -------------------------------------
 
 
-def _weights(b: Builder, pointer: Any, form: Format) -> Any:
+def _weights(b: Builder, pointer: Any, fmt: Format) -> Any:
     """The weights of PANEL outputs for one step."""
-    if form.step == 1:
-        return b.as_floats(pointer, form, PANEL)
-    if form is INT8_PAIRS:
+    if fmt.step == 1:
+        return b.as_floats(pointer, fmt, PANEL)
+    if fmt is INT8_PAIRS:
         return b.sext(b.load_vector(pointer, BYTE, 2 * PANEL, 1), SHORTS)
     return b.load_vector(pointer, INT, PANEL, 4)
 
 
-def _add(b: Builder, form: Format, total: Any, weights: Any, number: Any) -> Any:
+def _add(b: Builder, fmt: Format, total: Any, weights: Any, number: Any) -> Any:
     """total + weights * number; number: 32 bits in every lane, of `step` activations."""
-    if form.step == 1:
+    if fmt.step == 1:
         return b.fused(number, weights, total)
-    if form is INT8_PAIRS:
+    if fmt is INT8_PAIRS:
         return add_pairs(b, total, weights, number)
-    if form is BFLOAT16_PAIRS:
+    if fmt is BFLOAT16_PAIRS:
         pairs = ir.VectorType(BFloat(), 2 * PANEL)
         dot = "llvm.x86.avx512bf16.dpbf16ps.512"
         return b.built_in(dot, FLOATS, total, b.bitcast(weights, pairs), b.bitcast(number, pairs))
@@ -79,12 +79,12 @@ def add_quads(b: Builder, total: Any, weights: Any, number: Any) -> Any:
     if not processor.has_byte_dots():
         return _add_quads_as_pairs(b, total, weights, number)
     if processor.is_arm():
-        lanes, name, form = 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(BYTE, 16)
+        lanes, name, vector = 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", ir.VectorType(BYTE, 16)
     else:
         lanes = min(processor.lanes(), 16)
-        name, form = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", ir.VectorType(INT, lanes)
+        name, vector = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", ir.VectorType(INT, lanes)
     parts = zip(b.split(total, lanes), b.split(weights, lanes), b.split(number, lanes), strict=True)
-    return b.join([b.built_in(name, t.type, t, b.bitcast(w, form), b.bitcast(n, form)) for t, w, n in parts])
+    return b.join([b.built_in(name, t.type, t, b.bitcast(w, vector), b.bitcast(n, vector)) for t, w, n in parts])
 
 
 def _add_quads_as_pairs(b: Builder, total: Any, weights: Any, number: Any) -> Any:
@@ -100,16 +100,16 @@ def _add_quads_as_pairs(b: Builder, total: Any, weights: Any, number: Any) -> An
 # --- tiles of a matrix -----------------------------------------------------------------------------------------------
 
 
-def by_rows(b: Builder, form: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool) -> None:
+def by_rows(b: Builder, fmt: Format, rows: Any, outs: Any, group: Callable[[int, int, Any], None], odd: bool) -> None:
     """Generate code that calls `group(count, panels, o)` for the number of rows at run time and for all outputs o. odd:
     the number of outputs need not be a multiple of a tile's panels. Ends the function."""
     end = b.append_basic_block("end")
     choice = b.switch(rows, end)
-    for count in range(1, form.most_rows + 1):
+    for count in range(1, fmt.most_rows + 1):
         block = b.append_basic_block(f"rows{count}")
         choice.add_case(WORD(count), block)
         b.position_at_end(block)
-        panels = form.panels(count) if not odd else min(2, form.panels(count))
+        panels = fmt.panels(count) if not odd else min(2, fmt.panels(count))
         stop = b.mul(b.udiv(outs, WORD(PANEL * panels)), WORD(PANEL * panels))
         with cgutils.for_range_slice(b, WORD(0), stop, WORD(PANEL * panels), inc=True) as (o, _):
             group(count, panels, o)
@@ -150,7 +150,7 @@ def store_sums(
 
 
 @generated(10)
-def matrix_tile(b: Builder, form: Format) -> None:
+def matrix_tile(b: Builder, fmt: Format) -> None:
     """y[r * stride + o] = (add ? y[...] : 0) + bias[o] + sum over columns of x[r] * w[o], for r < rows and o < outs.
 
     Arguments: w, scales, bias, x, y (addresses), columns, outs, rows, stride (of y, in floats), add (0 or 1).
@@ -165,61 +165,61 @@ def matrix_tile(b: Builder, form: Format) -> None:
     """
     w, scales, bias, x, y = map(b.bytes_at, b.function.args[:5])
     columns, outs, rows, stride, add = b.function.args[5:]
-    steps = b.udiv(columns, WORD(form.step))
-    panel_bytes = b.mul(columns, WORD(PANEL * form.bytes))
-    step_bytes = PANEL * form.bytes * form.step
+    steps = b.udiv(columns, WORD(fmt.step))
+    panel_bytes = b.mul(columns, WORD(PANEL * fmt.bytes))
+    step_bytes = PANEL * fmt.bytes * fmt.step
 
     def group(count: int, panels: int, o: Any) -> None:
         each = [(r, p) for r in range(count) for p in range(panels)]
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
         starts = [b.gep(w, [b.mul(b.udiv(at, WORD(PANEL)), panel_bytes)]) for at in places]
         units, first = b.bitcast(x, FLOAT.as_pointer()), b.place_at(x, WORD(4 * count), INT)
-        numbers = b.gep(x, [WORD(4 * count * {INT8_PAIRS: 1, INT8_QUADS_TWICE: 3}.get(form, 0))])
-        zero = ir.Constant(INTS, [0] * PANEL) if form.integer else ir.Constant(FLOATS, [0.0] * PANEL)
+        numbers = b.gep(x, [WORD(4 * count * {INT8_PAIRS: 1, INT8_QUADS_TWICE: 3}.get(fmt, 0))])
+        zero = ir.Constant(INTS, [0] * PANEL) if fmt.integer else ir.Constant(FLOATS, [0.0] * PANEL)
 
-        sums = {(k, r, p): cgutils.alloca_once(b, zero.type) for k in range(form.passes) for r, p in each}
-        for k in range(form.passes):
+        sums = {(k, r, p): cgutils.alloca_once(b, zero.type) for k in range(fmt.passes) for r, p in each}
+        for k in range(fmt.passes):
             for r in range(count):
                 begin = zero
-                if form is INT8_QUADS_TWICE:
+                if fmt is INT8_QUADS_TWICE:
                     begin = b.spread(b.load(b.gep(first, [WORD(k * count + r)]), align=4))
                 for p in range(panels):
                     b.store(begin, sums[k, r, p])
         with cgutils.for_range(b, steps) as loop:
-            row = b.place_at(numbers, b.mul(loop.index, WORD(4 * count * form.passes)), zero.type.element)
+            row = b.place_at(numbers, b.mul(loop.index, WORD(4 * count * fmt.passes)), zero.type.element)
             step = [b.gep(start, [b.mul(loop.index, WORD(step_bytes))]) for start in starts]
             for place in step:
                 b.fetch_ahead(place)
-            near = [_weights(b, place, form) for place in step]
-            for k in range(form.passes):
+            near = [_weights(b, place, fmt) for place in step]
+            for k in range(fmt.passes):
                 for r in range(count):
                     number = b.spread(b.load(b.gep(row, [WORD(k * count + r)]), align=4))
                     for p in range(panels):
-                        b.store(_add(b, form, b.load(sums[k, r, p]), near[p], number), sums[k, r, p])
+                        b.store(_add(b, fmt, b.load(sums[k, r, p]), near[p], number), sums[k, r, p])
         totals = {}
         for r, p in each:
             total = b.load(sums[0, r, p])
-            if form.integer:
+            if fmt.integer:
                 total = b.sitofp(total, FLOATS)
-            if form.passes == 2:  # the upper byte has weight 256
+            if fmt.passes == 2:  # the upper byte has weight 256
                 lower = b.sitofp(b.load(sums[1, r, p]), FLOATS)
                 total = b.fused(total, ir.Constant(FLOATS, [256.0] * PANEL), lower)
-            if form.integer:
+            if fmt.integer:
                 total = b.fmul(total, b.spread(b.load(b.gep(units, [WORD(r)]), align=4)))
             totals[r, p] = total
 
-        if form.integer:
+        if fmt.integer:
             scale_sums(b, totals, places, scales)
         store_sums(b, totals, places, y, bias, stride, add)
 
-    by_rows(b, form, rows, outs, group, odd=False)
+    by_rows(b, fmt, rows, outs, group, odd=False)
 
 
 # --- tiles of attention ----------------------------------------------------------------------------------------------
 
 
 @generated(10)
-def attention_tile(b: Builder, form: Format, scores: bool) -> None:
+def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
     """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
 
     Arguments: w, x, y (addresses), n, step, apart (in values of w), stride_x, stride_y (in floats), outs, rows.
@@ -235,7 +235,7 @@ def attention_tile(b: Builder, form: Format, scores: bool) -> None:
 
     def group(count: int, panels: int, o: Any) -> None:
         places = [b.add(o, WORD(PANEL * p)) for p in range(panels)]
-        starts = [b.gep(w, [b.mul(b.mul(apart, b.udiv(at, WORD(PANEL))), WORD(form.bytes))]) for at in places]
+        starts = [b.gep(w, [b.mul(b.mul(apart, b.udiv(at, WORD(PANEL))), WORD(fmt.bytes))]) for at in places]
         outs_at = {
             (r, p): b.gep(y, [b.mul(b.add(b.mul(stride_y, WORD(r)), at), WORD(4))])
             for r in range(count)
@@ -247,7 +247,7 @@ def attention_tile(b: Builder, form: Format, scores: bool) -> None:
             b.store(zero if scores else b.load_vector(out, FLOAT, PANEL, 4), sums[rp])
         with cgutils.for_range(b, n) as loop:
             near = [
-                b.as_floats(b.gep(s, [b.mul(b.mul(loop.index, step), WORD(form.bytes))]), form, PANEL) for s in starts
+                b.as_floats(b.gep(s, [b.mul(b.mul(loop.index, step), WORD(fmt.bytes))]), fmt, PANEL) for s in starts
             ]
             for r in range(count):
                 at = (

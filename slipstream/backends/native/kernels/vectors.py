@@ -91,11 +91,11 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
             v = self.fadd(self.take(v, range(width)), self.take(v, range(width, 2 * width)))
         return self.extract_element(v, INT(0))
 
-    def as_floats(self, pointer: Any, form: Format, count: int) -> Any:
+    def as_floats(self, pointer: Any, fmt: Format, count: int) -> Any:
         """`count` weights from `pointer` on, widened to float32: exact."""
-        if form is FLOAT32:
+        if fmt is FLOAT32:
             return self.load_vector(pointer, FLOAT, count, 4)
-        if form is FLOAT16:
+        if fmt is FLOAT16:
             return self.fpext(self.load_vector(pointer, HALF, count, 2), ir.VectorType(FLOAT, count))
         wide = ir.VectorType(INT, count)  # a bfloat16 is the upper half of a float32
         upper = self.zext(self.load_vector(pointer, SHORT, count, 2), wide)
