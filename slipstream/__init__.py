@@ -1,7 +1,5 @@
 """Slipstream: faster decoding of causal language models that provably does not change what they say."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

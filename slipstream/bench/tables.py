@@ -110,9 +110,6 @@ class Section:
     html: str = ""
 
 
-# --- numbers -------------------------------------------------------------------------------------------------------
-
-
 def percent(share: float | None) -> str:
     """0.734 -> "73%"."""
     return NOTHING if share is None else f"{100 * share:.0f}%"

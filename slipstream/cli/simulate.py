@@ -252,9 +252,6 @@ def _acceptance(rates: Rates) -> dict[str, Any]:
     return {"alpha": rates.alpha, "position_rates": list(rates.by_position), "source": rates.origin}
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
-
-
 def lengths(data: dict[str, Any]) -> Section:
     columns = [Column("K"), Column("tokens per step", digits=2), Column("step cost", digits=2), Column("speed-up", "x"),
                Column("break-even"), words("")]  # fmt: skip

@@ -71,9 +71,6 @@ def _as_python(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-# --- checks of parameters: each returns the value as it is stored ----------------------------------------------------
-
-
 def number(low: float, high: float, **more: Any) -> Check:
     """A finite number in [low, high]; more: as in `check_number`."""
     return partial(check_number, low=low, high=high, **more)

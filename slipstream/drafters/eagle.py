@@ -162,8 +162,6 @@ class EagleDrafter(HeadDrafter):
     def _scattered(self, values: Tensor, elsewhere: float = -torch.inf) -> Tensor:
         return scattered(values, self._ids, self.vocab_size, elsewhere)
 
-    # --- trees ---------------------------------------------------------------------------------------------------
-
     def _grow(self, trees: Seq[Tree]) -> None:
         """Grow a tree for each sequence, with one call of the head per level. Cached rows are visible to all later
         rows, but a node must see only its ancestors. So each level runs the levels above it again, with a tree mask."""

@@ -103,8 +103,6 @@ class MedusaDrafter(PrefixKeeper):
         self._shapes: dict[int, tuple[Tree, Tensor]] = {}  # see `_shape`; by depth
         self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: its length, hidden state [d] of its last row
 
-    # --- drafting ----------------------------------------------------------------------------------------------
-
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         depth = [0] * len(seqs)
@@ -127,8 +125,6 @@ class MedusaDrafter(PrefixKeeper):
             splits.append(len(parents))
         return Draft(torch.cat(tokens), parents, splits)
 
-    # --- learning ----------------------------------------------------------------------------------------------
-
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOut, verdict: Verdict) -> None:
         """Keep a copy of the hidden state of each sequence's last accepted row; the target overwrites its own."""
         last = []
@@ -141,8 +137,6 @@ class MedusaDrafter(PrefixKeeper):
 
     def release(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
-
-    # --- shapes ------------------------------------------------------------------------------------------------
 
     def _shape(self, depth: int) -> tuple[Tree, Tensor]:
         """The tree for drafts of at most this depth (the fixed one, cut, or the optimal one), and which of the

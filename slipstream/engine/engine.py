@@ -29,10 +29,9 @@ from slipstream.core.sequence import Sequence
 from slipstream.core.step import budget, step, wanted
 from slipstream.core.target import Target
 from slipstream.drafters.guard import Attached, Guard
-from slipstream.engine.draft_lengths import DraftLengths
+from slipstream.engine.draft_lengths import DraftLengths, TimedStep
 from slipstream.engine.messages import Load
 from slipstream.engine.request_memory import SharedPrefixes, check_fits, check_source, fitting_lengths, slots
-from slipstream.engine.timed_step import TimedStep
 from slipstream.host.turns import Turns
 
 _nonces = itertools.count()

@@ -74,8 +74,6 @@ class BlockPool:
         self._counts: list[int] = []  # tables (and other holders) of each block
         self._free = bytearray()  # for each block of the store 1 if nobody holds it, else 0
 
-    # --- sequences -----------------------------------------------------------------------------------------------
-
     def needed(self, seq_id: int, start: int, stop: int) -> int:
         """Free blocks that `reserve(seq_id, start, stop)` would take."""
         shared, missing = self._plan(self.tables.get(seq_id, []), start, stop)
@@ -152,8 +150,6 @@ class BlockPool:
         if len(dst):
             self.reserve(seq_id, min(dst), max(dst) + 1)
         return self.places(seq_id, src), self.places(seq_id, dst)
-
-    # --- blocks --------------------------------------------------------------------------------------------------
 
     @property
     def allocated(self) -> int:

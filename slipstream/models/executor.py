@@ -215,9 +215,6 @@ class Executor(Protocol):
         ...
 
 
-# --- checks that executors share ------------------------------------------------------------------------------------
-
-
 def check_ids(ids: Tensor, count: int, what: str = "token id") -> None:
     """Raise TargetError unless all of `ids` [M] are rows of a table of `count` rows. Kernels of embeddings do not check
     this themselves: on CUDA one id outside stops the process. There the check waits for the ids."""

@@ -105,9 +105,6 @@ def _check_convertible(config: DecoderConfig) -> None:
         )
 
 
-# --- writing ------------------------------------------------------------------------------------------------------
-
-
 def _write(
     path: Path, config: DecoderConfig, weights: Weights, tokenizer: Any, quantize: str, checkpoint: str | Path
 ) -> None:
@@ -213,9 +210,6 @@ def _quantised(checkpoint: Path, file: Path, kind: int) -> None:
         raise LoadError(
             f"llama.cpp could not quantise the model: {faults() or 'it gave no reason'}", fix="choose f16 or q8_0"
         )
-
-
-# --- checking -----------------------------------------------------------------------------------------------------
 
 
 def _checked(part: Path, file: Path, reference: Any) -> Converted:

@@ -249,9 +249,6 @@ def _damaged(path: Path, what: str) -> CheckpointError:
     )
 
 
-# --- the shape of the model ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class GgufShape(ModelShape):
     """header: of the file."""

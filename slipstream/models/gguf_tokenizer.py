@@ -185,9 +185,6 @@ class GgufTokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
 def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
     """Write the tokenizer of a checkpoint as metadata.
 

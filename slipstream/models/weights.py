@@ -256,8 +256,6 @@ def _assemble(
     return Weights(assembled, config, dtype, progress, files)
 
 
-# --- names -----------------------------------------------------------------------------------------------------
-
 _TIED = ("embed_tokens.weight", "wte.weight", "lm_head.weight")
 _BUFFERS = re.compile(r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _MOE = re.compile(r"(layers\.\d+)\.(?:block_sparse_moe|mlp)\.(.+)")

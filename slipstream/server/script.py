@@ -251,8 +251,6 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-# --- reading a request ------------------------------------------------------------------------------------------------
-
 MOST_DEPTH = 64
 """Most nested lists and objects."""
 

@@ -96,9 +96,6 @@ def verify_served(
     return result
 
 
-# --- greedy ----------------------------------------------------------------------------------------------------------
-
-
 def _greedy(
     served: Endpoint, reference: Endpoint, prompts: Seq[tuple[str, str]], config: ServedConfig,
     pool: ThreadPoolExecutor, advance: Callable[[], None],
@@ -137,9 +134,6 @@ def judged(fast: Answer, plain: Answer, noise: float) -> dict[str, Any]:
     margin = max(likely.values()) - (taken if taken is not None else min(likely.values()))
     tie = taken is not None and margin <= 2 * max(noise, FLOOR)
     return {"verdict": TIE if tie else BUG, "position": at, "margin": margin}
-
-
-# --- sampled ---------------------------------------------------------------------------------------------------------
 
 
 def _sampled(
@@ -216,9 +210,6 @@ def permutation_test(
             row[rng.permutation(len(texts))[:n]] = 1.0
         above += int((statistic(chosen @ counts) >= seen * (1 - 1e-6)).sum())
     return (1 + above) / (1 + permutations)
-
-
-# --- report ----------------------------------------------------------------------------------------------------------
 
 
 def section(result: Result) -> Section:

@@ -96,9 +96,6 @@ def _format(head: EagleHead | DFlashHead, settings: LoadSettings) -> WeightForma
 BACKEND = NativeBackend()
 
 
-# --- what `slipstream info` says of this processor ------------------------------------------------------------------
-
-
 def int8_products() -> str:
     """The instructions that this processor uses for int8 products."""
     from slipstream.backends.native.kernels import processor

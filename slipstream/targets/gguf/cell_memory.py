@@ -41,8 +41,6 @@ class CellMemory:
         self._running: dict[int, Running] = {}  # by sequence
         self._kept: dict[int, list[int]] = {}  # by id of llama.cpp: a text; used longest ago first
 
-    # --- sequences ----------------------------------------------------------------------------------------------------
-
     def rolled_back(self, seq: Sequence) -> Running:
         """The cells of a sequence, cut to its accepted tokens; they are begun if it has none."""
         cells = self._running.get(seq.id) or self._begun(seq.id)
@@ -106,8 +104,6 @@ class CellMemory:
     def _give_back(self, one: int) -> None:
         self.context.cut(one, 0)
         self._free.append(one)
-
-    # --- what an engine asks ------------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Usage:

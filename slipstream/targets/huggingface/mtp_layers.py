@@ -123,8 +123,6 @@ class MtpLayers(PackedLayers):
         self._open.pop(seq_id, None)
         super().release(seq_id)
 
-    # --- several layers --------------------------------------------------------------------------------------------
-
     def _read(self, batch: Batch, features: Tensor) -> Tensor:
         """Outputs [B, d] of layer 0 for the last of the open rows, which these true rows join."""
         for b, seq_id in enumerate(batch.seq_ids):
@@ -167,8 +165,6 @@ class MtpLayers(PackedLayers):
         for b, state in enumerate(each):
             state.outputs = out[splits[b] : splits[b + 1]]
         return out[[end - 1 for end in splits[1:]]]
-
-    # --- one layer -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def run(self, layer: int, batch: Batch, hidden: Tensor) -> Tensor:
