@@ -41,6 +41,7 @@ def arguments(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's question.jsonl; without it the embedded prompts")
     parser.add_argument("--each", type=int, default=1, help="prompts of each category")
     parser.add_argument("--only", nargs="+", choices=(SLIPSTREAM, IK, LLAMACPP), default=[SLIPSTREAM, IK, LLAMACPP])
+    parser.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS, help="of prompts")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=8.0, help="no round begins after so many")
     parser.add_argument("--scored", type=int, default=9675, help="tokens of the text whose perplexity is measured")
@@ -129,7 +130,7 @@ def main(words: Seq[str] | None = None) -> int:
         for number in range(-1, options.rounds):  # the first round is not kept
             for place, ids in enumerate(requests.values()):
                 run.text("requests", number, place, ids, REQUEST)
-            for length in LENGTHS:
+            for length in options.lengths:
                 run.text(f"prompt of {length}", number, 0, whole[:length], 1)
             if number < 0:
                 run.seconds.clear()
@@ -161,7 +162,7 @@ def figures_of(run: Run, model: str) -> list[dict[str, Any]]:
         orderly = [key for key in bar.bottoms if key in run.facts and run.facts[key]["perplexity"] <= ORDERLY * best]
         orderly = orderly or [key for key in bar.bottoms if key in run.facts and bar.top in run.facts
                               and run.facts[key]["perplexity"] <= 1.2 * run.facts[bar.top]["perplexity"]]  # fmt: skip
-        if bar.top not in run.facts or not orderly:
+        if bar.top not in run.facts or not orderly or bar.what not in run.seconds:
             continue
         cells = run.seconds[bar.what]
         ratios = {key: ratio(cells[key], cells[bar.top]) for key in orderly}
@@ -194,7 +195,8 @@ def figures(results: dict[str, Any]) -> list[str]:
 
 
 def speeds(results: dict[str, Any]) -> list[str]:
-    whats = ["requests", "decoding", *(f"prompt of {length}" for length in LENGTHS)]
+    measured = next(iter(results["contenders"].values()))["seconds"]
+    whats = ["requests", "decoding", *(what for what in measured if what.startswith("prompt"))]
     body = []
     for key, row in results["contenders"].items():
         cells = []
