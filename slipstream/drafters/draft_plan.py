@@ -166,11 +166,11 @@ class DraftPlan:
         named = [one.options.get(what) for one in self.each for what in ("model", "head")]
         return [path for path in named if isinstance(path, (str, Path))]
 
-    @property
-    def loads_model(self) -> bool:
-        """Whether it loads a draft model; of those on the hub the small files are downloaded."""
+    def has_model(self, loaded: bool) -> bool:
+        """Whether it has a draft model, which is loaded here or, if `loaded`, is a target already. Of those on the hub
+        the small files are downloaded."""
         models = [one.recognised(weights=False).options.get("model") for one in self.each]
-        return any(model is not None and not _is_target(model) for model in models)
+        return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
     def recognised(self, weights: bool = True) -> DraftPlan:
         """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
@@ -239,7 +239,7 @@ def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written:
         name for name in ("draft_quantize", "draft_tokenizer") if getattr(settings, name) != getattr(DEFAULTS, name)
     ]
     named = [plan for plan in plans if plan.name != "none"]
-    if not asked or not named or any(plan.loads_model for plan in named):
+    if not asked or not named or any(plan.has_model(asked == ["draft_tokenizer"]) for plan in named):
         return
     labels = ", ".join(dict.fromkeys(repr(plan.label) for plan in named))
     what = f"the drafter {labels} loads" if len(named) == 1 else f"the drafters {labels} load"

@@ -75,7 +75,7 @@ TABLE: list[tuple[str, str]] = [
     ("trace x --rule greedy --temperature 0.8 -m mine", "rule 'greedy' was given a distribution"),
     ("verify prompts.jsonl -m mine --rule greedy --check distribution", "rule 'greedy' was given a distribution"),
     ("generate x -m /nonexistent --regex '(a'", "structured.regex cannot be compiled: at '(a': unclosed group."),
-    ("generate x --executor torch --dtype float16 --kv-dtype float16 --logprobs 99999", "logprobs is 99999"),
+    ("generate x --executor native --kv-dtype float16 --logprobs 99999", "logprobs is 99999"),
     # generate: prompts and files
     ("generate", "no prompt was given"),
     ("generate x --file y", "both a prompt and --file were given"),

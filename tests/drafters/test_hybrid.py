@@ -179,7 +179,7 @@ def test_a_stack_of_chains_drafts_chains_and_one_of_lookups_ends_them_itself() -
     stacks = {"lookups": lookups, "with a model": [*lookups, chain], "with a tree": [*lookups, Fixed([])]}
     traits = {name: hybrid(*members).traits for name, members in stacks.items()}
     assert {name: (each.chains_only, each.prices_rows) for name, each in traits.items()} == {
-        "lookups": (True, True), "with a model": (True, False), "with a tree": (False, False),
+        "lookups": (True, True), "with a model": (True, True), "with a tree": (False, False),
     }  # fmt: skip
 
 

@@ -405,7 +405,7 @@ def test_a_draft_model_of_another_kind_is_refused() -> None:
         with pytest.raises(PairError, match=says):
             LLM(of, draft)
     with pytest.raises(PairError, match="draft_tokenizer='string' was asked of an encoder-decoder"):
-        LLM(target("t5"), "path/to/other", draft_tokenizer="string")
+        LLM(target("t5"), llama(), draft_tokenizer="string")
 
 
 def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(caplog: pytest.LogCaptureFixture) -> None:
