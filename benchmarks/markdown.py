@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence as Seq
 from typing import Any
 
+from benchmarks.protocol import THREADS
 from slipstream.bench.tables import Table
 
 QUIET = 0.03
@@ -25,6 +26,14 @@ def noise(results: dict[str, Any]) -> list[str]:
     if share is None or share < QUIET:
         return []
     return [f"**Not a quiet machine:** {100 * share:.0f} % of its time went to other work. These figures mean little."]
+
+
+def run_of(source: dict[str, Any]) -> str:
+    """What was run, when and where."""
+    return (
+        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
+        f"{source['commit']}"
+    )
 
 
 def versions(source: dict[str, Any]) -> str:

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.figures import spread
 from benchmarks.gguf.files import started
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side, bars, sides
-from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from benchmarks.protocol import ROOT, THREADS
+from benchmarks.markdown import beside, bound, document, noise, rows, run_of, versions
+from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import ratio
@@ -177,8 +177,7 @@ def heading(results: dict[str, Any]) -> list[str]:
     return [
         f"# GGUF files: {MODELS[source['model']]}",
         "",
-        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
-        f"{source['commit']}. {versions(source)} Greedy, plain decoding; ratios are of typical times, with 95 % "
+        f"{run_of(source)}. {versions(source)} Greedy, plain decoding; ratios are of typical times, with 95 % "
         "intervals.",
     ]
 

@@ -22,7 +22,7 @@ from benchmarks.figures import spread
 from benchmarks.gguf.families import figures
 from benchmarks.gguf.files import SIZES, file_of, started
 from benchmarks.gguf.lineup import IK, LLAMACPP, MODELS, SLIPSTREAM, Side
-from benchmarks.markdown import document, noise, rows, versions
+from benchmarks.markdown import document, noise, rows, run_of, versions
 from benchmarks.protocol import ROOT, THREADS
 from benchmarks.provenance import provenance
 from slipstream import LLM, SamplingParams, zoo
@@ -72,12 +72,12 @@ def draft_model(folder: Path) -> Path:
 
 def without_loops(file: Path) -> Iterator[list[int]]:
     """Prompts after which the embedded target, whose texts the synthetic ones write, does not loop."""
-    llm = LLM(zoo.target_dir())
+    llm, tokenizer = LLM(zoo.target_dir()), load_tokenizer(zoo.target_dir())
     for line in file.read_text(encoding="utf-8").splitlines():
         prompt = json.loads(line)["prompt"]
         text = llm.generate(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))[0].token_ids
         if not looping({0: list(text)}):
-            yield load_tokenizer(zoo.target_dir()).encode(prompt)
+            yield tokenizer.encode(prompt)
 
 
 def main(words: Seq[str] | None = None) -> int:
@@ -90,11 +90,11 @@ def main(words: Seq[str] | None = None) -> int:
     drafts = {side.who: side for side in BITS[draft_bits]}
     ways: dict[str, Any] = {}
     for side in BITS[options.bits]:
-        worker = started(side, options.model, options.files)
+        quantize = drafts[side.who].quantize or "none"
+        worker = started(
+            side, options.model, options.files, draft=str(draft), drafters=OURS, draft_quantize=quantize
+        )  # fmt: skip
         if side.who == SLIPSTREAM:
-            target = str(file_of(options.model, side.kind, options.files))
-            small = {"draft": str(draft), "drafters": OURS, "draft_quantize": drafts[side.who].quantize or "none"}
-            worker.call("load", name="model", file=target, threads=THREADS, quantize=side.quantize, **small)
             ways |= {f"{side.label}, {way}": (worker, {"name": way, "drafted": True}) for way in OURS}
         else:
             kind = drafts[side.who].kind
@@ -174,8 +174,7 @@ def heading(results: dict[str, Any]) -> list[str]:
     return [
         f"# A {MODELS[source['model']]}, in {source['bits']} bits with a draft model of 46M in {source['draft_bits']}",
         "",
-        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
-        f"{source['commit']}, {results['passes']} passes. {results['prompts']} prompts of HumanEval, {TOKENS} tokens; "
+        f"{run_of(source)}, {results['passes']} passes. {results['prompts']} prompts of HumanEval, {TOKENS} tokens; "
         f"{results['looping']} more looped and do not count. {versions(source)} Our texts are "
         f"{'equal' if results['equal'] else '**not equal**'}. The figures are of the time after the first token.",
     ]

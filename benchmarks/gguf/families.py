@@ -27,8 +27,8 @@ import torch
 from benchmarks.figures import spread
 from benchmarks.gguf.files import started, started_from_checkpoint
 from benchmarks.gguf.lineup import GENAI, IK, LLAMACPP, SLIPSTREAM, TRANSFORMERS, Side
-from benchmarks.markdown import beside, bound, document, noise, rows, versions
-from benchmarks.protocol import ROOT, THREADS
+from benchmarks.markdown import beside, bound, document, noise, rows, run_of, versions
+from benchmarks.protocol import ROOT
 from benchmarks.provenance import provenance
 from slipstream import zoo
 from slipstream.bench.estimates import mean, ratio
@@ -265,8 +265,7 @@ def heading(results: dict[str, Any]) -> list[str]:
     return [
         "# SmolLM2-135M-Instruct by families of prompts",
         "",
-        f"`{source['command']}`, {source['date']}, {source['machine']['cpu']}, {THREADS} threads, commit "
-        f"{source['commit']}, {results['passes']} passes. Prompts: {listed}; {results['looping']} more looped and do "
+        f"{run_of(source)}, {results['passes']} passes. Prompts: {listed}; {results['looping']} more looped and do "
         f"not count. {versions(source)} Drafted texts that differ from our plain ones: {differ or 'none'}.",
     ]
 

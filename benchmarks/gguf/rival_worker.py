@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.protocol import peak_memory, serve, versions
+from slipstream.core.text_ends import common_beginning
 
 try:
     from ik_llama_cpp import _ctypes_api as api
@@ -102,10 +103,6 @@ class DraftModel(Model):
         return chain
 
 
-def common_beginning(a: Seq[int], b: Seq[int]) -> int:
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def load(name: str, file: str, threads: int, quantize: None = None, draft: str | None = None) -> dict[str, Any]:
     """Load a file under a name. draft: file of a draft model, which drafts in place of lookup."""
     models[name] = Model(file, threads)
@@ -133,7 +130,7 @@ def request(
             draft = lookup([*before, *generated], min(DRAFT, room)) if drafted else []
         at = len(ids) + len(generated) - 1
         best = model.decode([generated[-1], *draft], at, every=bool(draft)).argmax(-1).tolist()
-        right = next((n for n, token in enumerate(draft) if token != best[n]), len(draft))
+        right = common_beginning(draft, best)
         if right < len(draft):
             model.forget(at + 1 + right)
         for token in best[: right + 1]:
