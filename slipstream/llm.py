@@ -352,7 +352,7 @@ class LLM:
         if not ask.prediction:
             return Prepared(seq, rule)
         seq.prediction = ask.prediction
-        if (rule or self.rule).name != "coupled":
+        if not (rule or self.rule).coupled:
             digest = blake2b(np.asarray(ask.prediction, np.int64).tobytes(), digest_size=8).digest()
             seq.random.nonce = int.from_bytes(digest, "little") | 1 << 63  # an engine's own are small
         if ask.params.structured is not None and ask.params.structured.tokens is not None:

@@ -4,8 +4,9 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,23 +34,26 @@ def package_of(parts: tuple[str, ...]) -> str:
 
 
 @cache
-def imports() -> list[tuple[Path, str, str]]:
-    """(file, its folder, imported folder) for every import within the package, also inside functions."""
-    found = []
+def imports() -> list[tuple[Path, str]]:
+    """(file, imported module or package) for every import within the package, also inside functions and for types."""
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in SOURCES}
+    imported = []
     for path in SOURCES:
-        parts = path.relative_to(PACKAGE).parts
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names: list[str] = []
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "slipstream":
-                inside = node.module == "slipstream"
-                names = [f"slipstream.{alias.name}" for alias in node.names] if inside else [node.module or ""]
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                inner = [f"{module}.{alias.name}" for alias in node.names]
+                names = [name if name.removeprefix("slipstream.") in modules else module for name in inner]
+                names = inner if module == "slipstream" else names
             elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names if alias.name.split(".")[0] == "slipstream"]
-            for name in names:
-                there = name.split(".")[1:]
-                if there and there[0] != "__version__":
-                    found.append((path.relative_to(PACKAGE), package_of(parts), there[0]))
-    return found
+                names = [alias.name for alias in node.names]
+            imported += [
+                (path.relative_to(PACKAGE), name.removeprefix("slipstream."))
+                for name in dict.fromkeys(names)
+                if name.startswith("slipstream.") and name != "slipstream.__version__"
+            ]
+    return imported
 
 
 def test_every_folder_is_documented_with_its_approximate_number_of_lines() -> None:
@@ -68,14 +72,20 @@ def test_every_folder_is_documented_with_its_approximate_number_of_lines() -> No
 
 def test_imports_point_down() -> None:
     order = {package: i for i, package in enumerate(documented())}
-    upward = sorted(
-        {
-            f"{path} imports {there}"
-            for path, here, there in imports()
-            if here != "__init__" and order[here] > order[there]
-        }
-    )
+    upward = {
+        f"{path} imports {name}"
+        for path, name in imports()
+        if path != Path("__init__.py") and order[package_of(path.parts)] > order[name.split(".")[0]]
+    }
     assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for path, name in imports():
+        if path != Path("targets/describe.py"):  # `Described` and `describe` still stand in one module
+            graph[".".join(path.with_suffix("").parts)].add(name)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 
 
 def test_no_two_modules_share_a_name() -> None:

@@ -73,7 +73,7 @@ def stride(
         return 1
     if any(seq.unread != 1 or not seq.params.temperature_only for seq in seqs):
         return 1
-    if rule.name == "coupled" and len({seq.params.greedy for seq in seqs}) > 1:
+    if rule.coupled and len({seq.params.greedy for seq in seqs}) > 1:
         return 1
     return min(most, *(seq.room for seq in seqs))
 
@@ -86,7 +86,7 @@ def step_sampling(seqs: Seq[Sequence], rule: Rule, steps: int, vocab: int) -> St
         [ARGMAX_INV_TEMPERATURE if seq.params.greedy else 1 / seq.params.divisor for seq in seqs], dtype=torch.float64
     )
     places = [[len(seq.tokens) + j for seq in seqs] for j in range(steps)]
-    if rule.name == "coupled":
+    if rule.coupled:
         noise = [[seq.random.gumbel(at, vocab) for seq, at in zip(seqs, row, strict=True)] for row in places]
         return StepSampling(inv_temperature, noise=torch.from_numpy(np.array(noise)))
     uniforms = [

@@ -39,25 +39,29 @@ Decide = Callable[[Draft, Tensor, Dice], Decision]
 class Rule:
     """How `verify` decides. `lossless` is part of every completion and every table.
 
-    tokenwise  a token has the target's distribution also given that its node was reached. It does not under `block`,
-               which decides on a chain as a whole. `slipstream verify` tests single positions of a step only if it
-               does.
+    tokenwise    a token has the target's distribution also given that its node was reached. It does not under `block`,
+                 which decides on a chain as a whole. `slipstream verify` tests single positions of a step only if it
+                 does.
+    coupled      the target picks with noise keyed by (seed, position), which drafters share: drafts change no text.
+    greedy_only  for temperature 0 only.
     """
 
     name: str
     lossless: bool
     decide: Decide
     tokenwise: bool = False
+    coupled: bool = False
+    greedy_only: bool = False
 
 
 RULES: dict[str, Rule] = {}
 """Every rule by name; the tests of exactness run over all of them."""
 
 
-def _rule(decide: Decide, tokenwise: bool = True) -> Decide:
+def _rule(decide: Decide, tokenwise: bool = True, **traits: bool) -> Decide:
     """Make a function the rule of its name, which `settings.RULES` has for whoever must not import torch."""
     name = decide.__name__
-    RULES[name] = Rule(name, settings.RULES[name], decide, tokenwise)
+    RULES[name] = Rule(name, settings.RULES[name], decide, tokenwise, **traits)
     return decide
 
 
@@ -78,7 +82,7 @@ def _verdict(draft: Draft, decision: Decision) -> Verdict:
 
 def check_params(rule: Rule, params: SamplingParams) -> None:
     """Raise RuleError if the rule cannot verify a request with these parameters."""
-    if rule.name == "greedy" and not params.greedy and params.top_k != 1:
+    if rule.greedy_only and not params.greedy and params.top_k != 1:
         raise _not_greedy()
 
 
@@ -90,7 +94,7 @@ def _not_greedy() -> RuleError:
     )
 
 
-@_rule
+@partial(_rule, greedy_only=True)
 def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     top = probs.max(-1)
     if bool((top.values < 1).any()):
@@ -98,7 +102,7 @@ def greedy(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     return _follow(draft, top.indices.tolist())
 
 
-@_rule
+@partial(_rule, coupled=True)
 def coupled(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
     owner, depth = [], []  # of each packed row
     for b in range(draft.batch):

@@ -131,7 +131,7 @@ class Engine:
         check_source(seq, self.target)
         seq.rule = rule or self.rule
         check_params(seq.rule, seq.params)
-        seq.coupled, seq.lossless = seq.rule.name == "coupled", seq.rule.lossless
+        seq.coupled, seq.lossless = seq.rule.coupled, seq.rule.lossless
         seq.prefix_cache = self.prefix_cache
         most = 0
         if self.drafter.traits.drafts:

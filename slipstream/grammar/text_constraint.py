@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from slipstream.core.structured import Structured
 from slipstream.errors import DeadEndError, ParameterError
+from slipstream.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-    from slipstream.grammar.compiler import Vocabulary
 
 OPENING, REASONING, SEARCHING, UNBOUND = range(4)
 """What a free part is: perhaps the beginning of the reasoning; within it; where the form may begin; free to its end."""

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from slipstream.errors import ConfigError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.gguf_config import gguf_config
+from slipstream.models.gguf_header import read_header
 from slipstream.models.module_shape import Experts, ModelShape
 
 _ACTIVATIONS = {
@@ -54,10 +56,7 @@ class DecoderConfig(ModelShape):
         """
         folder = resolve(checkpoint)
         if not folder.is_dir():
-            from slipstream.models.gguf_header import read_header
-            from slipstream.models.gguf_weights import gguf_config
-
-            return gguf_config(read_header(folder))
+            return DecoderConfig.from_dict(gguf_config(read_header(folder)))
         config = read_json(folder / "config.json")
         eos = read_json(folder / "generation_config.json", missing_ok=True).get("eos_token_id")
         return DecoderConfig.from_dict(config if eos is None else config | {"eos_token_id": eos})

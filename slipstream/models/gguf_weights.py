@@ -1,29 +1,23 @@
-"""GGUF files for our decoder: `gguf_config` reads the architecture from the header, `GgufWeights` the weights.
+"""The tensors of a GGUF file for our decoder.
 
 Blocks of integers stay what they are in the file (`Blocks`); everything else is read as float32 or as its dtype. The
 file is mapped, and each tensor is read when it is asked for.
 """
 
-import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.errors import CheckpointError, UnsupportedModelError
+from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import GgufHeader, GgufTensor, gguf_shape
-from slipstream.models.weight_blocks import FLOATS, READERS, TYPES, Blocks
-from slipstream.models.weights import Progress, Weights
-
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gpt2": "gpt2"}
-"""`general.architecture` of the families that our decoder runs -> `model_type`. Mistral is "llama", and so is Mixtral,
-which has experts."""
+from slipstream.models.gguf_config import in_blocks, read_tensor
+from slipstream.models.gguf_header import GgufHeader, GgufTensor
+from slipstream.models.weight_blocks import FLOATS, READERS, Blocks
 
 _PARTS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -35,99 +29,22 @@ _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
 """All experts of a layer are one tensor [experts, out, in]."""
 _TOP = {"embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output"}
 
-_SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each) for name, each in FLOATS.items()}
 
 
-def refusal(header: GgufHeader) -> str | None:
-    """Why our decoder does not run a GGUF file; None if it does."""
-    if header.architecture not in FAMILIES:
-        return f"its architecture is {header.architecture!r}, not one of {', '.join(FAMILIES)}"
-    for tensor in header.tensors:
-        if tensor.type not in READERS and tensor.type not in FLOATS:
-            return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
-    scaling = header.setting("rope.scaling.type", "none")
-    if scaling not in ("none", "linear", "yarn"):
-        return f"its rotary scaling is {scaling!r}"
-    return None
+class GgufTensors:
+    """The tensors of a GGUF file under canonical names. Raises CheckpointError for tensors that are missing, unknown or
+    of the wrong shape.
 
+    quantised  how a quantised file stores its weights, such as "Q4_K_M". readers: as `Weights` takes them.
+    """
 
-def in_blocks(header: GgufHeader) -> bool:
-    """Whether a file holds quantised weights."""
-    return any(tensor.type in READERS for tensor in header.tensors)
-
-
-def gguf_config(header: GgufHeader) -> DecoderConfig:
-    """The architecture of a GGUF file. Raises UnsupportedModelError for one that `refusal` refuses, and what
-    `gguf_shape` and `DecoderConfig.from_dict` raise."""
-    why = refusal(header)
-    if why is not None:
-        raise UnsupportedModelError(
-            f"our own decoder does not run {header.path.name}",
-            why=why,
-            fix="leave executor at 'auto', or choose executor='llamacpp'",
-        )
-    shape, family = gguf_shape(header), FAMILIES[header.architecture]
-    config: dict[str, Any] = {
-        "model_type": family, "vocab_size": shape.vocab_size, "eos_token_id": [*shape.eos_ids],
-        "tie_word_embeddings": shape.tie_embeddings,
-    }  # fmt: skip
-    if family == "gpt2":
-        return DecoderConfig.from_dict(
-            config | {
-                "n_embd": shape.hidden_size, "n_head": shape.heads, "n_layer": shape.layers,
-                "n_positions": shape.context, "n_inner": header.setting("feed_forward_length"),
-                "layer_norm_epsilon": header.setting("attention.layer_norm_epsilon", 1e-5),
-            }
-        )  # fmt: skip
-    if shape.experts:
-        config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
-        config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
-        config["moe_intermediate_size"] = header.setting("expert_feed_forward_length")
-    rope, tensors = dict(shape.rope_parameters), {tensor.name: tensor for tensor in header.tensors}
-    if divisors := tensors.get("rope_freqs.weight"):  # what divides each frequency (Llama 3.1)
-        rope |= {"rope_type": "divided", "divisors": _read(header, divisors).view(np.float32).ravel().tolist()}
-    return DecoderConfig.from_dict(
-        config | {
-            "hidden_size": shape.hidden_size, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-            "num_hidden_layers": shape.layers, "head_dim": shape.head_dim, "max_position_embeddings": shape.context,
-            "intermediate_size": header.setting("feed_forward_length"),
-            "rms_norm_eps": header.setting("attention.layer_norm_rms_epsilon", 1e-5),
-            "attention_bias": "blk.0.attn_q.bias" in tensors, "rope_parameters": rope, "sliding_window": None,
-            "pard_token": header.setting("pard_token"),
-        }
-    )  # fmt: skip
-
-
-def _read(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
-    """The bytes of a tensor [outs, blocks, bytes of a block], mapped from the file."""
-    count, size = _SIZES[tensor.type]
-    outs, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]  # all experts are one matrix
-    if columns % count:
-        raise CheckpointError(
-            f"tensor {tensor.name!r} has rows of {columns} numbers, which do not divide into blocks of {count}",
-            why=f"{tensor.type} stores {count} numbers in a block",
-            fix="convert the model again",
-        )
-    shape = (outs, columns // count, size)
-    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, shape)
-
-
-class GgufWeights(Weights):
-    """The weights of a GGUF file under canonical names. Raises CheckpointError for tensors that are missing, unknown or
-    of the wrong shape."""
-
-    def __init__(
-        self,
-        header: GgufHeader,
-        config: DecoderConfig,
-        dtype: torch.dtype = torch.float32,
-        progress: Progress | None = None,
-    ):
+    def __init__(self, header: GgufHeader, config: DecoderConfig):
         self._header = header
+        self.quantised = header.file_type if in_blocks(header) else None
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
         by_name = {tensor.name: tensor for tensor in header.tensors if tensor.name != "rope_freqs.weight"}
-        shapes, lost = config.shapes(), []
+        self._shapes, lost = config.shapes(), []
         for name, parts in names_in_file(config).items():
             tensor = by_name.pop(name, None)
             if tensor is None:
@@ -135,11 +52,11 @@ class GgufWeights(Weights):
                 continue
             first = 0
             for part in parts:
-                self._stored[part] = tensor, _rows(config, part, first, shapes[part])
-                first += shapes[part][0]
-            expected: tuple[int, ...] = (first, *shapes[parts[0]][1:])
+                self._stored[part] = tensor, _rows(config, part, first, self._shapes[part])
+                first += self._shapes[part][0]
+            expected: tuple[int, ...] = (first, *self._shapes[parts[0]][1:])
             if ".experts." in parts[0]:
-                expected = (len(parts), *shapes[parts[0]])
+                expected = (len(parts), *self._shapes[parts[0]])
             if tensor.shape != expected:
                 raise CheckpointError(
                     f"tensor {name!r} of {header.path.name} has the shape {tensor.shape}, expected is {expected}",
@@ -153,33 +70,24 @@ class GgufWeights(Weights):
                 why="another model would run than the one that was converted",
                 fix="convert the model again",
             )
-        readers = {
+        self.readers = {
             name: (f"{tensor.name} in {header.path.name}", partial(self._rows, name))
             for name, (tensor, _) in self._stored.items()
         }
-        super().__init__(readers, config, dtype, progress)
-
-    @property
-    def quantised(self) -> str | None:
-        return self._header.file_type if in_blocks(self._header) else None
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
         """Rows of a matrix as they are stored; None if it is stored as floating-point numbers."""
         tensor, rows_of = self._stored[name]
         if tensor.type not in READERS:
             return None
-        return READERS[tensor.type](rows_of(_read(self._header, tensor))[rows])
-
-    def stored_dtype(self, name: str) -> torch.dtype:
-        return _DTYPES.get(self._stored[name][0].type, torch.float32)
+        return READERS[tensor.type](rows_of(read_tensor(self._header, tensor))[rows])
 
     def _rows(self, name: str, rows: slice) -> Tensor:
         blocks = self.blocks(name, rows)
         if blocks is not None:
             return torch.from_numpy(blocks.floats())
         tensor, rows_of = self._stored[name]
-        shape = self.shapes[name]
-        raw = rows_of(_read(self._header, tensor)).reshape(*shape, -1)[rows]
+        raw = rows_of(read_tensor(self._header, tensor)).reshape(*self._shapes[name], -1)[rows]
         kind = np.float32 if tensor.type == "F32" else np.int16
         return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(_DTYPES[tensor.type])
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few, open_tensors, resolve, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_header import GgufHeader, read_header
+from slipstream.models.gguf_weights import GgufTensors
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_blocks import Blocks
 
@@ -66,9 +67,10 @@ class Weights(Mapping[str, Tensor]):
         dtype: torch.dtype,
         progress: Progress | None = None,
         files: Seq[_Shard] = (),
+        gguf: GgufTensors | None = None,
     ):
         self.config = config
-        self._files = files
+        self._files, self._gguf = files, gguf
         self._readers = readers  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
         self._progress = progress
@@ -109,16 +111,16 @@ class Weights(Mapping[str, Tensor]):
         return name in self._readers  # the method of Mapping would read the tensor
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        return self._readers[name][1](slice(0)).dtype
+        return self._readers[name][1](slice(1)).dtype
 
     @property
     def quantised(self) -> str | None:
         """How a quantised checkpoint stores its weights, such as "Q4_K_M"."""
-        return None
+        return self._gguf.quantised if self._gguf else None
 
     def blocks(self, name: str, rows: slice = slice(None)) -> Blocks | None:
         """Rows of a matrix as they are stored, if that is in blocks of integers (see `gguf_weights`)."""
-        return None
+        return self._gguf.blocks(name, rows) if self._gguf else None
 
     def unmap(self) -> None:
         """Unmap the files, because mapped pages count as memory. The next access maps them again."""
@@ -170,9 +172,7 @@ def load_weights(
     """
     folder = resolve(checkpoint)
     if not folder.is_dir():
-        from slipstream.models.gguf_weights import GgufWeights
-
-        return GgufWeights(read_header(folder), config, dtype, progress)
+        return from_gguf(read_header(folder), config, dtype, progress)
     readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
     files: list[_Shard] = []
     for file, promised in weight_files(folder).items():
@@ -196,6 +196,14 @@ def load_weights(
                 readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
     return _assemble(readers, config, dtype, progress, str(folder), files)
+
+
+def from_gguf(
+    header: GgufHeader, config: DecoderConfig, dtype: torch.dtype = torch.float32, progress: Progress | None = None
+) -> Weights:
+    """The weights of a GGUF file. Raises CheckpointError as `GgufTensors` does."""
+    tensors = GgufTensors(header, config)
+    return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:

@@ -24,8 +24,8 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor, batch_of
+from slipstream.models.gguf_config import in_blocks
 from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_weights import in_blocks
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_formats import FORMATS

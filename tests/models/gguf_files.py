@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_weights import FAMILIES, names_in_file, rotated
+from slipstream.models.gguf_config import FAMILIES
+from slipstream.models.gguf_weights import names_in_file, rotated
 from slipstream.models.weight_blocks import TYPES
 
 _STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32 = 8, 9, 4, 6, 7, 5

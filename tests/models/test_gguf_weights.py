@@ -10,10 +10,12 @@ import torch
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.errors import CheckpointError
+from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
+from slipstream.models.gguf_config import refusal
 from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_weights import GgufWeights, gguf_config, refusal
 from slipstream.models.weight_blocks import READERS
+from slipstream.models.weights import from_gguf
 from tests.backends.native.models import chain
 from tests.models.gguf_files import VOCAB, family_config, gguf_model, random_bytes
 
@@ -32,7 +34,7 @@ def test_the_configuration_and_the_weights_are_those_of_the_checkpoint(family: s
     file, floats = gguf_model(tmp_path, config)
     header = read_header(file)
     assert refusal(header) is None
-    read = gguf_config(header)
+    read = DecoderConfig.load(file)
     assert replace(read, norm_eps=0.0, rope_parameters={}, windows=()) == replace(
         config, norm_eps=0.0, rope_parameters={}, windows=()
     )
@@ -40,7 +42,7 @@ def test_the_configuration_and_the_weights_are_those_of_the_checkpoint(family: s
     assert [window or config.context for window in read.windows] == [config.context] * config.layers
     if config.position == "rope":
         assert torch.equal(read.rope()[0], config.rope()[0])
-    weights = GgufWeights(header, read)
+    weights = from_gguf(header, read)
     assert set(weights) == set(floats)
     for name, values in floats.items():
         assert np.array_equal(weights[name].numpy(), values), name
@@ -57,9 +59,9 @@ def test_the_native_backend_computes_with_the_weights_of_the_file(family, kinds,
     tensor."""
     file, _ = gguf_model(tmp_path, family_config(family, tied=family == "llama"), kinds)
     header = read_header(file)
-    config, tokens = gguf_config(header), [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
-    native = logits(NativeExecutor(config, GgufWeights(header, config)), tokens)
-    reference = logits(TorchExecutor(config, GgufWeights(header, config, torch.float64)), tokens)
+    config, tokens = DecoderConfig.load(file), [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
+    native = logits(NativeExecutor(config, from_gguf(header, config)), tokens)
+    reference = logits(TorchExecutor(config, from_gguf(header, config, torch.float64)), tokens)
     error = (native - reference).square().mean().sqrt() / reference.std()
     assert error < 0.05
 
@@ -77,7 +79,7 @@ def test_what_our_decoder_does_not_run_is_refused_with_the_reason(tmp_path: Path
 def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Path) -> None:
     file, _ = gguf_model(tmp_path, family_config("llama"))
     header = read_header(file)
-    config = gguf_config(header)
+    config = DecoderConfig.load(header.path)
     first, *rest = header.tensors
     for tensors, name in (
         (rest, first.name),
@@ -85,18 +87,18 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Pat
         ([replace(first, shape=(VOCAB, 128)), *rest], first.name),
     ):
         with pytest.raises(CheckpointError, match=name):
-            GgufWeights(replace(header, tensors=tuple(tensors)), config)
+            from_gguf(replace(header, tensors=tuple(tensors)), config)
 
 
 def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path) -> None:
     file, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
     header = read_header(file)
-    config = replace(gguf_config(header), hidden_size=240)
+    config = replace(DecoderConfig.load(file), hidden_size=240)
     tensors = tuple(
         replace(each, shape=(*each.shape[:-1], 240)) if "attn_q" in each.name else each for each in header.tensors
     )
     with pytest.raises(CheckpointError, match=r"attn_q.*240"):
-        GgufWeights(replace(header, tensors=tensors), replace(config, hidden_size=256))[
+        from_gguf(replace(header, tensors=tensors), replace(config, hidden_size=256))[
             "layers.0.self_attn.q_proj.weight"
         ]
 

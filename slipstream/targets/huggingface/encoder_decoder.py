@@ -26,7 +26,8 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
 from slipstream.targets.huggingface.module_parts import ModuleParts
-from slipstream.targets.huggingface.packed_cross import CrossAttention, CrossCache, PackedPositions
+from slipstream.targets.huggingface.packed_cross import CrossAttention
+from slipstream.targets.huggingface.packed_inputs import CrossCache, PackedPositions
 from slipstream.targets.huggingface.packed_module import PackedModule
 from slipstream.targets.huggingface.packed_pass import PackedPass
 from slipstream.targets.huggingface.rollback import RollbackCache
@@ -43,7 +44,7 @@ class PackedAnswers(PackedModule):
         self._positions = PackedPositions(parts.decoder, sources.pad)
 
     def _cross(self, batch: Batch) -> CrossAttention:
-        return CrossAttention([self._sources.of(seq_id) for seq_id in batch.seq_ids], self._cross_cache)
+        return CrossAttention([self._sources.of(seq_id) for seq_id in batch.seq_ids], self._cross_cache.layer_of)
 
     def _inputs(self, one: PackedPass) -> dict[str, Any]:
         assert one.cross is not None

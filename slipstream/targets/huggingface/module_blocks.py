@@ -1,15 +1,15 @@
-"""The KV cache of packed passes: blocks of tensors for each layer, and the cache that transformers writes to."""
+"""The KV cache of packed passes: blocks of tensors for each layer."""
 
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from slipstream.backends.torch.torch_paged import TensorBlocks, zeros_like_blocks
 from slipstream.kv.blocks import BLOCK
-from slipstream.targets.huggingface.packed_pass import current_pass
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
 
 
 class ModuleBlocks(TensorBlocks):
@@ -44,36 +44,3 @@ class ModuleBlocks(TensorBlocks):
         """A copy of these places, [numbers, places]: keys and values of all layers below each other."""
         written = (x for x in self.layers if len(x))
         return torch.cat([x[:, list(places)].transpose(1, 2).flatten(0, 1).cpu() for x in written])
-
-
-class PackedLayer(CacheLayerMixin):
-    """Takes the keys and values of one layer from transformers (see `PackedPass.write`)."""
-
-    def __init__(self, index: int):
-        super().__init__()
-        self.index = index
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return current_pass().write(self.index, key_states, value_states)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the blocks are made by `ModuleBlocks`."""
-
-    def get_seq_length(self) -> Any:
-        return current_pass().before
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        """Nobody reads them: masks are made for each sequence."""
-        return (query_length if isinstance(query_length, int) else len(query_length)), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name up to transformers 5.17
-
-
-class PackedCache(Cache):
-    """What transformers takes for its KV cache in packed passes."""
-
-    def __init__(self, layers: int):
-        super().__init__(layers=[PackedLayer(i) for i in range(layers)])

@@ -30,7 +30,8 @@ from slipstream.models.checkpoint import resolve
 from slipstream.models.executor import Batch, check_ids, check_steps
 from slipstream.models.weights import check_finite
 from slipstream.targets.huggingface.few_rows import FewRows
-from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
+from slipstream.targets.huggingface.module_blocks import ModuleBlocks
+from slipstream.targets.huggingface.packed_inputs import PackedCache
 from slipstream.targets.huggingface.packed_module import PackedLayers, attending
 from slipstream.targets.huggingface.packed_pass import KINDS, running
 from slipstream.targets.huggingface.trials import fault_of, limit_of, same

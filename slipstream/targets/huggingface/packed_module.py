@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,11 @@ from slipstream.host.torch_threads import all_threads
 from slipstream.models.executor import Batch, Output, check_ids, check_slice
 from slipstream.models.module_shape import ModuleShape
 from slipstream.targets.huggingface.few_rows import FewRows
-from slipstream.targets.huggingface.module_blocks import ModuleBlocks, PackedCache
+from slipstream.targets.huggingface.module_blocks import ModuleBlocks
 from slipstream.targets.huggingface.module_parts import ModuleParts
+from slipstream.targets.huggingface.packed_cross import CrossAttention
+from slipstream.targets.huggingface.packed_inputs import PackedCache
 from slipstream.targets.huggingface.packed_pass import NAME, PackedPass, PackedRow, running
-
-if TYPE_CHECKING:
-    from slipstream.targets.huggingface.packed_cross import CrossAttention
 
 
 class PackedLayers(TorchPaged[ModuleBlocks]):

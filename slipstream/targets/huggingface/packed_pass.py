@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,20 +35,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from slipstream.backends.torch.rows_apart import FOLD_ROWS, Attend, rows_apart
 from slipstream.errors import TargetError
-
-if TYPE_CHECKING:
-    from slipstream.targets.huggingface.module_blocks import ModuleBlocks
-    from slipstream.targets.huggingface.packed_cross import CrossAttention
+from slipstream.targets.huggingface.module_blocks import ModuleBlocks, Pair
+from slipstream.targets.huggingface.packed_cross import CrossAttention
 
 NAME = "slipstream_packed"
 """Under which attention and masks are registered."""
 
 KINDS = ("blocks", "gathered", "dense")
 """How a model takes part, the fastest first."""
-
-
-class PackedError(TargetError):
-    """The model does something in its attention that a packed pass cannot follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +67,6 @@ class PackedRow:
     def at(self) -> Tensor:
         """[total]: the position of each slot."""
         return torch.cat((torch.arange(self.total - len(self.positions)), self.positions))
-
-
-Pair = tuple[Tensor, Tensor]
-"""Keys and values."""
 
 
 @dataclass
@@ -152,22 +142,22 @@ class PackedPass:
         """Check that attention is asked about what this layer has just written."""
         self.attended += 1
         if self.kind == "blocks" and (self._written is None or self._written[0] is not key):
-            raise PackedError("the model changes keys after they were cached")
+            raise TargetError("the model changes keys after they were cached")
         if self.kind == "blocks" and (self._written is None or self._written[1] is not value):
-            raise PackedError("the model changes values after they were cached")
+            raise TargetError("the model changes values after they were cached")
         if self.kind == "gathered" and not key.shape[2] == value.shape[2] == self.slots:
-            raise PackedError(f"attention got {key.shape[2]} keys for {self.slots} slots")
+            raise TargetError(f"attention got {key.shape[2]} keys for {self.slots} slots")
         if self.kind == "dense":
-            raise PackedError("the model uses the registered attention")
+            raise TargetError("the model uses the registered attention")
         self._written = None
 
     def check_used(self, layers: int) -> None:
-        """Raise PackedError unless this many layers have used what they were given."""
+        """Raise TargetError unless this many layers have used what they were given."""
         used = self.cached if self.kind == "dense" else self.attended
         if used != layers:
-            raise PackedError(f"{used} of {layers} layers used the attention and the cache that were given")
+            raise TargetError(f"{used} of {layers} layers used the attention and the cache that were given")
         if self.cross is not None and self.cross.attended != layers:
-            raise PackedError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
+            raise TargetError(f"{self.cross.attended} of {layers} layers used the cross-attention that was given")
 
     def share(self, row: PackedRow, hidden: int, key: Tensor, value: Tensor) -> Pair:
         """Keys [Hk, S, D] and values [Hv, S, Dv] of a sequence from slot `hidden` on; key, value: those that attention
@@ -197,7 +187,7 @@ class PackedPass:
     def bias(self, row: PackedRow, bias: Tensor) -> Tensor:
         """A sequence's share [H, n, S] of a bias of positions [1, H, M, K], whose columns are positions."""
         if bias.shape[2] != len(self.places) or bias.shape[3] < row.total:
-            raise PackedError(
+            raise TargetError(
                 f"a bias of positions has the shape {list(bias.shape)} in a pass of {len(self.places)} rows"
             )
         row_bias = bias[0, :, row.start : row.stop, : row.total]
@@ -314,7 +304,7 @@ def packed_attention(
     if crossed is None:
         run.attend(key, value)
     if dropout or (crossed is None and (not isinstance(attention_mask, PackedMask) or biased or is_causal is False)):
-        raise PackedError("the model's attention has a mask or a bias of its own")
+        raise TargetError("the model's attention has a mask or a bias of its own")
     heads, width = query.shape[1], (value if crossed is None else crossed[0][1]).shape[-1]
     out = query.new_empty(query.shape[2], heads, width)  # [M, H, Dv]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

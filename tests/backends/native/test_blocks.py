@@ -17,10 +17,11 @@ from slipstream.backends.native.kernels import processor
 from slipstream.backends.native.kernels.formats import FORMATS, Format
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
+from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_header import read_header
-from slipstream.models.gguf_weights import GgufWeights, gguf_config
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weight_blocks import READERS, Blocks, Scales, format_holding, stacked
+from slipstream.models.weights import from_gguf
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
 from tests.backends.native.products import ROWS, Product, model_of_blocks
 from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
@@ -37,9 +38,9 @@ def executors(kind: str) -> tuple[NativeExecutor, TorchExecutor]:
     if kind in READERS:
         with tempfile.TemporaryDirectory() as folder:
             header = read_header(gguf_model(Path(folder), family_config("llama"), (kind,))[0])
-            config = gguf_config(header)
-            native = NativeExecutor(config, GgufWeights(header, config), LoadSettings(threads=1))
-            reference = TorchExecutor(config, GgufWeights(header, config, torch.float64))
+            config = DecoderConfig.load(header.path)
+            native = NativeExecutor(config, from_gguf(header, config), LoadSettings(threads=1))
+            reference = TorchExecutor(config, from_gguf(header, config, torch.float64))
     else:
         config = family_config("llama")
         given = weights(config, FLOATS.get(kind, torch.float16))

@@ -1,0 +1,91 @@
+"""`Vocabulary`: the tokens of a model as the bytes that they write, for llguidance."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import ParameterError
+from slipstream.models.folder_tokenizer import backend_of
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+END = "<|slipstream: end of text|>"
+"""llguidance needs a token that ends texts, and takes token 0 if it finds none. It gets one of its own: which tokens of
+the model end a text depends on the request."""
+
+
+class Vocabulary:
+    """The ids of a target's logits, and what they write.
+
+    tokens  of llguidance. size: width V of the logits; ids from `tokens.vocab_size` on are padding.
+    """
+
+    def __init__(self, tokens: LLTokenizer, size: int):
+        self.tokens, self.size = tokens, size
+        self._ends = [token for token in tokens.eos_tokens if token < size]
+
+    @staticmethod
+    def of(tokenizer: Any, size: int) -> Vocabulary:
+        """From a fast tokenizer of transformers, or of a folder. Raises ParameterError for others, and if llguidance is
+        not installed."""
+        if tokenizer is None:
+            raise _impossible("the target brings no tokenizer", "give token ids of your own in logit_bias or bad_words")
+        backend = backend_of(tokenizer)
+        if backend is None:
+            raise _impossible(f"the tokenizer is a {type(tokenizer).__name__}", "pass a fast one of transformers")
+        from tokenizers import AddedToken, Tokenizer
+
+        copied = Tokenizer.from_str(backend.to_str())
+        copied.no_padding()
+        copied.no_truncation()
+        copied.add_special_tokens([AddedToken(END, special=True)])
+        try:
+            return Vocabulary(_tokens(copied.to_str(), eos_token=copied.token_to_id(END)), size)
+        except ValueError as fault:  # what bytes its tokens write is unknown
+            raise _impossible(f"llguidance cannot read the tokenizer ({fault})", "pass a tokenizer of bytes") from fault
+
+    @staticmethod
+    def of_bytes() -> Vocabulary:
+        """One id for each byte, of no model. Raises ParameterError if llguidance is not installed."""
+        tokens = _tokens("byte")
+        return Vocabulary(tokens, tokens.vocab_size)
+
+    def row(self, mask: bytes) -> NDArray[np.bool_]:
+        """[V] of a bit mask of llguidance, without its end-of-text tokens."""
+        row = np.zeros(self.size, np.bool_)
+        known = min(self.size, 8 * len(mask))
+        row[:known] = np.unpackbits(np.frombuffer(mask, np.uint8), count=known, bitorder="little")
+        row[self._ends] = False
+        return row
+
+    @cached_property
+    def written(self) -> list[bytes]:
+        """The bytes that each id writes; a special token writes its name. Padding writes nothing."""
+        known = min(self.size, self.tokens.vocab_size)
+        return [self.tokens.decode_bytes([token]) for token in range(known)] + [b""] * (self.size - known)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        known = min(self.size, self.tokens.vocab_size)
+        return frozenset(token for token in range(known) if self.tokens.is_special_token(token))
+
+
+def _tokens(*given: Any, **named: Any) -> LLTokenizer:
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as fault:
+        raise _impossible("llguidance is not installed", "pip install 'slipstream[grammar]'") from fault
+    return LLTokenizer(*given, **named)
+
+
+def _impossible(what: str, fix: str) -> ParameterError:
+    return ParameterError(
+        f"structured output is not possible here: {what}",
+        why="which tokens may follow is worked out from the bytes that each token writes",
+        fix=fix,
+    )

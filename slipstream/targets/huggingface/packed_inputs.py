@@ -1,0 +1,134 @@
+"""What a transformers model gets in packed passes in place of its caches and positions.
+
+The caches hand keys and values to the pass (`PackedPass.write`, `CrossAttention.write`). Decoders whose positions are
+embedded count tokens from the length of their cache, which differs between the rows of a pass. The module that embeds
+positions is therefore called with those of the rows (`PackedPositions`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from slipstream.targets.huggingface.module_parts import put_back
+from slipstream.targets.huggingface.packed_pass import current_pass
+
+_PAST = "past_key_values_length"
+"""What modules that embed positions call the argument that says how many tokens were before."""
+
+
+class PackedLayer(CacheLayerMixin):
+    """Takes the keys and values of one layer from transformers (see `PackedPass.write`)."""
+
+    def __init__(self, index: int):
+        super().__init__()
+        self.index = index
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return current_pass().write(self.index, key_states, value_states)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the blocks are made by `ModuleBlocks`."""
+
+    def get_seq_length(self) -> Any:
+        return current_pass().before
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """Nobody reads them: masks are made for each sequence."""
+        return (query_length if isinstance(query_length, int) else len(query_length)), 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name up to transformers 5.17
+
+
+class PackedCache(Cache):
+    """What transformers takes for its KV cache in packed passes."""
+
+    def __init__(self, layers: int):
+        super().__init__(layers=[PackedLayer(i) for i in range(layers)])
+
+
+class CrossLayer(PackedLayer):
+    """What the model takes for the keys and values of one layer's cross-attention."""
+
+    def __init__(self, index: int):
+        super().__init__(index)
+        self.marker = self.keys = self.values = torch.zeros(1, 1, 1, 1)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        cross = current_pass().cross
+        assert cross is not None
+        cross.write(self.index, key_states, value_states)
+        return self.marker, self.marker
+
+    def get_seq_length(self) -> int:
+        """0 makes the model compute keys and values."""
+        cross = current_pass().cross
+        return 0 if cross is not None and cross.new else 1
+
+
+class CrossCache(Cache):
+    """What the model takes for the cache of its cross-attention."""
+
+    def __init__(self, layers: int):
+        cross_layers = [CrossLayer(i) for i in range(layers)]
+        super().__init__(layers=list(cross_layers))
+        self._layers = {id(layer.marker): layer.index for layer in cross_layers}
+
+    def layer_of(self, key: Tensor) -> int | None:
+        return self._layers.get(id(key))
+
+
+class PackedPositions:
+    """decoder: of the model; pad: its padding id, after which some models count otherwise."""
+
+    def __init__(self, decoder: nn.Module, pad: int | None):
+        self.pad = pad
+        self.modules = [
+            module for module in decoder.modules() if _PAST in inspect.signature(type(module).forward).parameters
+        ]
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """In this block, the modules embed the positions of the pass."""
+        with ExitStack() as undo:
+            for module in self.modules:
+                undo.callback(put_back, module, vars(module).get("forward"))
+                module.forward = partial(self._embedded, module.forward)
+            yield
+
+    def _embedded(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Embeddings [M, d] or [1, M, d] by the module's own forward."""
+        run, takes = current_pass(), inspect.signature(original)
+        given = takes.bind(*args, **kwargs).arguments | {_PAST: 0}
+        if "position_ids" in takes.parameters:
+            return original(**given | {"position_ids": run.positions})
+        parts, rows = [], len(run.places)
+        for first, last in self._pieces():
+            part = {
+                name: value[:, first:last] if isinstance(value, Tensor) and value.shape[:2] == (1, rows) else value
+                for name, value in given.items()
+            }
+            parts.append(original(**part | {_PAST: int(run.positions[first])}))
+        return torch.cat(parts, 1)
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        """Rows first..last-1 that can be embedded in one call: consecutive positions of one sequence, and nothing after
+        a padding token, so that each token is numbered as when tokens are read one at a time."""
+        run = current_pass()
+        positions, tokens = run.positions.tolist(), run.tokens.tolist()
+        starts = {row.start for row in run.rows}
+        first = 0
+        for i in range(1, len(tokens) + 1):
+            if i == len(tokens) or i in starts or positions[i] != positions[i - 1] + 1 or tokens[i - 1] == self.pad:
+                yield first, i
+                first = i
