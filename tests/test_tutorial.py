@@ -3,7 +3,9 @@
 import re
 import shlex
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,8 @@ from benchmarks import gpt2_pair, tutorial
 from benchmarks.tutorial import MEASURED, STILL, TUTORIAL
 from benchmarks.tutorial_kit import WIDTH, Kit
 from slipstream import LLM, SamplingParams
+from slipstream.bench import measure
+from slipstream.bench.measure import Arm
 from slipstream.cli.main import app, canonical, main
 
 ROOT = TUTORIAL.parents[1]
@@ -105,8 +109,20 @@ REPEATED = ("check-pair", "lookups", "bench", "tune", "lengths")
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, monkeypatch, tmp_path, capsys):
-    """With one timed pass: nothing that is compared depends on their number."""
+    """Every setting decodes every prompt once, as in its first timed pass, and all passes report that: nothing that is
+    compared depends on their number."""
     monkeypatch.setattr("slipstream.plan.tuning.RECORDED", 1)
+    warm_up, decode, decoded = measure.warm_up, measure.decode, {}
+
+    def decode_once(arm: Arm, drafter: Any, prompts: Seq[Seq[int]], seeds: Seq[int]) -> Any:
+        assert arm.params.greedy
+        key = (arm.name, arm.draft_tokens, str(prompts))
+        if key not in decoded:
+            decoded[key] = decode(arm, drafter, prompts, seeds)
+        return decoded[key]
+
+    monkeypatch.setattr(measure, "decode", decode_once)
+    monkeypatch.setattr(measure, "warm_up", lambda run, seed, *more: warm_up(run, seed + 1, *more))
 
     def run(kit: Kit, command: str, fails: bool = False) -> str:
         words = shlex.split(command)[1:]
