@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from slipstream.cli.loading import freeze_once
 from slipstream.llm import LLM
 from tests.bench.small_results import (
     bench_result as bench_result,
@@ -42,7 +43,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     try:
         return (yield)
     finally:
-        gc.freeze()
+        freeze_once()
         gc.enable()
 
 

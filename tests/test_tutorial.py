@@ -15,7 +15,7 @@ from benchmarks.tutorial_kit import WIDTH, Kit
 from slipstream import LLM, SamplingParams
 from slipstream.bench import measure
 from slipstream.bench.measure import Arm
-from slipstream.cli.main import app, canonical, main
+from slipstream.cli.main import canonical, main, parser
 
 ROOT = TUTORIAL.parents[1]
 TEXT = TUTORIAL.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def test_a_command_is_accepted_up_to_loading(command, monkeypatch, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     words = canonical(shlex.split(command)[1:])
     try:
-        code = app(args=words, prog_name="slipstream", standalone_mode=False)
+        code = parser()(args=words, prog_name="slipstream", standalone_mode=False)
     except LoadedError:
         return
     assert not code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -56,6 +57,9 @@ def tokenizer(models: ModelOptions) -> Any:
     return load_tokenizer(checkpoint_of(models.target, "target"))
 
 
+freeze_once = functools.cache(gc.freeze)
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Without garbage collection, which would go through all that is imported again and again: of 3.8 s of processor
@@ -64,8 +68,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
+        freeze_once()
         gc.enable()
 
 

@@ -3,11 +3,10 @@
 import textwrap
 
 import pytest
-import typer
 
 from slipstream.cli import options
 from slipstream.cli.loading import checked_arguments
-from slipstream.cli.main import app, canonical, main
+from slipstream.cli.main import canonical, main, parser
 from slipstream.cli.options import ModelOptions, SamplingOptions, parse_options
 from slipstream.core.parameter_declaration import declared
 from slipstream.core.params import SamplingParams
@@ -30,7 +29,7 @@ SAMPLING = {
 
 @pytest.mark.parametrize("command", ["generate", "chat", "verify", "trace", "tune"])
 def test_sampling_options_keep_their_names_and_defaults(command):
-    known = typer.main.get_command(app).commands[command].params
+    known = parser().commands[command].params
     sampling = [p for p in known if getattr(p, "rich_help_panel", None) == "Sampling"]
     assert all(not p.default for p in sampling), "who gave none is known: the checkpoint may say it"
     shown = {name: (names, str(default)) for name, (names, default) in SAMPLING.items()}
@@ -85,7 +84,7 @@ def test_without_a_command_there_is_help_and_no_error(cli, arguments):
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "verify", "demo", "trace", "tune"])
 def test_every_command_that_loads_a_target_has_the_options_of_models(command):
-    known = {p.opts[0] for p in typer.main.get_command(app).commands[command].params}
+    known = {p.opts[0] for p in parser().commands[command].params}
     assert {"--device-map", "--trust-remote-code"} <= known
 
 
@@ -112,7 +111,7 @@ def test_a_bug_is_reported_as_such_and_shows_its_traceback_with_debug_only(cli, 
     assert "Traceback" in capfd.readouterr().err
 
 
-COMMANDS = {(name,): made for name, made in typer.main.get_command(app).commands.items()}
+COMMANDS = {(name,): made for name, made in parser().commands.items()}
 COMMANDS |= {("train", name): made for name, made in COMMANDS["train",].commands.items()}
 
 
@@ -131,5 +130,5 @@ def test_the_text_of_help_is_wrapped_once(cli, monkeypatch, command, columns):
 def test_options_are_named_in_full_at_80_columns(cli, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     shown = cli(command, "--help").out
-    for parameter in typer.main.get_command(app).commands[command].params:
+    for parameter in parser().commands[command].params:
         assert parameter.opts[0].lstrip("-") in shown

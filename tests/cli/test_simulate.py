@@ -5,9 +5,8 @@ import shlex
 
 import click
 import pytest
-import typer
 
-from slipstream.cli.main import app, canonical
+from slipstream.cli.main import canonical, parser
 from slipstream.cli.simulate import ADVICE
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.plan.known_pairs import PAIRS, outlook
@@ -118,7 +117,7 @@ def test_advice_names_every_situation_and_its_commands(cli):
 def test_advised_commands_are_understood(command):
     """Parsed by the command line itself, to detect renamed options."""
     name, *arguments = canonical(shlex.split(command)[1:])
-    group = typer.main.get_command(app)
+    group = parser()
     wanted = group.get_command(click.Context(group), name)  # type: ignore[attr-defined]
     assert wanted is not None, name
     wanted.make_context(name, list(arguments))

@@ -4,12 +4,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
 
 from slipstream.bench.vllm_server import VllmServer
 from slipstream.cli.engines import EngineOptions, vllm_server
-from slipstream.cli.main import app
+from slipstream.cli.main import parser
 from slipstream.cli.options import ModelOptions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -19,7 +18,7 @@ def options(arguments: list[str]) -> dict[str, Any]:
     """Every option of the command with its value. Raises typer's errors for what it does not have."""
     command, *rest = arguments
     assert command == "serve"
-    serve = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    serve = parser().commands[command]  # type: ignore[attr-defined]
     return dict(serve.make_context(command, rest).params)
 
 

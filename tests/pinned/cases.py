@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import typer
 from safetensors.torch import load_file, save_file
 
 import slipstream
@@ -291,7 +290,7 @@ def paths_of(recorded: Mapping[str, Any], depth: int = 2) -> set[str]:
 
 def options_of(command: str) -> dict[str, int]:
     """The options of a command according to its parser, each with its number of values."""
-    found: Any = typer.main.get_command(importlib.import_module(main.__module__).app)
+    found: Any = importlib.import_module(main.__module__).parser()
     for word in command.split():
         found = found.commands[word]
     options = [each for each in found.params if each.param_type_name == "option"]

@@ -18,8 +18,7 @@ def has(feature: str) -> bool:
     return bool(get_host_cpu_features().get(feature)) if chosen is None else f"+{feature}" in chosen.split(",")
 
 
-def is_arm() -> bool:
-    return platform.machine().lower() in ("arm64", "aarch64")
+is_arm = functools.cache(lambda: platform.machine().lower() in ("arm64", "aarch64"))
 
 
 def lanes() -> int:
