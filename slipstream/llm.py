@@ -43,7 +43,8 @@ from slipstream.models.generation_defaults import generation_defaults
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.text import Decode, Piece, TextStream, decoder_of, stray_byte, tokenizer_of
 from slipstream.settings import AUTO
-from slipstream.targets.describe import describe, loaded, plan as memory_plan
+from slipstream.targets.describe import describe, loaded
+from slipstream.targets.described import Described, check_memory
 
 log = logging.getLogger("slipstream")
 
@@ -138,15 +139,16 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        plan, described = DraftPlan.of(draft, draft_options), None
+        plan = DraftPlan.of(draft, draft_options)
+        described = describe(target, load) if isinstance(target, (str, Path)) else target
+        if isinstance(described, Described):
+            plan = plan.ready(described, load.of_draft())
+            # A model with code of its own says how large it is once it is loaded.
+            with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
+                check_memory(described, load.kv_tokens, *plan.loads)
+        else:
+            described = None
         check_draft_settings(load, [plan])
-        if isinstance(target, (str, Path)):
-            described = describe(target, load)
-            if load.kv_tokens is not None and load.device_map is None:  # a plan knows one device only
-                # A model with code of its own says how large it is once it is loaded.
-                with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
-                    plan = plan.described(load.of_draft())
-                    memory_plan(described, load.kv_tokens, *plan.loads).check()
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
         path = None if described is None else described.checkpoint
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
@@ -213,7 +215,10 @@ class LLM:
 
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
-        self._use(DraftPlan.of(draft, options))
+        plan = DraftPlan.of(draft, options).ready(self._factory.described, self.settings.of_draft())
+        for model in plan.loads[0]:
+            check_memory(model)
+        self._use(plan)
 
     def _use(self, plan: DraftPlan) -> None:
         self.drafter = self._factory.make(plan)

@@ -22,7 +22,7 @@ from slipstream.llm import LLM
 from slipstream.models.text import load_tokenizer
 from slipstream.settings import AUTO
 from slipstream.targets.describe import as_target
-from slipstream.targets.pair_check import require_pair
+from slipstream.targets.pair_check import check_pair
 from slipstream.zoo import checkpoint_of
 
 
@@ -113,6 +113,6 @@ def load_model_pair(target_id: str | Path, draft_id: str | Path, **load: Any) ->
     arguments that transformers gives it.
     """
     target, draft = checkpoint_of(target_id, "target"), checkpoint_of(draft_id, "draft")
-    require_pair(target, draft)
+    check_pair(target, draft).require()
     models = [GeneratingTarget(as_target(path, **load)) for path in (target, draft)]
     return *models, load_tokenizer(target)

@@ -16,11 +16,13 @@ from slipstream.cli import render
 from slipstream.cli.options import ModelOptions, parse_options
 from slipstream.core.params import SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan, check_draft_settings
+from slipstream.models.load_settings import LoadSettings
 from slipstream.zoo import checkpoint_of
 
 if TYPE_CHECKING:
     from slipstream.core.target import Target
     from slipstream.llm import LLM
+    from slipstream.targets.described import Described
 
 
 def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked: Iterable[SamplingParams] = ()) -> LLM:
@@ -28,26 +30,25 @@ def load(models: ModelOptions, quiet: bool = False, silent: bool = False, asked:
     checked before. Raises the errors of `LLM`."""
     with uncollected():
         quieten(silent)
-        drafter, arguments = checked_arguments(models, silent)
-        check_requests(models, asked)
+        target, draft, arguments = checked_arguments(models, silent)
+        check_requests(models, target, asked)
         with loading(quiet) as progress:
             from slipstream.llm import LLM
 
-            llm = LLM(models.target, drafter, **arguments, progress=progress)
+            llm = LLM(target, draft, **arguments, progress=progress)
             if llm.tokenizer is None:  # prompts of the command line are text
                 tokenizer(models)
             return llm
 
 
-def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[Any, dict[str, Any]]:
-    """(drafter, other arguments) of `LLM`, after the checks that need no weights; they can be pickled."""
+def checked_arguments(models: ModelOptions, silent: bool = False) -> tuple[str | Described, DraftPlan, dict[str, Any]]:
+    """(target, draft, other arguments) of `LLM`, after the checks that need no weights."""
     options = parse_options(models.drafter_option or ())
     drafter, drafter_options = models.speculation
     if not (silent or models.draft_is_read):
         render.message("warning", f"--draft {models.draft} is not used: {models.drafter} reads no draft model or head")
-    check_drafters(models, [(drafter, options | drafter_options)])
-    more = {"draft_tokens": models.length, "rule": models.rule, "draft_options": options | drafter_options}
-    return drafter, models.keywords | more
+    target, (plan,) = check_drafters(models, [(drafter, options | drafter_options)])
+    return target, plan, models.keywords | {"draft_tokens": models.length, "rule": models.rule}
 
 
 def tokenizer(models: ModelOptions) -> Any:
@@ -115,24 +116,35 @@ def on(target: Target) -> str:
     return f"{runtime.backend} on {target.device}" + (f" in {runtime.quantize}" if runtime.quantize else "")
 
 
-def check_drafters(models: ModelOptions, drafters: Seq[tuple[Any, Mapping[str, Any]]]) -> None:
-    """Raise what `DraftPlan.check` raises, and ParameterError for settings of the draft model if none of the drafters
-    loads one, as `LLM` does. drafters: arguments of `LLM.use`."""
+def check_drafters(
+    models: ModelOptions, drafters: Seq[tuple[Any, Mapping[str, Any]]]
+) -> tuple[str | Described, list[DraftPlan]]:
+    """The target, described if drafters read a draft model or head, and their plans, as far as the small files tell.
+    drafters: arguments of `LLM.use`. Raises what `DraftPlan.ready` raises, and ParameterError for settings of the draft
+    model if none of the drafters loads one, as `LLM` does."""
     plans = [DraftPlan.of(*each) for each in drafters]
-    for plan in plans:
-        plan.check(models.target, models.draft_tokenizer)
+    target = described(models) if any(plan.checkpoints for plan in plans) else None
+    plans = [plan.ready(target, models.of_draft(), weights=False) for plan in plans]
     check_draft_settings(models, plans, lambda name: "--" + name.replace("_", "-"))
+    return target or models.target, plans
 
 
-def check_requests(models: ModelOptions, asked: Iterable[SamplingParams]) -> None:
+def described(models: ModelOptions, target: str | Described | None = None) -> Described:
+    """The target, unless it is described already."""
+    from slipstream.targets.describe import describe
+    from slipstream.targets.described import Described
+
+    return target if isinstance(target, Described) else describe(models.target, LoadSettings.of(models.keywords))
+
+
+def check_requests(models: ModelOptions, target: str | Described, asked: Iterable[SamplingParams]) -> None:
     """Raise RuleError for parameters that the rule cannot verify, and ParameterError for ids that the target does not
     have. Of the target the small files are read."""
     from slipstream.core.rules import check_params, rule_named
     from slipstream.engine.request_checks import RequestChecks
-    from slipstream.targets.describe import describe
 
     for params in asked:
         check_params(rule_named(models.rule), params)
         if params.logprobs is not None or params.token_ids:
-            width = describe(models.target, models).facts.config.vocab_size
+            width = described(models, target).facts.config.vocab_size
             RequestChecks(None, width, 0).in_vocabulary(params)

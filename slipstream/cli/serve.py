@@ -1,5 +1,7 @@
 """`slipstream serve`: an OpenAI-compatible server."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -9,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.bench.vllm_server import BESIDE_SPECULATION, LOADING, interpreter
 from slipstream.cli import render
 from slipstream.cli.engines import EngineOptions, refuse_ignored, vllm_server
-from slipstream.cli.loading import checked_arguments, quieten, tokenizer, uncollected
+from slipstream.cli.loading import checked_arguments, described, quieten, tokenizer, uncollected
 from slipstream.cli.option_groups import grouped, option
 from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
@@ -24,6 +26,9 @@ from slipstream.models.generation_defaults import shown
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
 from slipstream.zoo import checkpoint_of
+
+if TYPE_CHECKING:
+    from slipstream.targets.described import Described
 
 LISTENING = ("host", "port", "api_key", "served_model_name", "max_batch", "grace_seconds")
 """Options of our server that vLLM's has, too."""
@@ -133,27 +138,27 @@ def checked_model(models: ModelOptions, max_batch: int) -> tuple[Any, Any, dict[
     """What the engine's process loads, after the checks that need no weights, and with a table of the memory that it
     will take. Both import torch, so that process makes them."""
     quieten()
-    drafter, arguments = checked_arguments(models)
-    arguments["kv_tokens"] = kv_tokens(models, DraftPlan.of(drafter, arguments["draft_options"]), max_batch)
-    return models.target, drafter, arguments | {"max_batch": max_batch}
+    named, draft, arguments = checked_arguments(models)
+    target = described(models, named)
+    draft = draft.ready(target, models.of_draft())
+    arguments |= {"kv_tokens": kv_tokens(models, target, draft, max_batch), "max_batch": max_batch}
+    return target, draft, arguments
 
 
-def kv_tokens(models: ModelOptions, draft: DraftPlan, max_batch: int) -> int | None:
+def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_batch: int) -> int | None:
     """The size of the KV cache: as asked, else what `max_batch` full contexts need, or as much of it as fits. Shows
     what the models and the cache will take. Of a model that transformers runs: as asked, or None, and its cache grows.
-    Raises LoadError if it does not fit."""
-    from slipstream.targets.describe import describe, plan
+    `LLM` refuses what does not fit."""
+    from slipstream.targets.described import plan
 
     if models.device_map is not None:
         return models.kv_tokens
-    target = describe(models.target, models)
     wanted = target.usual_kv_tokens(max_batch)
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    needed = plan(target, wanted, *draft.described(models.of_draft()).loads)
+    needed = plan(target, wanted, *draft.loads)
     if models.kv_tokens is None and needed.most_tokens >= target.facts.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
-    needed.check()
     rows = [
         ("target", render.size(needed.weights)),
         ("draft", render.size(needed.draft)),
@@ -205,11 +210,12 @@ def check_memory(models: ModelOptions) -> None:
     models, and of GPUs, nothing is foretold."""
     import torch
 
-    from slipstream.targets.describe import describe, plan
+    from slipstream.targets.describe import describe
+    from slipstream.targets.described import check_memory
 
     target = checkpoint_of(models.target, "target")
     if torch.cuda.is_available() or not Path(target).exists():
         return
     settings = LoadSettings(executor="torch", dtype=models.dtype, device="cpu")
     draft = DraftPlan.of(models.draft_model if models.draft_is_read else None)
-    plan(describe(target, settings), 0, *draft.described(settings.of_draft()).loads).check()
+    check_memory(describe(target, settings), 0, *draft.ready(None, settings.of_draft()).loads)

@@ -20,7 +20,6 @@ from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serv
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, Forecast, Rates, StepCosts, forecast
-from slipstream.zoo import checkpoint_of
 
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
@@ -193,8 +192,9 @@ def _plan(
 
 def _model(name: str, role: str) -> ModelSize:
     """The size of a model given as a registry name, a size, or a checkpoint."""
-    from slipstream.models.facts import facts
+    from slipstream.models.load_settings import LoadSettings
     from slipstream.plan.known_pairs import MODELS, known_model
+    from slipstream.targets.describe import describe
 
     known = known_model(name)
     if known is not None:
@@ -204,7 +204,7 @@ def _model(name: str, role: str) -> ModelSize:
     if unit and not isinstance(figure, str):
         return ModelSize.like_llama(figure * unit, name)
     if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
-        return ModelSize.of(facts(str(checkpoint_of(name, role))), name)
+        return ModelSize.of(describe(name, LoadSettings(role=role)).facts, name)
     raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
 
 

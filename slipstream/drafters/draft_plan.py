@@ -1,7 +1,7 @@
 """`DraftPlan`: what a `draft` argument means, decided once and before anything is loaded.
 
 `asked` turns what a user writes on the command line (names of drafters, and a draft model or head) into what `LLM.use`
-takes. `DraftPlan.of` turns that into a plan, `DraftPlan.check` checks it without weights, `DrafterFactory` makes the
+takes. `DraftPlan.of` turns that into a plan, `DraftPlan.ready` checks it without weights, `DrafterFactory` makes the
 drafter. Importing this does not import torch.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.drafters.registry import DRAFTERS, Needs, make_drafter
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.checkpoint import resolve
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.settings import SAME, one_of
 from slipstream.zoo import EMBEDDED, NAMES, SMOLLM2, checkpoint_of
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from slipstream.core.target import Target
     from slipstream.drafters.string_match import Writer
     from slipstream.models.weights import Progress
-    from slipstream.targets.describe import Described
+    from slipstream.targets.described import Described
+    from slipstream.targets.pair_check import PairReport
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
 """Drafters in use on the command line where none is named: with a draft model or head, and without."""
@@ -95,12 +96,13 @@ class DraftPlan:
 
     name     in the registry.
     options  of the drafter, `model` and `head` among them: a folder, hub id or "embedded", or an object in memory; a
-             model also as its `Described` (see `described`). With `quantize`, a draft model or head in files is loaded
+             model also as its `Described` (see `ready`). With `quantize`, a draft model or head in files is loaded
              in that format (one of `DRAFT_QUANTISATIONS`).
     members  of a stack, in their order.
     drafter  an object that is used as it is.
     bare     whether `model` was named without a drafter: its files say whether it is a head (see `recognised`).
     lookup   whether a lookup drafts before it if it is a head.
+    pair     the target and its draft model, compared; None: not yet, or one of them is in memory.
     """
 
     name: str
@@ -109,6 +111,7 @@ class DraftPlan:
     drafter: Drafter | None = None
     bare: bool = False
     lookup: bool = False
+    pair: PairReport | None = None
 
     @staticmethod
     def of(draft: Any, options: Mapping[str, Any] | None = None) -> DraftPlan:
@@ -174,57 +177,62 @@ class DraftPlan:
 
     def recognised(self, weights: bool = True) -> DraftPlan:
         """The same with the drafter of the head that a bare folder holds, if it holds one. weights: whether those on
-        the hub are downloaded; without them not every head is recognised. Raises ParameterError for a name that is
-        nearly a known one."""
+        the hub are downloaded; without them not every head is recognised, and it may stay bare. Raises ParameterError
+        for a name that is nearly a known one."""
         if not self.bare:
             return self
         path = self.options["model"]
         refuse_misspelt(path)
-        folder = path if weights else _small_files(path, "draft")
         from slipstream.heads.recognition import recognise
 
-        kind = None if folder is None else recognise(folder)
+        kind = recognise(resolve(checkpoint_of(path, "draft"), weights))
         if kind is None:
-            return replace(self, bare=False)
+            return replace(self, bare=not weights and not _is_here(path))
         options = {name: value for name, value in self.options.items() if name != "model"}
         head = DraftPlan(kind, {"head": path, **options})
         return DraftPlan(STACK, members=(DraftPlan(WITHOUT_DRAFT), head)) if self.lookup else head
 
-    def check(self, target: str, draft_tokenizer: str = SAME) -> None:
-        """Raise ParameterError for options that the drafter does not have or that are out of range, and PairError for a
-        draft model of another vocabulary. Of models on the hub the small files are downloaded, not the weights."""
-        plan = self.recognised(weights=False)
-        for member in plan.members:
-            member.check(target, draft_tokenizer)
-        model = plan.options.get("model")
-        known = not self.bare or plan.name != WITH_DRAFT or _is_here(model)  # without weights not every head is
-        if plan.options and known:
-            spec, config = DRAFTERS[plan.name], options_of(plan.name)
-            arguments = inspect.signature(getattr(import_module(spec.path), spec.maker)).parameters
-            config(**{name: value for name, value in plan.options.items() if name not in arguments})
-        if draft_tokenizer == SAME and isinstance(model, (str, Path)) and not target == model == EMBEDDED:
-            check_vocabulary(target, model)
+    def ready(self, target: Described | None, settings: LoadSettings, weights: bool = True) -> DraftPlan:
+        """The same after all that can be known before weights are in memory: heads are recognised, options checked,
+        draft models in files described and compared with the target (None: it is in memory). What was done before is
+        not done again.
 
-    def described(self, settings: LoadSettings) -> DraftPlan:
-        """The same with every head recognised, and every draft model in files described, to be loaded with these
-        settings of a draft model. Raises LoadError and ParameterError as `describe` does."""
-        plan = self.recognised()
-        model = plan.options.get("model")
-        if plan.members:
-            return replace(plan, members=tuple(member.described(settings) for member in plan.members))
-        if not isinstance(model, (str, Path)) or DRAFTERS[plan.name].needs not in (Needs.DRAFT_MODEL, Needs.MEMBERS):
+        settings  of a draft model. weights: whether those on the hub are downloaded; without them, what may be a head
+                  there is only compared if it has a tokenizer.
+
+        Raises ParameterError for options that the drafter does not have or that are out of range, PairError for a draft
+        model of another vocabulary, and what `describe` raises."""
+        plan = self.recognised(weights)
+        if plan.drafter is not None:
             return plan
-        from slipstream.targets.describe import describe
+        spec, options = DRAFTERS[plan.name], dict(plan.options)
+        if options and not plan.bare:
+            config = options_of(plan.name)
+            arguments = inspect.signature(getattr(import_module(spec.path), spec.maker)).parameters
+            config(**{name: value for name, value in options.items() if name not in arguments})
+        if plan.members:
+            return replace(plan, members=tuple(member.ready(target, settings, weights) for member in plan.members))
+        model = options.get("model")
+        if not isinstance(model, (str, Path)) or not spec.reads_model or (plan.bare and not _has_tokens(model)):
+            return plan
+        from slipstream.targets.describe import describe, describe_model
 
-        options = dict(plan.options)
         if (quantize := options.pop("quantize", None)) is not None:
             settings = replace(settings, quantize=None if quantize == "none" else quantize)
-        return replace(plan, options=options | {"model": describe(model, settings)})
+        files = (describe_model if self.bare else describe)(model, settings)  # it was recognised as no head
+        pair = plan.pair
+        if pair is None and target is not None:
+            from slipstream.targets.pair_check import check_pair
+
+            pair = check_pair(target, files)
+            if settings.draft_tokenizer == SAME:
+                pair.require()
+        return replace(plan, pair=pair, options=plan.options if plan.bare else options | {"model": files})
 
     @property
     def loads(self) -> tuple[list[Described], list[str | Path], bool]:
         """What a plan that is described reads from files: draft models, heads, and whether the target's MTP layers."""
-        from slipstream.targets.describe import Described
+        from slipstream.targets.described import Described
 
         named = [option for one in self.each for option in one.options.items()]
         models = [value for name, value in named if name == "model" and isinstance(value, Described)]
@@ -257,34 +265,16 @@ def options_of(name: str) -> Any:
     return min(configs, key=lambda each: each.__module__ != module.__name__)
 
 
-def check_vocabulary(target: str, draft: str | Path) -> None:
-    """Raise PairError if the tokens of two checkpoints differ. Weights are not read."""
-    from slipstream.targets.pair_check import require_pair
-
-    target_files, draft_files = _small_files(target, "target"), _small_files(draft, "draft")
-    if target_files and draft_files and (_is_here(draft) or _has_tokens(draft_files)):
-        require_pair(target_files, draft_files)
+def _has_tokens(name: str | Path) -> bool:
+    """Whether the small files of a model are those of one with a tokenizer. Heads have none, and some look like models
+    until their weights are read."""
+    folder = resolve(checkpoint_of(name, "draft"), weights=False)
+    return (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
 
 
-def _has_tokens(folder: Path) -> bool:
-    """Whether it holds the small files of a model with a tokenizer. Heads have none, and some look like models until
-    their weights are read."""
-    from slipstream.models.config import FAMILIES
-
-    config = read_json(folder / "config.json")
-    return config.get("model_type") in FAMILIES and (folder / "tokenizer.json").is_file()
-
-
-def _is_here(name: Any) -> bool:
+def _is_here(name: str | Path) -> bool:
     """Whether it is the name of a folder or file on this machine."""
-    return isinstance(name, (str, Path)) and Path(checkpoint_of(name, "draft")).expanduser().exists()
-
-
-def _small_files(name: str | Path, role: str) -> Path | None:
-    """Folder with the small files of a model, or its GGUF file; None for a folder without config.json. Raises
-    LoadError if the hub provides none."""
-    place = resolve(checkpoint_of(name, role), weights=False)
-    return place if not place.is_dir() or (place / "config.json").is_file() else None
+    return Path(checkpoint_of(name, "draft")).expanduser().exists()
 
 
 def refuse_misspelt(name: str | Path) -> None:
@@ -326,36 +316,35 @@ class DrafterFactory:
         and PairError."""
         if plan.drafter is not None:
             return plan.drafter
-        plan = plan.described(self.settings.of_draft())
+        plan = plan.ready(self.described, self.settings.of_draft())
         if plan.members:
             return make_drafter(STACK, self.target, members=list(map(self.make, plan.members)), **plan.options)
         spec, options = DRAFTERS[plan.name], dict(plan.options)
         if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
             del options["head"]  # without one, the maker takes the head that ships for this target
-        if spec.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS) and options.get("model") is not None:
-            options["model"] = self._model(options["model"])
+        if spec.reads_model and options.get("model") is not None:
+            options["model"] = self._model(options["model"], plan.pair)
         elif spec.needs is Needs.DRAFT_MODEL:
             raise _without_model(plan.name)
         return make_drafter(plan.name, self.target, **options)
 
-    def _model(self, draft: Any) -> Target | Writer:
+    def _model(self, draft: Any, pair: PairReport | None) -> Target | Writer:
         """The draft model, loaded. Raises PairError if its tokens differ from the target's, unless
         `draft_tokenizer` says what becomes of it. Of a model in memory whose checkpoint is unknown, only the number of
         ids is compared."""
         from slipstream.drafters.string_match import Writer
-        from slipstream.targets.describe import Described, loaded
-        from slipstream.targets.pair_check import check_pair, require_pair, require_widths
+        from slipstream.targets.describe import loaded
+        from slipstream.targets.described import Described
+        from slipstream.targets.pair_check import check_pair, require_widths
 
         files = draft if isinstance(draft, Described) else None
-        if self.settings.draft_tokenizer != SAME:
-            report = None if files is None or self.described is None else check_pair(self.described, files)
-            if report is None or not (report.compared and report.fits):
-                return self._with_tokenizer(files)
+        if self.settings.draft_tokenizer != SAME and (pair is None or not (pair.compared and pair.fits)):
+            return self._with_tokenizer(files)
         if isinstance(draft, Writer):
             return draft
         target_files, draft_files = self.described or _checkpoint(self.target), files or _checkpoint(draft)
-        if target_files is not None and draft_files is not None:
-            require_pair(target_files, draft_files)
+        if pair is None and target_files is not None and draft_files is not None:
+            check_pair(target_files, draft_files).require()
         if _is_target(draft):
             model: Target = draft  # the settings are for the models that are loaded here
         else:

@@ -174,15 +174,9 @@ def make(
     sources, or where their texts begin with different tokens."""
     if quantize is not None:
         raise ParameterError(f"quantize={quantize!r} was given with a loaded draft model", fix="name its files")
-    if isinstance(model, Writer):
-        if options:
-            raise ParameterError(
-                f"the drafter options {', '.join(map(repr, options))} were given with draft_tokenizer='string'",
-                why="its draft tokens are split from text, in chains of a fixed length",
-                fix="leave them out",
-            )
-        return StringDrafter(model, target.device)
     NoOptionsConfig(**options)
+    if isinstance(model, Writer):
+        return StringDrafter(model, target.device)
     _check_kinds(target.capabilities.encoder, model.capabilities.encoder)
     return ModelDrafter(model, target.vocab_size)
 

@@ -1,5 +1,5 @@
-"""Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer. Of hub ids only the small files are
-downloaded."""
+"""Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer. `targets.described` has those of each
+model."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.checkpoint import open_tensors, resolve, weight_files
-from slipstream.models.config import DecoderConfig
+from slipstream.errors import CheckpointError, LoadError
+from slipstream.models.checkpoint import open_tensors, weight_files
 from slipstream.models.folder_tokenizer import content_of, settings_of
-from slipstream.models.gguf_header import CONTROL, GgufShape, gguf_shape, read_header
-from slipstream.models.module_shape import ModelShape, shape_in
+from slipstream.models.gguf_header import CONTROL, GgufHeader, read_header
+from slipstream.models.module_shape import ModelShape
 from slipstream.models.text import tokenizer_of
 
 ROLES = ("bos", "eos", "pad")
@@ -34,7 +33,8 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """source: the requested folder, hub id or GGUF file. folder: that of its small files, or the GGUF file."""
+    """Of a model in a folder. checkpoint: the requested folder, hub id or GGUF file. folder: of its small files, or the
+    GGUF file."""
 
     checkpoint: str
     folder: Path
@@ -43,16 +43,10 @@ class ModelFacts:
     @cached_property
     def tokenizer(self) -> TokenMap | None:
         """None if the checkpoint has none. Raises LoadError."""
-        if isinstance(self.config, GgufShape):
-            header = self.config.header
-            roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
-            return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
         return _tokens_in_folder(self.folder)
 
     @property
     def chat_template(self) -> bool:
-        if isinstance(self.config, GgufShape):
-            return "tokenizer.chat_template" in self.config.header.metadata
         files = [self.folder / f"chat_template.{kind}" for kind in ("jinja", "json")]
         return any(file.exists() for file in files) or "chat_template" in settings_of(self.folder)
 
@@ -79,37 +73,59 @@ class ModelFacts:
             looked_up += [name for name in shapes if "encoder." in name]
         return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
 
-    @cached_property
+    @property
     def stored(self) -> dict[str, int] | None:
         """Bytes of the weight files per dtype, as safetensors names it ("F16"); None for a hub id whose weights are not
         downloaded. Raises CheckpointError if files of a folder are missing or damaged."""
-        if isinstance(self.config, GgufShape):
-            return self.config.header.stored
         try:
-            return _stored(self.folder)
+            return self._stored
         except CheckpointError:
             if Path(self.checkpoint).expanduser().is_dir():
                 raise
             return None
+
+    @cached_property
+    def _stored(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for name in weight_files(self.folder):
+            file = open_tensors(self.folder / name, "np")
+            for tensor in file.keys():  # noqa: SIM118 - a handle is not a mapping
+                part = file.get_slice(tensor)
+                dtype = part.get_dtype()
+                total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
+        return total
 
     def kv_bytes(self, itemsize: int = 4) -> int:
         """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
         return 2 * self.config.kv_width * itemsize
 
 
-def facts(checkpoint: str | Path) -> ModelFacts:
-    """Read the facts of a folder, hub id or GGUF file. Raises LoadError and its subclasses, such as
-    UnsupportedModelError."""
-    folder = resolve(checkpoint, weights=False)
-    if not folder.is_dir():
-        return ModelFacts(str(checkpoint), folder, gguf_shape(read_header(folder)))
-    try:
-        return ModelFacts(str(checkpoint), folder, DecoderConfig.load(folder))
-    except UnsupportedModelError as refused:
-        try:
-            return ModelFacts(str(checkpoint), folder, shape_in(folder))
-        except UnsupportedModelError:  # transformers knows no more than the decoder
-            raise refused from None
+@dataclass(frozen=True)
+class GgufFacts(ModelFacts):
+    """Of a model in a GGUF file."""
+
+    @property
+    def header(self) -> GgufHeader:
+        return read_header(self.folder)
+
+    @cached_property
+    def tokenizer(self) -> TokenMap | None:
+        header = self.header
+        roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
+        return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
+
+    @property
+    def chat_template(self) -> bool:
+        return "tokenizer.chat_template" in self.header.metadata
+
+    @property
+    def stored(self) -> dict[str, int]:
+        return self.header.stored
+
+
+def facts_of(checkpoint: str | Path, place: Path, config: ModelShape) -> ModelFacts:
+    """place: the folder of the small files, or a GGUF file."""
+    return (ModelFacts if place.is_dir() else GgufFacts)(str(checkpoint), place, config)
 
 
 def _tokens_in_folder(folder: Path) -> TokenMap | None:
@@ -138,14 +154,3 @@ def _tokens_in_folder(folder: Path) -> TokenMap | None:
         special=frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special),
         roles={role: None if name is None else ids.get(name) for role, name in named.items()},
     )
-
-
-def _stored(folder: Path) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for name in weight_files(folder):
-        file = open_tensors(folder / name, "np")
-        for tensor in file.keys():  # noqa: SIM118 - a handle is not a mapping
-            part = file.get_slice(tensor)
-            dtype = part.get_dtype()
-            total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
-    return total

@@ -166,10 +166,7 @@ def shape_in(folder: Path) -> ModuleShape:
 
     kind = read_json(folder / "config.json").get("model_type")
     if kind not in CONFIG_MAPPING:
-        raise UnsupportedModelError(
-            f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
-            fix="install a newer transformers, or use another model",
-        )
+        raise unknown_architecture(kind)
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
@@ -188,6 +185,13 @@ def shape_in(folder: Path) -> ModuleShape:
             f"transformers cannot read {folder / 'config.json'}: {type(fault).__name__}: {fault}",
             fix="correct config.json, or export the checkpoint again",
         ) from fault
+
+
+def unknown_architecture(kind: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
+        fix="install a newer transformers, or use another model",
+    )
 
 
 def _eos(text: Any, generation: Any, vocab: int) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class KnownModel(Strict):
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """The facts as `facts.facts` returns them, without a tokenizer."""
+        """As those of its checkpoint, without a tokenizer."""
         return ModelFacts(self.name, Path(), DecoderConfig.from_dict(self.config))
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor, batch_of
+from slipstream.models.facts import ModelFacts, facts_of
 from slipstream.models.gguf_config import in_blocks
 from slipstream.models.gguf_header import read_header
 from slipstream.models.load_settings import LoadSettings
@@ -31,7 +33,7 @@ from slipstream.models.lora import Adapter
 from slipstream.models.weight_formats import FORMATS
 from slipstream.models.weights import Progress, Weights, from_module, load_weights
 from slipstream.settings import AUTO
-from slipstream.targets.describe import Described, plan
+from slipstream.targets.described import Described, check_memory
 from slipstream.targets.early_exit import EarlyExitCache
 from slipstream.targets.huggingface.kinds import DECODER, Kind
 
@@ -114,7 +116,9 @@ class Decoder:
         (bytes read, bytes in all). Raises the family of `LoadError`, and `ParameterError` for a setting that cannot be
         honoured."""
         given = {"executor": executor, "dtype": dtype, "device": device, **settings}
-        return DescribedDecoder.of(checkpoint, LoadSettings.of(given, "Decoder.load")).load(progress, chunk)
+        described = DescribedDecoder.of(checkpoint, LoadSettings.of(given, "Decoder.load"))
+        check_memory(described)
+        return described.load(progress, chunk)
 
     @staticmethod
     def of_module(model: nn.Module, settings: LoadSettings, chunk: int = 512) -> Decoder:
@@ -221,8 +225,9 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DescribedDecoder(Described):
-    """A checkpoint that our own decoder runs."""
+    """A checkpoint that our own decoder runs. place: of its small files, or its GGUF file."""
 
+    place: Path = field(kw_only=True)
     config: DecoderConfig = field(kw_only=True)
 
     @staticmethod
@@ -240,7 +245,11 @@ class DescribedDecoder(Described):
             )
         config, resolved = DecoderConfig.load(place), resolve(settings)
         chosen, refusals = choose(config, resolved)
-        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, config=config)
+        return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, place=place, config=config)
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        return facts_of(self.checkpoint, self.place, self.config)
 
     @property
     def kind(self) -> Kind:
@@ -268,7 +277,6 @@ class DescribedDecoder(Described):
 
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
         settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.checkpoint)
-        plan(replace(self, checkpoint=place), 0).check()
         warn_slower(self.refusals, self.runner, settings)
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)

@@ -1,30 +1,23 @@
-"""`describe`: how a model will be run, before its weights are read; `plan`: what it will take with its draft and a KV
-cache; and `as_target`, which also loads it."""
+"""`describe`: how a model will be run, before its weights are read; and `as_target`, which also loads it."""
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream.backends.table import usable_device
-from slipstream.core.sizes import size
 from slipstream.core.target import Target
 from slipstream.errors import LoadError, ParameterError, UnsupportedModelError
-from slipstream.heads.mtp_names import mtp_layer_count
 from slipstream.heads.recognition import recognise
-from slipstream.host.machine import available_bytes
-from slipstream.kv.blocks import BLOCK
 from slipstream.models.checkpoint import is_gguf, resolve
-from slipstream.models.facts import ModelFacts, facts
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Progress
 from slipstream.settings import AUTO, LLAMACPP, TRANSFORMERS
-from slipstream.targets.huggingface.kinds import Kind
+from slipstream.targets.decoder import Decoder, DescribedDecoder
+from slipstream.targets.described import Described, check_memory
 from slipstream.zoo import checkpoint_of
 
 log = logging.getLogger("slipstream")
@@ -32,76 +25,27 @@ log = logging.getLogger("slipstream")
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 """What a device map may say instead of a device."""
 
-RESERVE = 0.1
-"""Share of the available memory that is left for activations and for the process itself."""
-
-
-@dataclass(frozen=True)
-class Described(ABC):
-    """A model in files, before its weights are read, and how it will be run. Each runner has one of its own.
-
-    checkpoint    folder, hub id or GGUF file.
-    settings  resolved: device and dtype are those of PyTorch.
-    runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
-    refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
-    """
-
-    checkpoint: str | Path
-    settings: LoadSettings
-    runner: str
-    refusals: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def facts(self) -> ModelFacts:
-        """Shape, sizes and tokenizer. Raises UnsupportedModelError for a model whose own code says them."""
-        return facts(self.checkpoint)
-
-    @property
-    @abstractmethod
-    def kind(self) -> Kind:
-        """How it takes part: trees, draft heads, early exit, batches (see `plan.support_matrix`)."""
-
-    @property
-    @abstractmethod
-    def weight_bytes(self) -> int:
-        """Bytes of its weights in memory, about."""
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV cache of one token."""
-        return self.facts.kv_bytes(self.settings.dtype.itemsize)
-
-    @cached_property
-    def mtp_share(self) -> float:
-        """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return mtp_layer_count(self.checkpoint) / self.facts.config.layers
-
-    def usual_kv_tokens(self, requests: int) -> int | None:
-        """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
-        return self.settings.kv_tokens
-
-    @abstractmethod
-    def load(self, progress: Progress | None = None) -> Target:
-        """The model in memory. progress: called with (bytes read, bytes in all). Raises the family of LoadError, and
-        ParameterError for a setting that cannot be honoured."""
-
 
 def describe(checkpoint: str | Path, settings: LoadSettings = DEFAULTS) -> Described:
     """A folder, a hub id, a GGUF file or "embedded", without its weights; of a hub id the small files are downloaded.
 
     Our own decoder runs what it can, llama.cpp the rest of GGUF files, transformers that of the others. Raises the
     family of LoadError, and ParameterError for a setting that cannot be honoured."""
-    from slipstream.targets.decoder import DescribedDecoder
+    checkpoint = checkpoint_of(checkpoint, settings.role)
+    if not is_gguf(checkpoint) and (kind := recognise(resolve(checkpoint, weights=False))):
+        fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {checkpoint}"
+        model = "a draft model" if settings.role == "draft" else "a model"
+        raise ParameterError(f"{str(checkpoint)!r} is a draft head ({kind}), not {model}", fix=fix)
+    return describe_model(checkpoint, settings)
 
+
+def describe_model(checkpoint: str | Path, settings: LoadSettings) -> Described:
+    """As `describe`, of what is known not to be a draft head."""
     checkpoint = checkpoint_of(checkpoint, settings.role)
     gguf = is_gguf(checkpoint)
     other = LLAMACPP if gguf else TRANSFORMERS  # runs what our own decoder does not
     if not gguf:
         settings.check_device_map()
-        if kind := recognise(resolve(checkpoint, weights=False)):
-            fix = f"give it to the target that it drafts for: slipstream bench -m TARGET --draft {checkpoint}"
-            model = "a draft model" if settings.role == "draft" else "a model"
-            raise ParameterError(f"{str(checkpoint)!r} is a draft head ({kind}), not {model}", fix=fix)
     if settings.role == "draft" and settings.executor == (TRANSFORMERS if gguf else LLAMACPP):
         settings = replace(settings, executor=AUTO)  # it was chosen for the target
     if gguf:
@@ -141,66 +85,6 @@ def _by_other(checkpoint: str | Path, settings: LoadSettings, refused: str | Non
     return DescribedModule.of(checkpoint, settings, refusals)
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """What a target, its draft and a KV cache of a fixed size will take, from files that need no loading: bytes, about.
-
-    weights    of the target. draft: weights of the draft model or head; 0 without one.
-    per_token  KV cache of one token, that of the draft included.
-    kv_tokens  tokens for which the KV cache has room, all requests together.
-    available  memory that is free now, on the device of the target.
-    """
-
-    weights: int
-    draft: int
-    per_token: int
-    kv_tokens: int
-    available: int
-
-    @property
-    def kv(self) -> int:
-        return self.per_token * self.kv_tokens
-
-    @property
-    def headroom(self) -> int:
-        """What stays free; negative: it does not fit."""
-        return self.available - self.weights - self.draft - self.kv
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the largest KV cache that leaves `RESERVE` of the memory free, in whole blocks."""
-        room = (1 - RESERVE) * self.available - self.weights - self.draft
-        return max(0, int(room / max(1, self.per_token)) // BLOCK * BLOCK)
-
-    def check(self) -> None:
-        """Raise LoadError if it does not fit."""
-        if self.headroom < 0:
-            most, cache = self.most_tokens, f"a KV cache for {self.kv_tokens} tokens"
-            parts = {"weights": self.weights, "the draft's weights": self.draft, cache: self.kv}
-            needed = ", ".join(f"{size(count)} for {what}" for what, count in parts.items() if count)
-            raise LoadError(
-                f"{size(self.available)} of memory are free, and {needed} are needed",
-                fix=f"choose at most kv_tokens={most}" if most else "choose a smaller model, or quantize it",
-            )
-
-
-def plan(
-    target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[str | Path] = (), mtp: bool = False
-) -> MemoryPlan:
-    """models: the draft models; heads: folders of draft heads; mtp: whether the target's MTP layers draft. Raises what
-    reading their facts raises."""
-    share = target.mtp_share if mtp else 0.0
-    draft = round(share * target.weight_bytes) + sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
-    per_token = round((1 + share) * target.kv_bytes) + sum(model.kv_bytes for model in models)
-    return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
-
-
-def _of_head(head: str | Path) -> int:
-    """Bytes of a draft head: its weights are computed in float32. Its one layer of KV is little."""
-    folder = Path(head).expanduser()
-    return 2 * sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
-
-
 def as_target(model: Any, progress: Progress | None = None, **settings: Any) -> Target:
     """A `Target` out of what `describe` takes, a loaded transformers model, or a `Target` itself. A warning says so
     where transformers runs what our own decoder does not.
@@ -222,7 +106,9 @@ def loaded(model: Any, settings: LoadSettings, progress: Progress | None = None)
         )
         return model
     if isinstance(model, (str, Path)):
-        return describe(model, settings).load(progress)
+        described = describe(model, settings)
+        check_memory(described)
+        return described.load(progress)
     if not isinstance(model, torch.nn.Module):
         raise ParameterError(
             f"{model!r} is no model",
@@ -241,7 +127,6 @@ def _check_places(device_map: Any) -> None:
 
 
 def _of_module(module: torch.nn.Module, settings: LoadSettings) -> Target:
-    from slipstream.targets.decoder import Decoder
     from slipstream.targets.huggingface.load_module import around
 
     settings.refuse(

@@ -14,7 +14,8 @@ from slipstream.errors import PairError, ParameterError
 from slipstream.models.facts import ROLES, ModelFacts
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import differ
-from slipstream.targets.describe import Described, describe
+from slipstream.targets.describe import describe
+from slipstream.targets.described import Described
 from slipstream.theory.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 
 SHOWN = 5
@@ -91,6 +92,12 @@ class PairReport:
                 "is too large to be padding"
             )
         return ""
+
+    def require(self) -> None:
+        """Raise PairError unless both are of one kind and map the same ids to the same tokens."""
+        require_kind(self.target.config.source_context is not None, self.draft.config.source_context is not None)
+        if self.problem:
+            raise _other_tokens(self.problem)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -193,14 +200,6 @@ def require_kind(target: bool, draft: bool) -> None:
             why="a decoder continues a prompt, an encoder-decoder answers a source: neither knows what the other reads",
             fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
         )
-
-
-def require_pair(target: str | Path | Described, draft: str | Path | Described) -> None:
-    """Raise PairError unless both checkpoints are of one kind and map the same ids to the same tokens."""
-    report = check_pair(target, draft)
-    require_kind(report.target.config.source_context is not None, report.draft.config.source_context is not None)
-    if report.problem:
-        raise _other_tokens(report.problem)
 
 
 def require_widths(target: int, draft: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cli.loading import described
 from slipstream.cli.options import ModelOptions
 from slipstream.cli.serve import kv_tokens
 from slipstream.drafters.draft_plan import DraftPlan
@@ -72,15 +73,15 @@ def test_every_command_takes_the_file(cli, tiny, file: Path) -> None:
 
 
 def test_a_server_reserves_what_is_usual(file: Path, folder: Path) -> None:
-    models, draft = ModelOptions(target=str(file), executor="llamacpp"), DraftPlan.of("suffix")
-    assert kv_tokens(models, draft, 8) == 8 * (192 + 256)
-    assert kv_tokens(replace(models, kv_tokens=512), draft, 8) == 512
-    assert kv_tokens(replace(models, executor="auto"), draft, 8) == 8 * 192
+    for settings, tokens in (({}, 8 * (192 + 256)), ({"kv_tokens": 512}, 512), ({"executor": "auto"}, 8 * 192)):
+        models = replace(ModelOptions(target=str(file), executor="llamacpp"), **settings)
+        assert kv_tokens(models, described(models), DraftPlan.of("suffix"), 8) == tokens
 
 
 def test_a_server_keeps_the_size_of_the_cache_that_was_asked_for(tmp_path: Path) -> None:
     """Also where nothing is foretold: over several devices, and for a model that only transformers runs."""
     random_model("stablelm").save_pretrained(tmp_path)
-    for models in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
-        assert kv_tokens(ModelOptions(**models, kv_tokens=640), DraftPlan.of("ngram"), 4) == 640  # type: ignore[arg-type]
-        assert kv_tokens(ModelOptions(**models), DraftPlan.of("ngram"), 4) is None  # type: ignore[arg-type]
+    for given in ({"device_map": "auto"}, {"target": str(tmp_path), "drafter": "ngram"}):
+        for tokens in (640, None):
+            models = ModelOptions(**given, kv_tokens=tokens)  # type: ignore[arg-type]
+            assert kv_tokens(models, described(models), DraftPlan.of("ngram"), 4) == tokens

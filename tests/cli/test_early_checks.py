@@ -42,7 +42,7 @@ PASSING = [
     ),
     *(f"{each} -m org/target -md org/same --drafter model" for each in (*LOADING, "chat")),
     *(
-        f"bench {{texts}} {{pair}} {named} --draft-quantize int8"
+        f"bench {{texts}} -m {{target}} -md {{draft}} {named} --draft-quantize int8"
         for named in ("--drafter model", "--drafter ngram --drafter model", "--drafter hybrid")
     ),
 ]

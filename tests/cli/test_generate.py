@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -26,6 +27,34 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, plain):
     assert re.search(r"16 tokens, \d+ tokens/s, acceptance rate \d+%, mean acceptance length \d\.\d\d", result.said)
     assert "rejection rule (lossless), finish reason length" in result.said
     assert "\x1b" not in result.out + result.err
+
+
+ONCE = {
+    "targets.describe.describe_model": 2, "models.facts.facts_of": 2, "models.facts._tokens_in_folder": 2,
+    "heads.recognition.recognise": 2, "targets.pair_check.check_pair": 1, "targets.described.plan": 1,
+}  # fmt: skip
+"""What reads a target and a draft model before their weights are, and how often."""
+
+
+@pytest.mark.parametrize("named", [(), ("--drafter", "suffix,model")])
+def test_each_model_is_described_once_and_the_pair_compared_once(cli, pair, monkeypatch, named):
+    calls = dict.fromkeys(ONCE, 0)
+
+    def counted(path, function):
+        def call(*given, **more):
+            calls[path] += 1
+            return function(*given, **more)
+
+        return call
+
+    for path in ONCE:
+        module, name = path.rsplit(".", 1)
+        function = getattr(import_module(f"slipstream.{module}"), name)
+        for each in [each for full, each in sys.modules.items() if full.startswith("slipstream")]:
+            if vars(each).get(name) is function:
+                monkeypatch.setattr(each, name, counted(path, function))
+    cli("generate", "def add(", "-n", "4", *pair, *named, code=0)
+    assert calls == ONCE
 
 
 @pytest.mark.parametrize("where", [["for name\n"], ["-"], ["--file", "prompt"]], ids=["argument", "stdin", "file"])

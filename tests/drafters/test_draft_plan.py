@@ -66,10 +66,9 @@ class TestOnTheCommandLine:
         for draft, drafter in ((tiny.draft, "model"), (head, "hybrid")):
             models = ModelOptions(target=target, draft=str(draft), executor="torch")
             plan, _ = models.speculation
-            plan.check(target)
             llm = load(models, quiet=True)
             assert drafter_names(llm) == {"model": ["model"], "hybrid": ["suffix", "eagle3"]}[drafter]
-            read = [len(each) for each in plan.described(LoadSettings(role="draft")).loads[:2]]
+            read = [len(each) for each in plan.ready(None, LoadSettings(role="draft")).loads[:2]]
             assert read == ([1, 0] if draft is tiny.draft else [0, 1])  # a model, a head
 
     def test_a_draft_model_that_is_needed_and_not_named_is_refused(self) -> None:

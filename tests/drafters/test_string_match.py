@@ -276,7 +276,7 @@ class TestFromFolders:
 
     def test_options_that_string_match_has_not_are_refused(self, tiny: Tiny, foreign: Path) -> None:
         draft = foreign, {"window": 9}
-        with pytest.raises(ParameterError, match="'window' were given with draft_tokenizer='string'"):
+        with pytest.raises(ParameterError, match="has no parameter 'window'"):
             LLM(tiny.target, draft=draft, draft_tokenizer="string", executor="torch")
 
 

@@ -11,13 +11,13 @@ from tokenizers import Tokenizer, models
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
 from slipstream.models import gguf_convert
 from slipstream.models.config import DecoderConfig
-from slipstream.models.facts import facts
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_tokenizer import SPLITS, WHOLE, GgufTokenizer
 from slipstream.models.llamacpp_library import LlamaModel
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.text import TextStream, decoder_keeping, decoder_of, load_tokenizer
-from slipstream.targets.describe import as_target
+from slipstream.targets.describe import as_target, describe
 from tests.checkpoints import TEXTS, Tiny, clone, make_model, rewrite
 from tests.models.tokenizer_kinds import byte_level, sentencepiece
 
@@ -56,7 +56,7 @@ def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) 
     assert tokenizer.apply_chat_template(CHAT, **named) == source.apply_chat_template(CHAT, **named)
     assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.pad_token_id) == ("<|endoftext|>", 0, 0)
     assert tokenizer.transformers.encode(TEXT) == source.encode(TEXT)
-    assert facts(file).tokenizer.tokens == facts(tiny.target).tokenizer.tokens  # type: ignore[union-attr]
+    assert describe(file).facts.tokenizer.tokens == describe(tiny.target).facts.tokenizer.tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("split", [None, SPLITS["qwen2"][0]], ids=["gpt2", "qwen2"])
@@ -100,7 +100,7 @@ def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp
     conversion = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
     assert (conversion.tokens, conversion.differing) == (0, None)
     assert not read_header(conversion.file).has_tokenizer
-    assert facts(conversion.file).parameters == facts(checkpoint("llama")).parameters
+    assert describe(conversion.file).facts.parameters == describe(checkpoint("llama")).facts.parameters
 
 
 def test_a_parallel_draft_model_stays_one(tiny: Tiny, tmp_path: Path) -> None:
@@ -181,3 +181,4 @@ def test_a_file_that_names_no_end_has_none_that_is_an_ordinary_token(tiny: Tiny,
         patch.setattr("slipstream.models.gguf_tokenizer.ENDS", "another.key")
         file = convert_to_gguf(source, tmp_path / "a.gguf", "f32").file
     assert as_target(file, executor="llamacpp").capabilities.eos_ids == {0, 3}  # <|endoftext|> and <|end|>
+    assert describe(file, LoadSettings(executor="llamacpp")).eos_ids == (0, 3)

@@ -9,9 +9,9 @@ import pytest
 
 from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
 from slipstream.models.checkpoint import is_gguf
-from slipstream.models.facts import facts
 from slipstream.models.gguf_header import gguf_shape, read_header
 from slipstream.models.text import load_tokenizer, tokenizer_of
+from slipstream.targets.describe import describe
 from tests.models.gguf_files import gguf_bytes, tiny_model
 
 TOKENS = ["<end>", "a", "b", "<0x0A>", "c", "d", "[PAD6]", "[PAD7]"]
@@ -42,7 +42,7 @@ def test_metadata_and_tensors_are_what_was_written(tmp_path: Path) -> None:
 
 
 def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
-    seen = facts(write(tmp_path, tiny_model(**WITH_TOKENS)))
+    seen = describe(write(tmp_path, tiny_model(**WITH_TOKENS))).facts
     assert (seen.config.layers, seen.config.heads, seen.config.kv_heads, seen.config.head_dim) == (1, 2, 1, 16)
     assert (seen.config.vocab_size, seen.config.context, seen.config.eos_ids) == (8, 64, (0,))
     assert seen.config.tie_embeddings
@@ -109,6 +109,6 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
 def test_a_file_without_a_tokenizer_has_token_ids_as_prompts(tmp_path: Path) -> None:
     file = write(tmp_path, tiny_model())
     assert tokenizer_of(file) is None
-    assert facts(file).tokenizer is None
+    assert describe(file).facts.tokenizer is None
     with pytest.raises(SlipstreamError, match=r"model\.gguf has no tokenizer"):
         load_tokenizer(file)

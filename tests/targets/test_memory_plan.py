@@ -16,7 +16,8 @@ from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
 from slipstream.models.load_settings import LoadSettings
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.describe import MemoryPlan, describe, plan
+from slipstream.targets.describe import describe
+from slipstream.targets.described import MemoryPlan, plan
 from tests.checkpoints import Tiny
 from tests.heads.tiny_mtp import write
 
@@ -47,7 +48,7 @@ def test_mtp_layers_count_with_a_cache_of_their_own(count: int, tmp_path: Path) 
     folder = write("glm4_moe", tmp_path, count)
     target = describe(folder, LoadSettings(device="cpu", dtype="float64"))
     without, seen = (
-        plan(target, 320, *DraftPlan.of(draft).described(target.settings).loads) for draft in ("ngram", "mtp")
+        plan(target, 320, *DraftPlan.of(draft).ready(target, target.settings).loads) for draft in ("ngram", "mtp")
     )
     drafter = make_drafter("mtp", target.load())
     LLM(folder, drafter, device="cpu", dtype="float64").generate([[1, 2, 3]], SamplingParams(max_tokens=4))
@@ -65,7 +66,7 @@ def test_the_largest_cache_leaves_a_tenth_free() -> None:
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_read(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.targets.describe.available_bytes", lambda device: 2**20)
+    monkeypatch.setattr("slipstream.targets.described.available_bytes", lambda device: 2**20)
     monkeypatch.setattr("slipstream.targets.decoder.load_weights", lambda *_, **__: pytest.fail("loaded"))
     said = r"1\.0 MB of memory are free, and .*.* weights, .* the draft's weights, .* a KV cache for 100000 tokens"
     with pytest.raises(LoadError, match=said):

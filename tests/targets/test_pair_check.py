@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from slipstream.errors import LoadError, PairError, ParameterError
-from slipstream.models.facts import facts
-from slipstream.targets.pair_check import check_pair, require_pair
+from slipstream.targets.describe import describe
+from slipstream.targets.pair_check import check_pair
 from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
 from tests.targets.toy import ToyTarget
 
@@ -40,8 +40,8 @@ def edit_tokenizer(folder: Path, old: str, new: str) -> Path:
 def test_the_same_tokens_are_compatible(tiny):
     report = check_pair(tiny.target, tiny.draft)
     assert (report.fits, report.compared, report.differing, report.notes) == (True, True, 0, ())
-    assert report.common == len(facts(tiny.target).tokenizer.tokens)
-    require_pair(tiny.target, str(tiny.draft))
+    assert report.common == len(describe(tiny.target).facts.tokenizer.tokens)
+    check_pair(tiny.target, str(tiny.draft)).require()
 
 
 def test_padding_and_tokens_of_one_side_alone_are_compatible(tiny, padded, tmp_path):
@@ -52,20 +52,20 @@ def test_padding_and_tokens_of_one_side_alone_are_compatible(tiny, padded, tmp_p
     for other in (padded, tmp_path):
         for pair in ((tiny.target, other), (other, tiny.target)):
             assert (check_pair(*pair).fits, check_pair(*pair).notes) == (True, ())
-            require_pair(*pair)
+            check_pair(*pair).require()
 
 
 def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_path):
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     report = check_pair(tiny.target, tmp_path)
-    tokens, draft_tokens = (facts(path).tokenizer.tokens for path in (tiny.target, tmp_path))
+    tokens, draft_tokens = (describe(path).facts.tokenizer.tokens for path in (tiny.target, tmp_path))
     wrong = [i for i in sorted(tokens.keys() & draft_tokens.keys()) if tokens[i] != draft_tokens[i]]
     assert report.differing == len(wrong) > 5
     first = [(i, tokens[i], draft_tokens[i]) for i in wrong[:5]]
     assert [(d.id, d.target, d.draft) for d in report.differences] == first
     with pytest.raises(PairError) as error:
-        require_pair(tiny.target, tmp_path)
+        check_pair(tiny.target, tmp_path).require()
     for difference in report.differences:
         assert str(difference) in str(error.value)
     assert f"{len(wrong)} of {report.common} common ids" in str(error.value)
@@ -95,7 +95,7 @@ def test_without_tokenizers_only_sizes_are_compared(tiny, padded, tmp_path, side
     assert (report.fits, report.compared) == (True, False)
     who = "neither model has" if side == "both" else f"the {side} has no"
     assert any(note.startswith("only sizes were compared (320 and 320 ids)") and who in note for note in report.notes)
-    require_pair(target, draft)
+    check_pair(target, draft).require()
 
 
 def test_without_tokenizers_a_token_that_has_no_row_is_an_error(tiny, tmp_path):
@@ -103,20 +103,20 @@ def test_without_tokenizers_a_token_that_has_no_row_is_an_error(tiny, tmp_path):
     make_model(small, vocab_size=300)
     for target, draft in ((tiny.target, small), (small, tiny.target)):
         with pytest.raises(PairError, match=r"has \d+ tokens, .* has an output of 300 ids and no tokenizer"):
-            require_pair(target, draft)
+            check_pair(target, draft).require()
     with pytest.raises(PairError, match=r"300 and 320|320 and 300"):
-        require_pair(bare(clone(tiny.target, tmp_path / "bare")), small)
+        check_pair(bare(clone(tiny.target, tmp_path / "bare")), small).require()
 
 
 def test_a_broken_tokenizer_is_an_error_of_loading(tiny, tmp_path):
     folder = clone(tiny.draft, tmp_path / "draft")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(LoadError, match=r"tokenizer\.json cannot be read"):
-        require_pair(tiny.target, folder)
+        check_pair(tiny.target, folder).require()
 
 
 def test_sizes_are_those_of_the_files(tiny, tmp_path):
-    seen = facts(tiny.target)
+    seen = describe(tiny.target).facts
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
     assert seen.parameters == seen.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
@@ -132,7 +132,7 @@ def test_only_the_chosen_experts_count_as_active(tmp_path):
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=1,
     ).save_pretrained(tmp_path)  # fmt: skip
-    seen = facts(tmp_path)
+    seen = describe(tmp_path).facts
     expert = 3 * 16 * 24
     assert seen.parameters - seen.active_parameters == 2 * 3 * expert
     assert seen.tokenizer is None
@@ -143,7 +143,7 @@ def test_cost_and_gain_follow_the_closed_forms(tiny, tmp_path):
     make_tokenizer(tmp_path)
     report = check_pair(tmp_path, tiny.target)
     c = report.cost_ratio
-    assert c == facts(tiny.target).step_parameters / facts(tmp_path).step_parameters
+    assert c == describe(tiny.target).facts.step_parameters / describe(tmp_path).facts.step_parameters
     assert 0.2 < c < 0.5
     none = report.expected(c * 0.9)
     assert (none.draft_tokens, none.speedup) == (0, 1.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ from slipstream.errors import LoadError, ParameterError, TargetError, Unsupporte
 from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import unknown_ids
+from slipstream.models.facts import ModelFacts, facts_of
 from slipstream.models.gguf_header import ENDS, GgufShape, gguf_shape, read_header
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Progress
 from slipstream.settings import LLAMACPP, MOST_DRAFT_TOKENS
 from slipstream.targets.decoder import check_finite, check_is_chain
-from slipstream.targets.describe import Described
+from slipstream.targets.described import Described
 from slipstream.targets.gguf.cell_memory import CellMemory
 from slipstream.targets.gguf.llama_context import ROWS, LlamaContext, Row
 from slipstream.targets.huggingface.kinds import GGUF, Kind
@@ -144,6 +146,22 @@ class DescribedGguf(Described):
         resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
         return DescribedGguf(checkpoint, resolved, LLAMACPP, refusals, shape=shape)
 
+    @cached_property
+    def facts(self) -> ModelFacts:
+        return facts_of(self.checkpoint, self.shape.header.path, self.shape)
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Those of llama.cpp, which knows further ones by name; of the file if it is not installed or refuses it."""
+        try:
+            return self._ends(LlamaModel(self.checkpoint, vocab_only=True))
+        except LoadError:
+            return self.shape.eos_ids
+
+    def _ends(self, model: LlamaModel) -> tuple[int, ...]:
+        named = self.shape.eos_ids
+        return named if ENDS in self.shape.header.metadata else model.eos_ids or named
+
     @property
     def kind(self) -> Kind:
         return GGUF
@@ -177,8 +195,7 @@ class DescribedGguf(Described):
         _check_rollback(model)
         threads = self.settings.threads or available_cores()
         context = LlamaContext(model, self.usual_kv_tokens(), kv_dtype, threads)
-        if ENDS not in shape.header.metadata:
-            shape = replace(shape, eos_ids=model.eos_ids or shape.eos_ids)
+        shape = replace(shape, eos_ids=self._ends(model))
         quantize = None if shape.header.file_type == "F32" else shape.header.file_type
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
         for why in self.refusals.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from slipstream.backends.table import resolve
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve as resolve_folder, weight_files
+from slipstream.models.facts import ModelFacts
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
+from slipstream.models.module_shape import shape_in, unknown_architecture
 from slipstream.models.weights import Progress, check_finite
 from slipstream.settings import TRANSFORMERS
-from slipstream.targets.describe import Described
+from slipstream.targets.described import Described
 from slipstream.targets.huggingface.huggingface_target import of_module
 from slipstream.targets.huggingface.kinds import ARCHITECTURES, ENCODER_DECODER, PACKED, Kind
 from slipstream.targets.huggingface.module_parts import ModuleParts, is_plain
@@ -36,6 +39,11 @@ class DescribedModule(Described):
         _refuse(settings)
         resolved = resolve(replace(settings, executor="torch"))
         return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals)
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        folder = resolve_folder(self.checkpoint, weights=False)
+        return ModelFacts(str(self.checkpoint), folder, shape_in(folder))
 
     @property
     def kind(self) -> Kind:
@@ -105,10 +113,7 @@ def _check_code(config: Mapping[str, Any], checkpoint: str | Path, trust_remote_
     if kind in CONFIG_MAPPING or (code and trust_remote_code):
         return
     if not code:
-        raise UnsupportedModelError(
-            f"the architecture {kind!r} is known neither to Slipstream nor to the installed transformers",
-            fix="install a newer transformers, or use another model",
-        )
+        raise unknown_architecture(kind)
     allow = (
         f"read it; if you trust it: LLM({str(checkpoint)!r}, trust_remote_code=True), or --trust-remote-code"
         if role == "target"

@@ -178,6 +178,6 @@ def test_a_device_map_of_a_loaded_model_is_refused() -> None:
 def test_a_kv_cache_of_fixed_size_is_not_measured_against_one_device(folders, monkeypatch):
     """The memory of one device says nothing of a model that is spread over several."""
     pytest.importorskip("accelerate")
-    monkeypatch.setattr("slipstream.targets.describe.available_bytes", lambda device: 0)
+    monkeypatch.setattr("slipstream.targets.described.available_bytes", lambda device: 0)
     memory = LLM(folders["llama"], dtype="float64", device_map=MAPS["llama"], kv_tokens=320).target.capabilities.memory
     assert memory.capacity * memory.block == 320

@@ -12,11 +12,10 @@ from slipstream import LLM, SamplingParams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.errors import CheckpointError, LoadError, PairError, ParameterError, TargetError, UnsupportedModelError
-from slipstream.models.facts import facts
 from slipstream.targets.decoder import Decoder
-from slipstream.targets.describe import as_target
+from slipstream.targets.describe import as_target, describe
 from slipstream.targets.huggingface.huggingface_target import of_module
-from slipstream.targets.pair_check import require_pair
+from slipstream.targets.pair_check import check_pair
 from tests.checkpoints import make_tokenizer, random_llama, rewrite
 from tests.targets.huggingface.architectures import ARCHITECTURES, PACKED, VOCAB, generated, random_model
 from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
@@ -125,9 +124,9 @@ def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(fol
     make_tokenizer(ours)
     other = damaged(folder, tmp_path / "other")
     make_tokenizer(other, texts=["SELECT column FROM table WHERE value > 17;\n"])
-    require_pair(ours, ours)
+    check_pair(ours, ours).require()
     with pytest.raises(PairError, match="different tokens"):
-        require_pair(ours, other)
+        check_pair(ours, other).require()
 
 
 # --- facts --------------------------------------------------------------------------------------------------------
@@ -137,7 +136,7 @@ def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(fol
 def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     own = random_model(name, torch.float32)
     own.config.save_pretrained(tmp_path)
-    found = facts(tmp_path)
+    found = describe(tmp_path).facts
     assert found.parameters == sum(p.numel() for p in own.parameters())
     assert not found.config.tie_embeddings
     assert found.config.layers == own.config.get_text_config().num_hidden_layers
@@ -149,12 +148,12 @@ def test_keys_and_values_are_counted_by_layer(tmp_path: Path) -> None:
     """Gemma 4 has other heads in layers of full attention than in those with a window, and layers that keep none."""
     own = random_model("gemma4-experts", torch.float32)
     own.config.save_pretrained(tmp_path)
-    found = facts(tmp_path)
+    found = describe(tmp_path).facts
     assert (found.config.kv_heads, found.config.head_dim, found.config.windows) == (2, 12, (6, None))
     assert found.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
     own.config.update({"num_hidden_layers": 4, "layer_types": 2 * own.config.layer_types, "num_kv_shared_layers": 2})
     own.config.save_pretrained(tmp_path)
-    assert facts(tmp_path).kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
+    assert describe(tmp_path).facts.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
 
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
@@ -163,7 +162,7 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
         num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    found = facts(tmp_path)
+    found = describe(tmp_path).facts
     assert found.config.tie_embeddings
     own = transformers.AutoModelForCausalLM.from_config(config)
     assert found.parameters == found.step_parameters == sum(p.numel() for p in own.parameters())

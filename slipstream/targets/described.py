@@ -1,0 +1,150 @@
+"""`Described`: a model in files, before its weights are read, and how it will be run. `MemoryPlan`: what it will take
+with its draft and a KV cache. `targets.describe` chooses which runner describes a model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.sizes import size
+from slipstream.core.target import Target
+from slipstream.errors import LoadError
+from slipstream.heads.mtp_names import mtp_layer_count
+from slipstream.host.machine import available_bytes
+from slipstream.kv.blocks import BLOCK
+from slipstream.models.checkpoint import resolve
+from slipstream.models.facts import ModelFacts
+from slipstream.models.load_settings import LoadSettings
+from slipstream.models.weights import Progress
+from slipstream.settings import BACKENDS
+from slipstream.targets.huggingface.kinds import Kind
+
+RESERVE = 0.1
+"""Share of the available memory that is left for activations and for the process itself."""
+
+
+@dataclass(frozen=True)
+class Described(ABC):
+    """A model in files, before its weights are read, and how it will be run. Each runner has one of its own.
+
+    checkpoint    folder, hub id or GGUF file.
+    settings  resolved: device and dtype are those of PyTorch.
+    runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
+    refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
+    """
+
+    checkpoint: str | Path
+    settings: LoadSettings
+    runner: str
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    @abstractmethod
+    def facts(self) -> ModelFacts:
+        """Shape, sizes and tokenizer, read once. Raises UnsupportedModelError for a model whose own code says them."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> Kind:
+        """How it takes part: trees, draft heads, early exit, batches (see `plan.support_matrix`)."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of its weights in memory, about."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache of one token."""
+        return self.facts.kv_bytes(self.settings.dtype.itemsize)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a text when it decodes."""
+        return self.facts.config.eos_ids
+
+    @cached_property
+    def mtp_share(self) -> float:
+        """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
+        return mtp_layer_count(self.checkpoint) / self.facts.config.layers
+
+    def usual_kv_tokens(self, requests: int) -> int | None:
+        """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
+        return self.settings.kv_tokens
+
+    @abstractmethod
+    def load(self, progress: Progress | None = None) -> Target:
+        """The model in memory. progress: called with (bytes read, bytes in all). Raises the family of LoadError, and
+        ParameterError for a setting that cannot be honoured."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a target, its draft and a KV cache of a fixed size will take, from files that need no loading: bytes, about.
+
+    weights    of the target. draft: weights of the draft model or head; 0 without one.
+    per_token  KV cache of one token, that of the draft included.
+    kv_tokens  tokens for which the KV cache has room, all requests together.
+    available  memory that is free now, on the device of the target.
+    """
+
+    weights: int
+    draft: int
+    per_token: int
+    kv_tokens: int
+    available: int
+
+    @property
+    def kv(self) -> int:
+        return self.per_token * self.kv_tokens
+
+    @property
+    def headroom(self) -> int:
+        """What stays free; negative: it does not fit."""
+        return self.available - self.weights - self.draft - self.kv
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest KV cache that leaves `RESERVE` of the memory free, in whole blocks."""
+        room = (1 - RESERVE) * self.available - self.weights - self.draft
+        return max(0, int(room / max(1, self.per_token)) // BLOCK * BLOCK)
+
+    def check(self) -> None:
+        """Raise LoadError if it does not fit."""
+        if self.headroom < 0:
+            most, cache = self.most_tokens, f"a KV cache for {self.kv_tokens} tokens"
+            parts = {"weights": self.weights, "the draft's weights": self.draft, cache: self.kv}
+            needed = ", ".join(f"{size(count)} for {what}" for what, count in parts.items() if count)
+            raise LoadError(
+                f"{size(self.available)} of memory are free, and {needed} are needed",
+                fix=f"choose at most kv_tokens={most}" if most else "choose a smaller model, or quantize it",
+            )
+
+
+def plan(
+    target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[str | Path] = (), mtp: bool = False
+) -> MemoryPlan:
+    """models: the draft models; heads: folders of draft heads; mtp: whether the target's MTP layers draft. Raises what
+    reading their facts raises."""
+    share = target.mtp_share if mtp else 0.0
+    draft = round(share * target.weight_bytes) + sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
+    per_token = round((1 + share) * target.kv_bytes) + sum(model.kv_bytes for model in models)
+    return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
+
+
+def _of_head(head: str | Path) -> int:
+    """Bytes of a draft head: its weights are computed in float32. Its one layer of KV is little."""
+    folder = Path(head).expanduser()
+    return 2 * sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+
+
+def check_memory(target: Described, kv_tokens: int | None = None, models: Seq[Described] = (), *more: Any) -> None:
+    """Raise LoadError if a model and what is loaded with it do not fit; arguments as of `plan`. Weights on the hub are
+    downloaded before: their files say how large they are. Of other runners than our own decoder, nothing is foretold
+    but of a cache of a size that was asked for; nor of several devices, of which a plan knows one."""
+    if target.settings.device_map is None and (kv_tokens is not None or target.runner in BACKENDS):
+        for each in (target, *models):
+            resolve(each.checkpoint)
+        plan(target, kv_tokens or 0, models, *more).check()
