@@ -32,8 +32,8 @@ class CostCurve(Strict):
             )
 
     @staticmethod
-    def flat(row_cost: float = 0.05) -> CostCurve:
-        """One row costs 1, each further row `row_cost`: the assumption where nothing was measured."""
+    def flat(row_cost: float) -> CostCurve:
+        """One row costs 1, each further row `row_cost`."""
         return CostCurve((1, 2), (1.0, 1.0 + row_cost))
 
     def __call__(self, rows: float) -> float:
