@@ -344,12 +344,12 @@ class LLM:
     def prepared(self, ask: Ask) -> Prepared:
         """What an `EngineThread` adds for a request. Raises what is wrong with it.
 
-        A request with a prediction drafts as a stack of lookup and drafter does, also where nothing else drafts (see
-        `drafters.predictions`). For a text that is given, lengths are not chosen: all its drafts are right, and nothing
-        is to be learned from them.
+        A request with a prediction is drafted by a suffix tree before the drafter, even in an LLM without a drafter
+        (`drafters.hybrid.with_predictions`). For a text that is given, lengths are not chosen: all its drafts are
+        right, and nothing is to be learned from them.
 
         The prediction may be an earlier output of the same seed: verification must not decide on it with the random
-        numbers that made it. So they are others, which the prediction chooses, and with fixed lengths a repeated
+        numbers that made it. So the random numbers are seeded by the prediction, too, and with fixed lengths a repeated
         request repeats its text. Under `coupled` drafts do not matter.
         """
         seq = self.sequence(ask.ids, ask.params)

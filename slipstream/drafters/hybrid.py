@@ -60,7 +60,8 @@ class HybridConfig(Strict):
 class HybridDrafter:
     """members: drafters in order of precedence, usually lookups before one neural drafter. Of several neural drafters,
     the first that drafts anything is used; lookups after it are asked only if it drafts nothing. name: those of the
-    members, as a user writes them."""
+    members, as a user writes them. predicted: requests without a prediction are drafted by the last member alone, whose
+    name it then has."""
 
     def __init__(
         self,
@@ -68,11 +69,12 @@ class HybridDrafter:
         vocab_size: int,
         config: HybridConfig | None = None,
         device: torch.device | str = "cpu",
+        predicted: bool = False,
     ):
         if not members:
             raise ParameterError("a hybrid was given no members", fix='name some, as in members=("suffix", "eagle3")')
-        self.members, self.vocab_size, self.device = tuple(members), vocab_size, device
-        self.name = ",".join(member.name for member in members)
+        self.members, self.vocab_size, self.device, self._predicted = tuple(members), vocab_size, device, predicted
+        self.name = members[-1].name if predicted else ",".join(member.name for member in members)
         self.config = config or HybridConfig()
         self.traits = DrafterTraits.of_members(members)
         self._chain_stats: dict[int, DepthStats] = {}  # for each sequence that a neural member has read
@@ -86,13 +88,15 @@ class HybridDrafter:
             if not any(depth):
                 break
             is_lookup = member.traits.lookup
-            draft = member.propose(seqs, depth if is_lookup else self._neural_depth(seqs, depth))
+            draft = member.propose(seqs, (self._lookup_depth if is_lookup else self._neural_depth)(seqs, depth))
             if is_lookup:
                 asked.append(cast(Lookup, member))
             for b, seq in enumerate(seqs):
                 if not draft.nodes(b):
                     continue
-                if not is_lookup:
+                if not self._stacks(seq):
+                    parts[b] = Part(draft)
+                elif not is_lookup:
                     parts[b] = Part(draft, member.name, *self._continued(seq, draft, b, budget[b], asked))
                     depth[b] = 0
                 elif asked[-1].match_length(seq.id) >= self.config.min_match:
@@ -102,9 +106,18 @@ class HybridDrafter:
                     parts[b] = Part(draft, member.name)
         return join_drafts(parts, self.vocab_size, self.device)
 
+    def _stacks(self, seq: Sequence) -> bool:
+        """Whether more than the last member drafts for it."""
+        return bool(seq.prediction) or not self._predicted
+
+    def _lookup_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
+        return [d if self._stacks(seq) else 0 for seq, d in zip(seqs, depth, strict=True)]
+
     def _neural_depth(self, seqs: Seq[Sequence], depth: Seq[int]) -> list[int]:
-        deep = [min(d, self.config.neural) for d in depth]
+        deep = [min(d, self.config.neural) if self._stacks(seq) else d for seq, d in zip(seqs, depth, strict=True)]
         for b, seq in enumerate(seqs):
+            if not self._stacks(seq):
+                continue
             if seq.id not in self._chain_stats and self._is_long(seq):
                 deep[b] = 0
             elif deep[b] and seq.id not in self._chain_stats:  # initial estimate: a chain of five is accepted with 0.44
@@ -115,7 +128,7 @@ class HybridDrafter:
         """Whether reading a text would cost the neural drafter more than it saves. A head is one layer, a draft model
         several: that of SmolLM2 reads a text in a twelfth of the target's time."""
         ratio = self.config.max_prefill_ratio * (HEAD_READS if self.traits.taps else 1)
-        return len(seq.tokens) > ratio * seq.room
+        return self._stacks(seq) and len(seq.tokens) > ratio * seq.room
 
     def _continued(
         self, seq: Sequence, draft: Draft, b: int, budget: int, lookups: Seq[Lookup]
@@ -144,11 +157,11 @@ class HybridDrafter:
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         """See `PromptReader`; neural members do not read prompts that they would not draft after."""
-        short = [b for b, seq in enumerate(seqs) if not self._is_long(seq)]
-        whole = Draft.empty(len(seqs))
-        for b in short:
+        short, whole = [b for b, seq in enumerate(seqs) if not self._is_long(seq)], Draft.empty(len(seqs))
+        parts = [([seqs[b]], out.part(b, b + 1, whole)) for b in short]
+        for some, chunks in [(seqs, out)] if len(short) == len(seqs) else parts:
             for member in self.members:
-                read_prompts(member, [seqs[b]], out.part(b, b + 1, whole))
+                read_prompts(member, some, chunks)
 
     def release(self, seq_id: int) -> None:
         self._chain_stats.pop(seq_id, None)
@@ -177,7 +190,7 @@ def join_drafts(parts: Seq[Part | None], vocab_size: int, device: torch.device |
 
     Tokens of a lookup that follow a chain are point masses: deterministic given the chain, which may be sampled. What
     is drafted *after* a token may depend on it; only siblings must not (see `core.rules`)."""
-    drafts = {id(part.draft): part for part in parts if part is not None}
+    drafts = {(id(part.draft), part.name): part for part in parts if part is not None}
     if not drafts:
         return Draft.empty(len(parts), device)
     only = next(iter(drafts.values()))
@@ -214,37 +227,9 @@ def with_predictions(drafter: Drafter, target: Target) -> Drafter:
     if drafter.traits.reads_predictions:
         return drafter
     suffix = make_drafter("suffix", target)
-    return PredictionDrafter(suffix, drafter, target) if drafter.traits.drafts else suffix
-
-
-class PredictionDrafter(HybridDrafter):
-    """`suffix` before `drafter` for requests with a prediction, `drafter` alone for all others."""
-
-    def __init__(self, suffix: Drafter, drafter: Drafter, target: Target):
-        super().__init__((suffix, drafter), target.vocab_size, device=target.device)
-        self.name, self._drafter = drafter.name, drafter
-
-    def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        predicted = [bool(seq.prediction) for seq in seqs]
-        if not any(predicted):
-            return self._drafter.propose(seqs, budget)
-        stacked = super().propose(seqs, [n if p else 0 for n, p in zip(budget, predicted, strict=True)])
-        if all(predicted):
-            return stacked
-        alone = self._drafter.propose(seqs, [0 if p else n for n, p in zip(budget, predicted, strict=True)])
-        return join_drafts([Part(stacked if p else alone) for p in predicted], self.vocab_size, self.device)
-
-    def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
-        if not any(seq.prediction for seq in seqs):
-            read_prompts(self._drafter, seqs, out)
-            return
-        undrafted = Draft.empty(len(seqs))
-        for b, seq in enumerate(seqs):
-            chunk = out.part(b, b + 1, undrafted)
-            if seq.prediction:
-                super().read_prompts([seq], chunk)
-            else:
-                read_prompts(self._drafter, [seq], chunk)
+    if not drafter.traits.drafts:
+        return suffix
+    return HybridDrafter((suffix, drafter), target.vocab_size, device=target.device, predicted=True)
 
 
 def make(
