@@ -203,8 +203,8 @@ class VllmServer(Strict):
 
 
 def interpreter(given: Path | None) -> Path:
-    """Python of vLLM's environment: the one that is given, or of `make vllm`, or this one. Raises LoadError if there is
-    none, or if its vLLM is none of the versions that Slipstream knows."""
+    """Python of vLLM's environment: the one that is given, or of `make vllm`, or this one. Raises LoadError if
+    there is none, or if Slipstream does not know the version of its vLLM."""
     environment = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python = given or (environment.absolute() if environment.exists() else Path(sys.executable))
     ask = "from importlib.metadata import distributions as d; print([x.version for x in d() if x.name in ('vllm', " \

@@ -234,8 +234,8 @@ def tune_vllm(
 
 
 def candidates(servers: Mapping[str, VllmServer], fixed: bool) -> dict[str, VllmServer]:
-    """The settings to measure, by name: of each server whose length is not learned several lengths, unless the user has
-    fixed one."""
+    """The settings to measure, by name. A server that does not learn its draft length is tried with several; a length
+    that the user fixed is the only one."""
     tried = {}
     for name, server in servers.items():
         if fixed or "additional_config" in server.values or "draft_tokens=" in name:

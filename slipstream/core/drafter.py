@@ -21,7 +21,7 @@ class DrafterTraits:
     """What a drafter needs and does beyond `Drafter`, with the options that it has.
 
     taps            target layers whose hidden states `observe` needs (see `TargetOut.hidden`).
-    drafts          False: it never drafts nor learns, so it need not be asked.
+    drafts          False: it never drafts or learns; the engine skips it.
     chains_only     it drafts at most one token for each depth.
     lookup          it finds its draft tokens in text: it is a `Lookup`.
     prices_rows     it ends a draft where a token is less likely to be accepted than `Sequence.row_costs`.

@@ -81,8 +81,7 @@ def wanted(seq: Sequence, draft_tokens: int) -> int:
 
 
 def prune(seqs: Seq[Sequence], draft: Draft) -> Draft:
-    """The draft without the point masses that the constraints of the sequences forbid, and without what hangs below
-    them.
+    """The draft less the point masses that the constraints of the sequences forbid, and less the nodes below them.
 
     Only what was chosen deterministically is cut. To cut a token that was drawn from q because it is forbidden biases
     the output: with p = (.5, .5, 0) and q = (.6, .2, .2), the texts (.6, .4, 0) would follow. Such a token stays,

@@ -1,7 +1,7 @@
 """What can be a target: the contract between a step and whatever runs the large model.
 
-Every target runs, commits and releases. What else it can do it declares in `Capabilities`; nobody probes for members.
-Whoever needs a capability takes it from there, and refuses the target with `needed` where it is None.
+Every target runs, commits and releases. It declares further abilities in `Capabilities`; nobody probes for members.
+Code that needs a capability reads it there. If it is None, `needed` raises an error that names the target.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class EarlyExit(Target, Protocol):
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """Logits [B, V] of the first `exit` layers, after each sequence's pending tokens and its chain of draft tokens.
-        Rows that an earlier call ran are not run again, neither here nor by the `run` that verifies them."""
+        Each row is run once: later calls, and the `run` that verifies it, use what the first one computed."""
         ...
 
     def run(

@@ -130,7 +130,7 @@ def accepted_prefix(draft: Draft, b: int, run: Seq[int]) -> tuple[int, bool]:
     tokens `run` (`Verdict.run`). The draft need not be the one that was verified.
 
     A draft token is accepted exactly if it is the token emitted at its place: no lossless rule emits a token that it
-    has just rejected. The next one is not rejected if there is none, or if the text ends first.
+    has just rejected. The second value is False if the draft has no further token, or if the text ended before it.
     """
     children, start = draft.children(b), draft.splits[b]
     node, accepted = -1, 0

@@ -23,8 +23,8 @@ the text.
 
 Differences from the paper's code: columns are added at all levels at once, so their first n-grams are poor (in the
 paper's code the window shrinks and grows again); n-grams of the text itself enter the pool as well (`from_text`); and
-no cell is deeper than the step's budget, so with fewer than window + ngram - 2 draft tokens a step runs fewer columns,
-and with fewer than ngram - 1 none.
+cells stay within the step's budget: below window + ngram - 2 draft tokens there are fewer columns, below ngram - 1
+there is no window.
 
 New cells are argmaxes at any temperature (section 3.2). So every draft token is deterministic, or drawn independently
 of the random numbers of verification: a point mass, q is None. Nothing depends on the rest of the batch. The rule

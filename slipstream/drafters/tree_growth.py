@@ -126,8 +126,8 @@ def forest(batch: int, trees: Mapping[int, Tree], vocab_size: int, device: torch
 
 
 def rerank(path_probs: Seq[float], nodes: int) -> list[int]:
-    """The `nodes` nodes with the greatest path probabilities, in increasing order. A node is at most as likely as its
-    parent, and of equals the earlier one comes first, so no node is kept without its parent."""
+    """The `nodes` nodes with the greatest path probabilities, in increasing order. They include the parent of each: a
+    node is at most as likely as its parent, and of equals the earlier one comes first."""
     return sorted(sorted(range(len(path_probs)), key=lambda i: -path_probs[i])[:nodes])
 
 

@@ -26,8 +26,8 @@ the account is overdrawn instead: texts are copied in places, and steps between 
 plain steps: `SAVED_FIRST`, what drafts gained, up to `MOST_SAVED`, less what they lost, and `TRIAL_SHARE` of each plain
 step. A trial is paid for when nothing is owed. Pauses double as long as trials fail.
 
-Rows of prompts that are read in the same step have to be read at some time, so the time that they owe is no cost of
-the tokens (see `_without_drafts`). On a busy server nearly every step has such rows.
+Prompts must be read anyway. So the time of their rows is not counted as a cost of decoding (see `_without_drafts`). On
+a busy server nearly every step has such rows.
 
 Lengths depend on past steps only, never on the random numbers of this one (see `Engine.add`), so every output
 distribution is unchanged. They depend on times, though: under `rejection` a seed repeats a text only with fixed ones.
@@ -49,8 +49,7 @@ from slipstream.engine.step_history import Mean, Survival, Times
 log = logging.getLogger("slipstream")
 
 COLD = 4
-"""First steps that draft whose cost is not held against a drafter which ends its drafts itself: its weights are not in
-any cache."""
+"""First drafting steps that the account leaves out: the drafter's weights are not in the processor's caches yet."""
 DRAW_COST = 0.05
 """Assumed `Sequence.draw_cost`: that of an EAGLE-3 head for SmolLM2 is 0.03 in 16 bits and 0.06 in 4 bits."""
 FIRST = 4
@@ -58,10 +57,10 @@ FIRST = 4
 TRIAL_STEPS = 3
 """Steps that draft before the drafter may rest (again)."""
 TRIAL_SHARE = 0.01
-"""What trials may cost, as a share of plain decoding: a pause is at least as long as its trial cost over this."""
+"""What trials may cost, as a share of plain decoding: the cost of a trial over this is the least length of a pause."""
 SAVED_FIRST, MOST_SAVED, LOOK = 4.0, 16.0, 0.5
-"""Plain steps that drafts may lose at first, and after they gained; the latter is also the most that a drafter which
-ends its drafts itself owes. It must have saved `LOOK` before it is tried again: most of its steps draft nothing."""
+"""The account, in plain steps: its first balance; its upper bound, which is also the largest debt; and the balance at
+which drafting is tried again."""
 MARGIN = 0.02
 """Least predicted gain over plain decoding, as a share: about as much as a trial may cost."""
 FIRST_REST, LONGEST_REST = 32, 4096
@@ -183,7 +182,7 @@ class DraftLengths:
 
     @property
     def resting(self) -> bool:
-        """Whether nobody drafts, and the drafter need not follow."""
+        """Whether drafting is paused; the drafter is then not shown the text."""
         return self.state is State.RESTING
 
     # --- choosing ------------------------------------------------------------------------------------------------
@@ -260,9 +259,9 @@ class DraftLengths:
         return self._plain.nearest(count) if len(self._plain) else float(self._forward.estimate(np.array([count]))[0])
 
     def _without_drafts(self, count: int, prompt_rows: int) -> tuple[float, float]:
-        """Of a step over the pending tokens of so many requests and these rows: (seconds that its prompts owe, seconds
-        that are left). If every step reads prompts, they would take it without the tokens, and owe what it takes
-        without them. If few do, there would be a step without the prompts, and they owe what they add to it."""
+        """Of a step over the pending tokens of so many requests and these rows: (seconds for its prompts, seconds for
+        the tokens). If every step reads prompts, their share is the time of a step with the prompts alone. If few do,
+        it is what they add to a step without them."""
         if not prompt_rows:
             return 0.0, self._plainly(count)
         prompts, tokens, together = self._forward.estimate(np.array([prompt_rows, count, count + prompt_rows])).tolist()

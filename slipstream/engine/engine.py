@@ -54,7 +54,7 @@ class Request:
     chosen    whether the engine's `DraftLengths` choose how many there are; else as many as there may be.
     followed  whether it drafted in the last step; if not, the drafter catches up before it drafts.
     detached  whether it decodes without the drafter until it ends or is read again: a drafter that reads hidden states
-              and has not read those of some tokens cannot go on.
+              needs those of all tokens.
     preempted  whether it ran before, and lost its KV for others.
     """
 
@@ -224,16 +224,16 @@ class Engine:
                 self.prefixes.keep(seq)
 
     def _run_plainly(self, seqs: Seq[Sequence]) -> None:
-        """A step that drafts nothing and is timed: without hidden states, because plain decoding has none. If the
-        drafter needs them, the tokens are read again with the next step."""
+        """Run a plain step that is timed. It reads no hidden states, as in plain decoding: if the drafter needs them,
+        the tokens are read again with the next step."""
         again = [(seq, seq.kv_len) for seq in seqs if self.drafter.traits.taps and self._is_attached(seq)]
         self._run(seqs, [], [0] * len(seqs), NO_DRAFTER if again else self._drafter_of(seqs, []))
         for seq, known in again:
             seq.kv_len = known if seq.finish is None else seq.kv_len
 
     def _timed(self, seqs: Seq[Sequence], prompts: Seq[Sequence], lengths: Seq[int]) -> TimedStep | None:
-        """What times a step, to teach the draft lengths; None if none are chosen in it. A step of which no request
-        could draft tells nothing."""
+        """The timer of a step, from which draft lengths are learned. None if every length in the step is fixed, or if
+        no request may draft."""
         # The first step of a text that answers a source reads that, too.
         if self.lengths is None or any(seq.source and seq.kv_len == 0 for seq in (*seqs, *prompts)):
             return None
@@ -338,7 +338,7 @@ class Engine:
         return self.prompt_rows or min(PROMPT_ROWS, max(FEW_PROMPT_ROWS, ROWS_PER_TOKEN * decoding))
 
     def _kind(self, seq: Sequence) -> tuple[bool, bool, str, bool]:
-        """Requests with fixed lengths come first: the drafter goes on with them if it begins to rest in this step."""
+        """Requests with fixed lengths come first: they keep the drafter when the others begin to rest."""
         assert seq.rule is not None
         return not self._is_attached(seq), self._request(seq).chosen, seq.rule.name, seq.params.argmax_only
 
@@ -351,8 +351,8 @@ class Engine:
 
     def _is_attached(self, seq: Sequence) -> bool:
         """Whether the drafter is shown a request in this step. While it rests it is not asked, and reads no hidden
-        states: then decoding is plain, and several steps may run in one call. Hidden states are not to be had later, so
-        a drafter that needs them is tried again with requests that begin after the rest."""
+        states: then decoding is plain, and several steps may run in one call. Hidden states cannot be read afterwards.
+        So a drafter that needs them drafts only for requests that begin after the rest."""
         request = self._request(seq)
         if request.chosen and self.lengths is not None and self.lengths.resting:
             request.detached = request.detached or bool(self.drafter.traits.taps)

@@ -133,7 +133,7 @@ def _grammar(structured: Structured) -> str:
 
 
 def _schemas(grammar: str) -> Iterator[tuple[slice, Any]]:
-    """Place and value of each JSON schema in a grammar. What is no JSON llguidance refuses."""
+    """Place and value of each JSON schema in a grammar. llguidance refuses text that is not JSON."""
     end = 0
     for match in _INLINE.finditer(grammar):
         if match.start() >= end:

@@ -4,8 +4,8 @@ config.json is that of a Qwen3 with the head's layers. Its own keys are block_si
 (0: the state after the first layer), in `dflash_config` or at the top. The package `speculators` has the Qwen3 inside
 `transformer_layer_config`, and counts layers in `aux_hidden_state_layer_ids` from 1. Tensors as
 `DFlashHead.state_dict`. Biases, the Markov head, an embedding and an output head are detected by their tensors.
-Layers with a window are causal and others are not, unless is_causal, causal (of all layers) or
-sliding_window_non_causal says otherwise, as in vLLM.
+By default only layers with a window are causal. is_causal, causal (all layers) and sliding_window_non_causal change
+that, as in vLLM.
 """
 
 import re

@@ -95,9 +95,8 @@ def without_layers(family: str) -> PairError:
 
 
 def mtp_layer_count(target: str | Path) -> int:
-    """How many MTP layers a checkpoint brings: 0 if they cannot be run, or if it lacks some of those that it promises,
-    which a warning says. Of one on the hub, the small files are downloaded. 0 where its files cannot be read: loading
-    it says why."""
+    """Number of MTP layers of a checkpoint that can be used. 0 if transformers cannot run them, if the files cannot be
+    read, or (with a warning) if some layers are missing. Of a checkpoint on the hub, the small files are downloaded."""
     if not are_built():
         return 0
     try:

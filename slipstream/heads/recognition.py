@@ -54,7 +54,7 @@ def recognise(checkpoint: str | Path) -> HeadKind | None:
     if names:
         if "fc.weight" not in names:
             return None
-        # Any tensor that EAGLE-1 lacks: a head without one of them is not taken for the other.
+        # One tensor that EAGLE-1 lacks is enough: the loader names those that are missing.
         return "eagle3" if any(_EAGLE3.match(n) for n in names) else "eagle"
     declared = " ".join(map(str, config.get("architectures") or ())).lower()
     family = config.get("speculators_model_type")

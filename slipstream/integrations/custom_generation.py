@@ -4,8 +4,8 @@
 >>> model.generate(**inputs, max_new_tokens=64, custom_generate=fast)
 
 transformers prepares the call as always (its configuration, logits processors, stopping criteria), and leaves the loop
-to us. Its logits processors are read as `SamplingParams`. What it returns has the types of `generate`. What
-cannot be honoured is refused by name.
+to us. Its logits processors are read as `SamplingParams`. The result has the types of `generate`. Unsupported arguments
+are refused by name.
 """
 
 import logging

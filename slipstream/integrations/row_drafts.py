@@ -7,7 +7,8 @@ probabilities (point masses), so the engine's output distribution does not depen
 A draft ends where its tokens are not worth their rows (see `drafters.lookups`); they are compared with the text whether
 they were verified or not. A row costs what the times of recent steps say, in tokens that the batch gains in that time.
 A step's time is that from the end of one call to the begin of the next, if a request is in both: else the engine may
-have been idle. Several ranks that must draft alike cannot use times; there a row costs what the drafter was told.
+have been idle. Several ranks that must draft alike cannot use times; there the drafter's option `row_cost`
+holds.
 """
 
 import time

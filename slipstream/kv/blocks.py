@@ -9,8 +9,8 @@ counts the tables that it is in. A shared block is never written: whoever writes
     reserve(8, 40, 41)      8: [0, 3]          counts [2, 1, 1, 1]    block 1 was copied to block 3
     release(7)              8: [0, 3]          counts [1, 0, 0, 1]    blocks 1 and 2 are free
 
-An interrupt (Ctrl-C) at any point can leak blocks. It never leaves a block with two owners that both write, nor a table
-that names a block without its content: every method changes counts and copies blocks first, tables last.
+An interrupt (Ctrl-C) at any point can leak blocks. Afterwards each block still has at most one writer, and each table
+names only blocks that were filled: every method changes counts and copies blocks first, tables last.
 """
 
 from __future__ import annotations

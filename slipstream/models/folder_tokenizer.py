@@ -157,8 +157,8 @@ def backend_of(tokenizer: Any) -> Tokenizer | None:
 def open_folder(folder: Path, load: Callable[[], Any]) -> FolderTokenizer | None:
     """The tokenizer of a folder; None if only transformers can read it. load: as in `FolderTokenizer`.
 
-    Raises Exception, the class that the library raises, for a tokenizer.json that is none, ConfigError for damaged
-    settings, and OSError or UnicodeDecodeError for a chat template that cannot be read.
+    Raises Exception, the class that the library raises, for an invalid tokenizer.json, ConfigError for damaged
+    settings, and OSError or UnicodeDecodeError for an unreadable chat template.
     """
     settings = settings_of(folder)
     if settings.get("tokenizer_class") not in CLASSES or not (folder / "tokenizer.json").is_file():

@@ -29,7 +29,7 @@ _NOT_HONOURED: Mapping[str, Any] = {
     "exponential_decay_length_penalty": None, "watermarking_config": None, "stop_strings": None, "typical_p": 1.0,
     "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None,
 }  # fmt: skip
-"""Settings that change texts and are not honoured for a decoder, and their values with which they do nothing."""
+"""Settings that are not supported for a decoder, each with its neutral values. Of any other value a warning tells."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class GenerationDefaults(Strict):
 
     @staticmethod
     def of(settings: Mapping[str, Any], encoder_decoder: bool = False) -> GenerationDefaults:
-        """From a parsed generation_config.json, or `to_dict()` of a loaded model's. What is not honoured is named in a
-        warning. Raises ParameterError for a value out of range."""
+        """From a parsed generation_config.json, or `to_dict()` of a loaded model's. A warning names what is not
+        supported. Raises ParameterError for a value out of range."""
         sampling = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
         try:
             SamplingParams(**sampling)

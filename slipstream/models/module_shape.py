@@ -151,10 +151,10 @@ def shape_of(config: Any, generation: Any, vocab_size: int | None = None) -> Mod
 
 
 def shape_in(folder: Path) -> ModuleShape:
-    """The shape of the model in a folder, of which only the small files are read. Code in it is not run.
+    """The shape of the model in a folder, from its small files. Code in the folder is not run.
 
-    Raises UnsupportedModelError for an architecture that the installed transformers does not have or that is neither a
-    causal language model nor an encoder-decoder of texts, ConfigError for a configuration that it refuses.
+    Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
+    encoder-decoder of texts, ConfigError for a configuration that it refuses.
     """
     from transformers import (
         CONFIG_MAPPING,

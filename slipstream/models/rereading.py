@@ -50,8 +50,8 @@ class Vocabularies:
 
 
 class Reading:
-    """ids: the text as the draft model reads it, after what its tokenizer puts before a text. It may be empty: where
-    that is nothing, and the draft model knows no token of the text."""
+    """ids: the text as the draft model reads it, after what its tokenizer puts before a text. Empty if it puts nothing
+    there and the draft model has no token for the text."""
 
     def __init__(self, vocabularies: Vocabularies):
         self._vocabularies = vocabularies

@@ -204,7 +204,7 @@ def _drops_space(decoder: Mapping[str, Any]) -> bool:
 
 
 def _without_specials(described: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer without what it puts around a text, and without padding and truncation."""
+    """The tokenizer less what it puts around a text, padding and truncation."""
     return Tokenizer.from_str(json.dumps({**described, "post_processor": None, "padding": None, "truncation": None}))
 
 

@@ -1,7 +1,7 @@
 """The fields of requests: one table for all endpoints.
 
-What is in it is honoured, or refused by name; what is not in it is refused, too. None, and a value that changes
-nothing, count as not given.
+Each field in it is supported, or refused by name; any other field is refused, too. `null` and neutral values are
+ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ class Field:
 
     sampling  the field of `SamplingParams` that it sets; "" for others.
     refused   why it is refused; "" if it is honoured.
-    unset     values, besides null, that count as not given.
+    unset     neutral values, besides null.
     schema    JSON schema, for /docs.
     """
 

@@ -197,7 +197,7 @@ def require_kind(target: bool, draft: bool) -> None:
     if problem := kind_problem(target, draft):
         raise PairError(
             problem,
-            why="a decoder continues a prompt, an encoder-decoder answers a source: neither knows what the other reads",
+            why="a decoder continues a prompt, an encoder-decoder answers a source: they read different inputs",
             fix=f"use a draft model that is {_KIND[target]}, too, or the drafter 'ngram', which needs none",
         )
 

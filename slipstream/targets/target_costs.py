@@ -175,8 +175,8 @@ def measure_exits(target: EarlyExit, text: Seq[int] | None = None) -> list[Exit]
     text  token ids to measure agreement on, at least 2; None: greedy texts of the target after a few single tokens.
 
     Takes a few dozen steps and one pass per layer; running sequences are not touched. Costs are interpolated linearly
-    between one layer and all, and are at least the share of the layers: timed alone, a single layer may stay in the
-    processor's cache, which it does not while the model decodes. Raises what running the target raises.
+    between one layer and all, and are at least the share of the layers: timed alone, a layer may stay in the
+    processor's cache; in decoding it is evicted between steps. Raises what running the target raises.
     """
     texts = [list(text)[: target.max_pending]] if text is not None else _greedy_texts(target)
     layers = target.layers

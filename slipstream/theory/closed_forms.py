@@ -165,7 +165,7 @@ def predict(
                              which plain decoding pays too, and the drafter's.
     tokens          length of the text: then the shorter drafts at its end are exact. None: the long run, no prefill.
 
-    Exact if what a step accepts depends neither on earlier steps nor on how deep it drafted: the expected time of the
+    Exact if acceptance in a step is independent of earlier steps and of the draft length: the expected time of the
     last n tokens is that of one step, cut to a depth of n - 1, plus that of the tokens that remain. Raises
     ParameterError for rates or shares that cannot have been measured, and for less than one token.
     """

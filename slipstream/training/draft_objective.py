@@ -70,11 +70,11 @@ class DraftObjective(ModelObjective):
 
     @classmethod
     def make(cls, teacher: Teacher, config: RunConfig, streams: list[Stream]) -> Objective:
-        made = cls(teacher, config.options, config.seed)
-        if config.options.parallel and made.mask is None:
-            made.mask = least_frequent(token_counts(streams, config.shares, teacher.config.vocab_size))
-            made.module.lm.config.pard_token = made.mask
-        return made
+        objective = cls(teacher, config.options, config.seed)
+        if config.options.parallel and objective.mask is None:
+            objective.mask = least_frequent(token_counts(streams, config.shares, teacher.config.vocab_size))
+            objective.module.lm.config.pard_token = objective.mask
+        return objective
 
     def _states(self, tokens: Tensor) -> Tensor:
         """[K, B, T, d] of a parallel draft model, [1, B, T, d] of another."""

@@ -1,6 +1,6 @@
-"""`SeededLengths`: draft lengths that are chosen as elsewhere, but not by a clock: no run could be repeated, and drafts
-that do not pay would not be verified. All steps take the same time; costs of rows, and rests, come from a seed. A text
-has the target's distribution with any of them, if no length depends on a draft token that is not verified yet."""
+"""`SeededLengths`: draft lengths that are chosen as elsewhere, with times from a seed in place of the clock. So a run
+can be repeated, and drafts are verified even where they do not pay. All steps take the same time; costs of rows, and
+rests, are drawn. A text has the target's distribution with any lengths that depend on verified draft tokens only."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace

@@ -240,15 +240,15 @@ def _head_record(
         for group, names in INPUTS.items():
             layer[group] = layout.joined(weights, [f"{prefix}{n}" for n in names], fmt)
     layout.arrays.append(layers)
-    made = np.zeros(1, EAGLE)
-    record, model = made[0], made[0]["decoder"]
+    records = np.zeros(1, EAGLE)
+    record, model = records[0], records[0]["decoder"]
     model["layers"], model["count"], model["width"] = layers.ctypes.data, len(layers), d.hidden_size
     model["heads"], model["kv_heads"], model["size"] = d.heads, d.kv_heads, d.head_dim
     model["activation"], model["gated"], model["rotary"] = ACTIVATIONS[d.activation], 1, 1
     model["norm"], model["eps"] = vector("norm.weight"), d.norm_eps
     record["fc"] = layout.joined(weights, ["fc"], fmt)
     record["taps"], record["target_width"] = len(c.taps), c.target_hidden
-    return made, fmt, layers
+    return records, fmt, layers
 
 
 class NativeMedusa:

@@ -53,9 +53,9 @@ def of_module(module: Any, checkpoint: Path | None = None, chunk: int = 512, kv_
 
     kv_blocks  blocks of a KV cache of fixed size; None: it grows.
 
-    Raises UnsupportedModelError for models that write no text or cannot be rolled back, and for an encoder-decoder that
-    does not read text, or whose generation configuration has unsupported settings; ParameterError for a
-    model that is being trained, or for a KV cache of fixed size where each sequence has a cache of its own.
+    Raises UnsupportedModelError unless the model writes text and can be rolled back, and an encoder-decoder reads text
+    and has only supported settings in its generation configuration; ParameterError for a model that is being trained,
+    or for a KV cache of fixed size where each sequence has a separate cache.
     """
     name = type(module).__name__
     answers = bool(module.config.is_encoder_decoder)

@@ -22,14 +22,14 @@ _REFUSED: dict[str, Any] = {
     "sequence_bias": None, "guidance_scale": 1, "exponential_decay_length_penalty": None, "watermarking_config": None,
     "stop_strings": None, "remove_invalid_values": False, "token_healing": False,
 }  # fmt: skip
-"""Fields that would change the output and are not honoured, and their values with which they do nothing."""
+"""Fields that are not supported, each with its neutral values. Any other value is refused."""
 
 
 class OutputRules:
     """module: of transformers; start: how many ids every text begins with; eos_ids: ids that end a text; device: of the
     logits.
 
-    Raises UnsupportedModelError, which names the field, for what is not honoured.
+    Raises UnsupportedModelError, which names the field, for what is not supported.
     """
 
     def __init__(self, module: Any, start: int, eos_ids: Seq[int], device: torch.device):
