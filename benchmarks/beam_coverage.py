@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from slipstream import LLM, BeamParams, zoo
-from slipstream.core.beams import Beams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
+from slipstream.engine.beams import Beams
 
 PROMPTS, TOKENS, NODES = 8, 24, (1, 2, 4)
 """Prompts; most output tokens; drafted continuations for each beam."""

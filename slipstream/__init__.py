@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slipstream.async_llm import AsyncLLM as AsyncLLM
-    from slipstream.core.beam_params import BeamParams as BeamParams
-    from slipstream.core.beams import Beam as Beam
     from slipstream.core.params import SamplingParams as SamplingParams
     from slipstream.core.stats import SpecStats as SpecStats
     from slipstream.core.structured import Structured as Structured, Trigger as Trigger
+    from slipstream.engine.beam_params import BeamParams as BeamParams
+    from slipstream.engine.beams import Beam as Beam
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.integrations.custom_generation import custom_generate as custom_generate
     from slipstream.llm import LLM as LLM, Chunk as Chunk, Completion as Completion
@@ -23,8 +23,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncLLM": "slipstream.async_llm",
-    "Beam": "slipstream.core.beams",
-    "BeamParams": "slipstream.core.beam_params",
+    "Beam": "slipstream.engine.beams",
+    "BeamParams": "slipstream.engine.beam_params",
     "LLM": "slipstream.llm",
     "Chunk": "slipstream.llm",
     "Completion": "slipstream.llm",

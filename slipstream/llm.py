@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from slipstream.core.beam_params import BeamParams
-from slipstream.core.beams import Beam
 from slipstream.core.params import SamplingParams, check_draft_tokens, check_integer
 from slipstream.core.rules import Rule, rule_named
 from slipstream.core.sequence import Sequence
@@ -30,7 +28,9 @@ from slipstream.drafters.draft_plan import STACK, DrafterFactory, DraftPlan, che
 from slipstream.drafters.guard import Guard
 from slipstream.drafters.hybrid import with_predictions
 from slipstream.drafters.registry import DRAFTERS, most_chosen
+from slipstream.engine.beam_params import BeamParams
 from slipstream.engine.beam_search import BeamSearch, Search
+from slipstream.engine.beams import Beam
 from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
@@ -246,7 +246,7 @@ class LLM:
         """The most probable continuations of one prompt or several (text or token ids), by beam search: for each prompt
         the best `n`, best first. `max_batch` prompts at a time, all their beams in one forward a step.
 
-        Nothing is drafted (see `core.beams`): raises ParameterError where a drafter is in use."""
+        Nothing is drafted (see `engine.beams`): raises ParameterError where a drafter is in use."""
         params = self.checks.beams(params or BeamParams())
         if self.drafter.traits.drafts and self.most_draft_tokens:
             raise ParameterError(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.bench.plots import Plot
-from slipstream.core.sizes import size as size
 from slipstream.errors import sentence
+from slipstream.templates.sizes import size as size
 
 NOTHING = "-"
 """The text of a cell that is None."""

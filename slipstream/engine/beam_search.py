@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Generator, Sequence as Seq
 from contextlib import AbstractContextManager
 
-from slipstream.core.beam_params import BeamParams
-from slipstream.core.beams import Beams
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Memory, Target
+from slipstream.engine.beam_params import BeamParams
+from slipstream.engine.beams import Beams
 from slipstream.errors import ParameterError, TargetError
 from slipstream.host.torch_threads import host_threads
 from slipstream.host.turns import Turns

@@ -9,10 +9,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from slipstream.core.beam_params import BeamParams
 from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
+from slipstream.engine.beam_params import BeamParams
 from slipstream.errors import ParameterError, PromptError
 
 Prompt = str | Seq[int]

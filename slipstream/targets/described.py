@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.sizes import size
 from slipstream.core.target import Target
 from slipstream.errors import LoadError
 from slipstream.heads.mtp_names import mtp_layer_count
@@ -20,6 +19,7 @@ from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Progress
 from slipstream.settings import BACKENDS
 from slipstream.targets.huggingface.kinds import Kind
+from slipstream.templates.sizes import size
 
 RESERVE = 0.1
 """Share of the available memory that is left for activations and for the process itself."""

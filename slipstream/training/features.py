@@ -20,10 +20,10 @@ from torch import Tensor
 
 from slipstream.core.draft import Draft
 from slipstream.core.sequence import Sequence
-from slipstream.core.sizes import size
 from slipstream.errors import TrainingError
 from slipstream.models.executor import batch_of
 from slipstream.targets.decoder import Decoder
+from slipstream.templates.sizes import size
 from slipstream.training.packing import Stream
 
 FINAL = -1

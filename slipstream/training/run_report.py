@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from slipstream.core.sizes import duration, size
 from slipstream.templates import filled
+from slipstream.templates.sizes import duration, size
 from slipstream.training.features import Window
 from slipstream.training.loop import Loop
 from slipstream.training.methods import METHODS

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.core.sizes import duration
+from slipstream.templates.sizes import duration
 
 PAUSE = 10.0
 """Seconds between two lines."""

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
-from slipstream.core.beam_params import BeamParams
 from slipstream.core.structured import Structured
+from slipstream.engine.beam_params import BeamParams
 from slipstream.errors import ParameterError
 from slipstream.models.generation_defaults import GenerationDefaults, shown
 from tests.checkpoints import Tiny

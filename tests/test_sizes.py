@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.core.sizes import size
+from slipstream.templates.sizes import size
 
 
 @pytest.mark.parametrize(

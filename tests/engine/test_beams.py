@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.core.beam_params import BeamParams
-from slipstream.core.beams import Beam, Beams
+from slipstream.engine.beam_params import BeamParams
+from slipstream.engine.beams import Beam, Beams
 from slipstream.errors import ParameterError, TargetError
 
 VOCAB = 7

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.core.beam_params import NEVER, BeamParams
+from slipstream.engine.beam_params import NEVER, BeamParams
 from slipstream.errors import TargetError
 
 
