@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -13,19 +14,19 @@ from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.errors import PairError
+from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import UNBOUNDED
 from slipstream.models.weight_formats import QUANTISED
 from slipstream.settings import STRING
 
 if TYPE_CHECKING:
     from slipstream.models.config import DecoderConfig
+    from slipstream.targets.described import Described, MemoryPlan
     from slipstream.targets.pair_check import PairReport
 
 SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "source_context",
          "position")  # fmt: skip
 """Fields of a configuration that are shown as they are."""
-SHOWN_RATES = (0.6, 0.8)
-"""Acceptance rates for which the speed-up of a pair is estimated."""
 
 
 @grouped
@@ -37,37 +38,46 @@ def info(
 ) -> None:
     """Describe a model, or check a pair of target and draft model.
 
-    Shown are architecture, sizes, tokenizer, executor and the supported formats of weights. With a draft model, check
-    that both have the same vocabulary, and estimate the speed-up: exit code 0 if they are compatible, 1 if not. No
-    weights are loaded; `slipstream bench` measures a pair.
+    Shown are architecture, sizes, tokenizer, executor, the supported formats of weights, and whether it fits into
+    memory. With a draft model, check that both have the same vocabulary: exit code 0 if they are compatible, 1 if not.
+    No weights are loaded; `slipstream simulate` predicts the speed-up of a pair, `slipstream bench` measures it.
     """
     quieten()
-    if draft is not None:
-        show_pair(model, draft, as_json)
     if matrix:
         from slipstream.plan.support_matrix import page
 
         print(page().rstrip("\n"))
         return
-    described = describe(model)
+    from slipstream.targets.describe import describe
+
+    target = describe(model)
+    if draft is not None:
+        show_pair(target, describe(draft, LoadSettings(role="draft")), as_json)
+    needed, facts = fit(target), as_json_values(target, model)
     if as_json:
-        print(json.dumps(described))
+        print(json.dumps(facts | {"memory": asdict(needed)}))
     else:
-        render.out().print(render.facts_table(rows(described)), soft_wrap=False)
+        render.out().print(render.facts_table([*rows(facts), *render.memory(needed)[1:]]), soft_wrap=False)
 
 
-def describe(model: str) -> dict[str, Any]:
-    """The facts as plain JSON values. Raises LoadError or a subclass, e.g. for an unsupported architecture."""
+def fit(target: Described, *models: Described) -> MemoryPlan:
+    """With a KV cache for one text as long as the context, if that has a bound."""
+    from slipstream.targets.described import plan
+
+    tokens = target.usual_kv_tokens(1) or target.facts.config.context
+    return plan(target, tokens if tokens < UNBOUNDED else 0, models)
+
+
+def as_json_values(seen: Described, name: str) -> dict[str, Any]:
+    """What is known of a model, by names; `rows` and a check of a pair show it."""
     from slipstream.models.config import DecoderConfig
     from slipstream.plan.support_matrix import cell
-    from slipstream.targets.describe import describe as described
 
-    seen = described(model)
     facts, config = seen.facts, seen.facts.config
-    device, dtype, experts = seen.settings.device, seen.settings.dtype, config.experts
+    device, dtype, experts, in_folder = seen.settings.device, seen.settings.dtype, config.experts, facts.folder.is_dir()
     windows = [w for w in config.windows if w is not None]
     return {
-        "model": model,
+        "model": name,
         "folder": str(facts.folder),
         "architecture": config.model_type,
         **{name: getattr(config, name) for name in SHAPE},
@@ -89,7 +99,9 @@ def describe(model: str) -> dict[str, Any]:
         "device": str(device),
         "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
         "drafters": [name for name, spec in DRAFTERS.items() if cell(seen.kind, spec).works],
-        "native": native(config) if isinstance(config, DecoderConfig) and seen.runner == "native" else None,
+        "native": native(config)
+        if isinstance(config, DecoderConfig) and in_folder and seen.runner == "native"
+        else None,
         "supported": True,
     }
 
@@ -168,21 +180,36 @@ def vocabulary(described: dict[str, Any]) -> str:
     return f"{described['tokens']} tokens" + (f", padded to {described['vocab_size']} ids" if padding > 0 else "")
 
 
-def show_pair(target: str, draft: str, as_json: bool) -> NoReturn:
-    """Print whether the models are compatible, and what a speed-up needs. Exit code 0 if they are, else 1."""
+def show_pair(target: Described, draft: Described, as_json: bool) -> NoReturn:
+    """Print whether the models are compatible, and whether they fit into memory. Exit code 0 if they are compatible,
+    else 1."""
     from slipstream.targets.pair_check import check_pair
 
     report = check_pair(target, draft)
+    sides = {role: as_json_values(each, str(each.checkpoint)) for role, each in (("target", target), ("draft", draft))}
+    needed = fit(target, draft)
     if as_json:
-        print(json.dumps(report.as_dict()))
+        print(json.dumps(report.as_dict() | sides | {"memory": asdict(needed)}))
     else:
-        show(report)
+        show(report, sides, needed)
     raise typer.Exit(0 if report.fits else 1)
 
 
-def show(report: PairReport) -> None:
+def show(report: PairReport, sides: dict[str, dict[str, Any]], needed: MemoryPlan) -> None:
     console = render.out()
-    console.print(render.rendered(sides(report)))
+    columns = [words(""), *map(Column, ("parameters", "stored", "vocabulary", "tokens", "context"))]
+    lines = [
+        [
+            f"{role} ({each['architecture']})",
+            render.count(each["parameters"]),
+            "unknown" if each["stored_bytes"] is None else render.size(sum(each["stored_bytes"].values())),
+            each["vocab_size"],
+            "none" if each["tokens"] is None else each["tokens"],
+            context(each["context"]),
+        ]
+        for role, each in sides.items()
+    ]
+    console.print(render.rendered(Table("", columns, lines)))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
         if report.target.config.source_context is report.draft.config.source_context is None:
@@ -192,8 +219,9 @@ def show(report: PairReport) -> None:
     if report.differing:
         agree = f"all ordinary token ids agree, {report.differing} special token ids differ"
     console.print(f"The models are compatible: {agree}.", style="bold")
-    for line in [*report.notes, *outlook(report)]:
+    for line in [*report.notes, "`slipstream simulate -m TARGET -md DRAFT` predicts the speed-up"]:
         console.print(f"- {line}.")
+    console.print(render.facts_table(render.memory(needed)))
 
 
 def tokens_in_common(report: PairReport) -> str:
@@ -207,29 +235,3 @@ def tokens_in_common(report: PairReport) -> str:
     except PairError as refused:
         return f"--draft-tokenizer does not help: {refused.what}"
     return f"with --draft-tokenizer {STRING} the draft model keeps its tokenizer: {shared}"
-
-
-def sides(report: PairReport) -> Table:
-    columns = [words(""), *map(Column, ("parameters", "stored", "vocabulary", "tokens", "context"))]
-    rows = []
-    for name, side in (("target", report.target), ("draft", report.draft)):
-        tokens = "none" if side.tokenizer is None else len(side.tokenizer.tokens)
-        stored = "unknown" if side.stored is None else render.size(sum(side.stored.values()))
-        sizes = render.count(side.parameters), stored, side.config.vocab_size, tokens
-        rows.append([f"{name} ({side.config.model_type})", *sizes, context(side.config.context)])
-    return Table("", columns, rows)
-
-
-def outlook(report: PairReport) -> list[str]:
-    """Estimated cost and speed-up, in sentences."""
-    c = report.cost_ratio
-    break_even = f"speculation saves time above {c:.0%} acceptance" if c < 1 else "speculation cannot save time"
-    lines = [f"a draft token costs about {c:.2f} target steps: {break_even}"]
-    for acceptance in SHOWN_RATES if c < 1 else ():
-        seen = report.expected(acceptance)
-        best = f"{seen.speedup:.2f}x plain decoding with K={seen.draft_tokens}" if seen.draft_tokens else "no speed-up"
-        lines.append(f"at {acceptance:.0%} acceptance: {best}")
-    from slipstream.plan.known_pairs import published_figures
-
-    lines.append(f"assumptions: {report.costs.assumptions()}; slipstream bench measures them")
-    return [*lines, *published_figures(report.target.checkpoint, report.draft.checkpoint)]

@@ -39,6 +39,7 @@ from slipstream.errors import SlipstreamError, sentence
 
 if TYPE_CHECKING:
     from slipstream.llm import Completion
+    from slipstream.targets.described import MemoryPlan
 
 # Basic terminal colours only: they are readable in light and dark themes, and green and magenta can be told apart with
 # red-green colour blindness.
@@ -270,6 +271,17 @@ def facts_table(rows: Seq[tuple[str, str]]) -> RichTable:
     for name, value in rows:
         grid.add_row(name, value)
     return grid
+
+
+def memory(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """What models and a KV cache take, and what is left, for `facts_table`."""
+    left = "free after that" if plan.headroom >= 0 else "lacking"
+    return [
+        ("target", size(plan.weights)),
+        *([("draft", size(plan.draft))] if plan.draft else []),
+        ("KV cache", f"{size(plan.kv)} for {counted(plan.kv_tokens, 'token')} of all requests"),
+        (left, f"{size(abs(plan.headroom))} of {size(plan.available)}"),
+    ]
 
 
 def logprobs(completion: Completion, show: Any) -> None:

@@ -159,13 +159,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
     needed = plan(target, wanted, *draft.loads)
     if models.kv_tokens is None and needed.most_tokens >= target.facts.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
-    rows = [
-        ("target", render.size(needed.weights)),
-        ("draft", render.size(needed.draft)),
-        ("KV cache", f"{render.size(needed.kv)} for {render.counted(needed.kv_tokens, 'token')} of all requests"),
-        ("free after that", f"{render.size(needed.headroom)} of {render.size(needed.available)}"),
-    ]
-    render.err().print(render.facts_table(rows))
+    render.err().print(render.facts_table(render.memory(needed)))
     return needed.kv_tokens
 
 

@@ -19,7 +19,7 @@ from slipstream.errors import ParameterError, did_you_mean
 from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serving, find_hardware, placed
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
-from slipstream.theory.forecast import LONGEST_DRAFT, Forecast, Rates, StepCosts, forecast
+from slipstream.theory.forecast import LONGEST_DRAFT, WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
@@ -84,8 +84,9 @@ def simulate(
 ) -> None:
     """Predict the speed-up of speculation, also on other hardware.
 
-    Costs are given (--c, --row-cost), measured on this machine (--measure), or computed for other hardware from the
-    sizes of the models (--hardware). --pairs lists recommended pairs, --advice what to do in which situation.
+    Costs are given (--c, --row-cost), computed from the sizes of the models (-m and -md; with --hardware for other
+    hardware), or measured on this machine (--measure). --pairs lists recommended pairs, --advice what to do in which
+    situation.
     """
     quieten()
     given = place.hardware or place.bandwidth or place.tflops
@@ -130,14 +131,17 @@ def _lengths(
 def _costs(options: CostOptions, target: str | None, model: str | None, batch: int) -> StepCosts:
     if options.measure:
         return _measured(target or "embedded", model, batch, options.host)
-    if target or model:
-        raise ParameterError(
-            "models were named without --measure or --hardware",
-            fix="add --measure to time them here, or --hardware h100 to predict for that hardware",
-        )
     check_number("row_cost", options.row_cost, 0.0, float("inf"))
     curve = CostCurve.flat(options.row_cost) if options.row_cost else None
-    return StepCosts(options.c, curve, batch, options.host)
+    if target is None and model is None:
+        return StepCosts(options.c, curve, batch, options.host)
+    if target is None or model is None or options.c != CostOptions.c:
+        raise ParameterError(
+            "--target and --draft give the cost of a draft token together, and in place of --c",
+            fix="name both, add --measure to time them here, or --hardware h100 to predict for that hardware",
+        )
+    ratio = _model(model, "draft").step / _model(target, "target").step
+    return StepCosts(ratio, curve, batch, options.host, WEIGHTS_READ)
 
 
 def _measured(target: str, model: str | None, batch: int, host: float) -> StepCosts:

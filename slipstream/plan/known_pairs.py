@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from slipstream.bench.tables import span
 from slipstream.core.params import Strict
 from slipstream.models.config import DecoderConfig
 from slipstream.models.facts import ModelFacts
@@ -176,18 +175,6 @@ def known_model(name: str) -> KnownModel | None:
     """The registry's model of that name, hub id or folder name, in any spelling; None if there is none."""
     wanted = _key(name)
     return next((m for m in MODELS.values() if wanted in (_key(m.name), _key(m.hub))), None)
-
-
-def published_figures(target: str, draft: str) -> list[str]:
-    """What is published of the pair with these names, hub ids or folders, in clauses with their sources."""
-    pair = published(target, draft)
-    if pair is None:
-        return []
-    figures = [
-        ("acceptance", pair.acceptance, "%", pair.acceptance_source),
-        ("speed-up", pair.speedup, "x", pair.speedup_source),
-    ]
-    return [f"published {what}: {span(values, unit)}, {source}" for what, values, unit, source in figures if values]
 
 
 def published(target: str, draft: str) -> KnownPair | None:

@@ -1,4 +1,4 @@
-"""Checks whether a target and a draft model are compatible, and estimates the pair's cost and speed-up.
+"""Checks whether a target and a draft model are compatible.
 
 Draft tokens are passed as ids, so both models must map each id to the same token. The number of rows of the output
 heads may differ: vocabularies are padded to round numbers (Qwen2.5: 151936 and 152064 rows for the same tokens). An
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.facts import ROLES, ModelFacts
+from slipstream.models.facts import ModelFacts
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import differ
 from slipstream.targets.describe import describe
 from slipstream.targets.described import Described
-from slipstream.theory.forecast import WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
 
 SHOWN = 5
 """Maximum number of differing ids to list."""
@@ -129,20 +128,9 @@ class PairReport:
         corollary 3.9): if it is above 1, no draft length does."""
         return self.draft.step_parameters / self.target.step_parameters
 
-    @property
-    def costs(self) -> StepCosts:
-        """Estimated costs: `cost_ratio` per draft token, and one decode step for verification."""
-        return StepCosts(self.cost_ratio, basis=WEIGHTS_READ)
-
-    def expected(self, acceptance: float) -> Forecast:
-        """Forecast for an acceptance rate in [0, 1]. Raises ParameterError outside of it."""
-        return forecast(Rates.constant(acceptance, "assumed"), self.costs)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "target": _sizes(self.target),
-            "draft": _sizes(self.draft),
             "fits": self.fits,
             "problem": self.problem,
             "notes": list(self.notes),
@@ -151,8 +139,6 @@ class PairReport:
             "differing_ids": self.differing,
             "differences": [asdict(d) for d in self.differences],
             "cost_ratio": self.cost_ratio,
-            "break_even_acceptance": self.cost_ratio,
-            "expected": {str(a): self.expected(a).as_dict() for a in (0.6, 0.8)},
         }
 
 
@@ -219,17 +205,3 @@ def _other_tokens(problem: str) -> PairError:
         "needs no second model, or draft_tokenizer='string' (--draft-tokenizer), with which the draft model keeps its "
         "tokenizer",
     )
-
-
-def _sizes(side: ModelFacts) -> dict[str, Any]:
-    return {
-        "source": side.checkpoint,
-        "architecture": side.config.model_type,
-        "parameters": side.parameters,
-        "active_parameters": side.active_parameters,
-        "stored_bytes": side.stored,
-        "vocab_size": side.config.vocab_size,
-        "tokens": None if side.tokenizer is None else len(side.tokenizer.tokens),
-        "context": side.config.context,
-        **{role: None if side.tokenizer is None else side.tokenizer.roles[role] for role in ROLES},
-    }

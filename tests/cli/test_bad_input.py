@@ -161,7 +161,8 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --batch 1,8", "2 batch sizes were given"),
     ("simulate --c -1", "c is -1"),
     ("simulate --row-cost -1", "row_cost is -1"),
-    ("simulate -m embedded", "models were named without --measure or --hardware"),
+    ("simulate -m embedded", "--target and --draft give the cost of a draft token together"),
+    ("simulate -m embedded -md embedded --c 0.1", "in place of --c"),
     # train
     ("train medusa --budget-tokens 9", "no training data was given"),
     ("train medusa --data x.txt --budget-tokens 9", "'x.txt' does not exist"),

@@ -19,7 +19,7 @@ def test_info_for_people_and_programs(cli, tiny):
     shown = cli("info", tiny.target, code=0).shown
     for part in (
         "llama, 2 layers of width 48", "67.8k", "271.3 kB in F32", "padded to 320 ids", "192 tokens",
-        "chat template yes", "drafters all",
+        "chat template yes", "drafters all", "KV cache 98.3 kB for 192 tokens of all requests free after that",
     ):  # fmt: skip
         assert part in shown
     output = json.loads(cli("info", tiny.target, "--json").out)
@@ -109,11 +109,15 @@ def test_a_pair_of_compatible_models(cli, tiny, tmp_path):
     make_tokenizer(tmp_path)
     result = cli("info", tmp_path, tiny.draft, code=0)
     assert "The models are compatible: all 316 common token ids agree." in result.shown
-    assert "target steps" in result.shown
-    assert "at 80% acceptance: 1." in result.shown
+    assert "`slipstream simulate -m TARGET -md DRAFT` predicts the speed-up" in result.shown
+    assert "KV cache 491.5 kB for 192 tokens of all requests free after that" in result.shown
     assert result.width <= 80
     output = json.loads(cli("info", tmp_path, tiny.draft, "--json").out)
     assert (output["fits"], output["differing_ids"]) == (True, 0)
+    for side, model in (("target", tmp_path), ("draft", tiny.draft)):
+        alone = json.loads(cli("info", model, "--json").out)
+        alone.pop("memory")
+        assert output[side] == alone
 
 
 def test_a_pair_of_incompatible_models(cli, tiny, tmp_path):

@@ -89,7 +89,7 @@ def test_every_command_that_loads_a_target_has_the_options_of_models(command):
 
 
 def test_the_map_is_for_the_target_and_code_is_never_trusted_for_a_draft():
-    _, given = checked_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
+    *_, given = checked_arguments(ModelOptions(device_map="auto", trust_remote_code=True))
     assert (given["device_map"], given["trust_remote_code"]) == ("auto", True)
     assert not any(name.startswith("draft") and ("map" in name or "remote" in name) for name in given)
 
@@ -102,7 +102,7 @@ def test_drafter_options():
 
 
 def test_a_bug_is_reported_as_such_and_shows_its_traceback_with_debug_only(cli, monkeypatch, capfd):
-    monkeypatch.setattr("slipstream.cli.info.describe", lambda model: 1 / 0)
+    monkeypatch.setattr("slipstream.targets.describe.describe", lambda model: 1 / 0)
     said = cli("info", "x", code=1).said
     assert "ZeroDivisionError" in said
     assert "--debug" in said

@@ -147,19 +147,19 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
         make_model(tmp_path / name, num_hidden_layers=layers)
         make_tokenizer(tmp_path / name)
     target, draft = tmp_path / "target", tmp_path / "draft"
-    checked = json.loads(cli("info", target, draft, "--json").out)["expected"]["0.8"]
-    given = ("--alpha", "0.8", "--c", checked["c"])
-    simulated = predicted(cli, *given)
-    row = next(row for row in simulated["lengths"] if row["draft_tokens"] == simulated["best"])
-    for name in ("draft_tokens", "tau", "step_cost", "speedup"):
-        assert checked[name] == row[name]
+    ratio = json.loads(cli("info", target, draft, "--json").out)["cost_ratio"]
+    by_models, given = (
+        predicted(cli, "--alpha", "0.8", *costs) for costs in (("-m", target, "-md", draft), ("--c", ratio))
+    )
+    assert (by_models["costs"], by_models["best"]) == (given["costs"], given["best"])
+    assert [row["speedup"] for row in by_models["lengths"]] == [row["speedup"] for row in given["lengths"]]
 
 
 @pytest.mark.parametrize(
     "command",
     [
         ["simulate", "--pairs"], ["simulate"], ["simulate", "--hardware", "h100", "-m", TARGET, "-md", DRAFT],
-        ["info", "TINY", "TINY"],
+        ["simulate", "-m", "TINY", "-md", "TINY"],
     ],
 )  # fmt: skip
 def test_every_prediction_states_its_assumptions(cli, tiny, command):

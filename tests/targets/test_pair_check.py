@@ -138,19 +138,14 @@ def test_only_the_chosen_experts_count_as_active(tmp_path):
     assert seen.tokenizer is None
 
 
-def test_cost_and_gain_follow_the_closed_forms(tiny, tmp_path):
+def test_the_cost_of_a_draft_token_follows_from_the_weights_that_are_read(tiny, tmp_path):
     make_model(tmp_path, num_hidden_layers=8)
     make_tokenizer(tmp_path)
     report = check_pair(tmp_path, tiny.target)
     c = report.cost_ratio
     assert c == describe(tiny.target).facts.step_parameters / describe(tmp_path).facts.step_parameters
     assert 0.2 < c < 0.5
-    none = report.expected(c * 0.9)
-    assert (none.draft_tokens, none.speedup) == (0, 1.0)
-    k = report.expected(0.8).draft_tokens
-    assert k >= 1
-    assert report.expected(0.8).speedup == pytest.approx((1 - 0.8 ** (k + 1)) / (0.2 * (k * c + 1)))
-    assert json.loads(json.dumps(report.as_dict()))["expected"]["0.8"]["draft_tokens"] == k
+    assert json.loads(json.dumps(report.as_dict()))["cost_ratio"] == c
 
 
 def test_the_embedded_pair_is_named_as_everywhere():
