@@ -84,7 +84,7 @@ def test_the_rule_of_the_guide_is_lossless() -> None:
 
 def test_one_entry_is_enough_for_a_family_like_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, ids = make_family("llama", tmp_path), list(range(3, 40))
-    wanted = Reference(folder, torch.float64)(ids)[-1]  # [V]
+    wanted = Reference(folder, torch.float64)([ids])[0][-1]  # [V]
     rewrite(folder, model_type="newllama")
     with pytest.raises(UnsupportedModelError, match="'newllama'"):
         Decoder.load(folder)

@@ -56,7 +56,7 @@ def by_transformers(name: str, beams: int, n: int, eos: list[int] | None, **how:
     width = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
-    with Wide(True):
+    with Wide():
         out = module(name).generate(
             ids, attention_mask=mask, num_beams=beams, num_return_sequences=n, max_new_tokens=TOKENS, do_sample=False,
             eos_token_id=eos, return_dict_in_generate=True, output_scores=True, **how,

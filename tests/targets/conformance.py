@@ -1,5 +1,5 @@
 """What every `Target` promises, as tests. A target's test module subclasses `Conformance` and provides the fixture
-`case`; the oracle has no drafts, caches or batches."""
+`case`; the oracle has no drafts and no caches."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -17,11 +17,11 @@ from tests.targets.reference import assert_close, held
 
 @dataclass
 class Case:
-    """A target under test. `oracle(ids)` returns the logits [T, V] after each token of a text; `tolerance` is the
-    largest difference allowed, relative to the largest logit."""
+    """A target under test. `oracle(texts)` returns, for each text, the logits [T, V] after each of its tokens;
+    `tolerance` is the largest difference allowed, relative to the largest logit."""
 
     target: Target
-    oracle: Callable[[list[int]], Tensor]
+    oracle: Callable[[Seq[list[int]]], Seq[Tensor]]
     tolerance: float
     seed: int = 0
 
@@ -44,13 +44,17 @@ class Case:
         """Run, and check every row of the logits against the oracle; a copy of the logits."""
         out = self.target.run(seqs, draft)
         assert len(out.logits) == len(seqs) + len(draft)
+        texts: list[list[int]] = []
+        rows: list[list[int]] = []
         for b, seq in enumerate(seqs):
             root = draft.splits[b] + b  # row of the last pending token; node i is i + 1 rows below
             parents = draft.parents[draft.splits[b] : draft.splits[b + 1]]
             for leaf in [n for n in range(-1, len(parents)) if n not in parents]:
                 path = draft.ancestors(b, leaf)
-                truth = self.oracle(seq.tokens + [draft.ids[draft.splits[b] + i] for i in path])  # [T, V]
-                self.same(out.logits[[root, *(root + 1 + i for i in path)]], truth[len(seq.tokens) - 1 :])
+                texts.append(seq.tokens + [draft.ids[draft.splits[b] + i] for i in path])
+                rows.append([root, *(root + 1 + i for i in path)])
+        for text, wanted, truth in zip(texts, rows, self.oracle(texts), strict=True):
+            self.same(out.logits[wanted], truth[len(text) - len(wanted) :])
         return out.logits.clone()
 
     def keep(self, seqs: Seq[Sequence], draft: Draft, path: Seq[Seq[int]]) -> None:

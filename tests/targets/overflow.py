@@ -30,7 +30,7 @@ def assert_spoils_only_what_sees_it(
         passes = []
         for nodes in (CLEAN, [spoilt if i == at else token for i, token in enumerate(CLEAN)]):
             seqs = [Sequence(list(text), source=source) for text, source in texts]
-            with Wide(True):
+            with Wide():
                 out = target.run(seqs, Draft.trees([(nodes, parents), (CLEAN[:2], [-1, 0])]), taps)
             passes.append(out.logits.clone())
             for seq in seqs:

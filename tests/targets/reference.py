@@ -1,5 +1,7 @@
 """transformers as the oracle that tests of decoders compare with."""
 
+from collections.abc import Callable, Sequence as Seq
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +26,48 @@ def assert_close(rows: Tensor, wanted: Tensor, tolerance: float = CLOSE) -> None
     assert error <= tolerance, f"differs by {error:.2e} of the largest value, allowed {tolerance:.0e}"
 
 
+def rows_of(logits: Callable[[Tensor], Tensor], texts: Seq[Seq[int]]) -> list[Tensor]:
+    """Logits [T, V] of each text, from one causal forward over all, padded on the right, where no text sees it."""
+    width = max(map(len, texts))
+    rows = logits(torch.tensor([[*text, *[0] * (width - len(text))] for text in texts]))
+    return [each[: len(text)] for each, text in zip(rows, texts, strict=True)]
+
+
 class Reference:
-    """transformers' own model, without a cache: one causal forward over the whole text."""
+    """transformers' own model, without a cache: one causal forward over whole texts."""
 
     def __init__(self, folder: Path, dtype: torch.dtype):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
         self.model.config._experts_implementation = "eager"  # the grouped kernel does not support float64
         self.dtype = dtype
 
-    def _run(self, ids: list[int]) -> Any:
-        with torch.no_grad(), Wide(self.dtype == torch.float64):
-            return self.model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+    def _run(self, ids: Tensor, **more: Any) -> Any:
+        with torch.no_grad(), Wide() if self.dtype == torch.float64 else nullcontext():
+            return self.model(ids, use_cache=False, **more)
 
-    def __call__(self, ids: list[int]) -> Tensor:
-        """Logits [T, V]."""
-        return self._run(ids).logits[0]
+    def __call__(self, texts: Seq[Seq[int]]) -> list[Tensor]:
+        """Logits [T, V] of each text."""
+        return rows_of(lambda ids: self._run(ids).logits, texts)
 
     def hidden(self, ids: list[int]) -> list[Tensor]:
         """hidden_states: [T, d] before each layer, then after the final norm."""
-        return [h[0] for h in self._run(ids).hidden_states]
+        return [h[0] for h in self._run(torch.tensor([ids]), output_hidden_states=True).hidden_states]
 
 
 class Wide(TorchFunctionMode):
     """transformers computes norms, angles, softmax and routing in float32 even for a float64 model; with this mode
     they stay in float64, so that two independent implementations can be compared to 1e-9."""
 
-    def __init__(self, on: bool):
-        super().__init__()
-        self.on = on
-
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        kwargs = kwargs or {}
-        if self.on:
-            if func is Tensor.float:
-                return args[0].double()
-            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
-        return func(*args, **kwargs)
+        if func is Tensor.float:
+            return args[0].double()
+        for arg in args:
+            if arg is torch.float32:
+                args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+                break
+        if not kwargs:
+            return func(*args)
+        return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()})
 
 
 def states(cache: DynamicCache) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """The toy target fulfils the contract and detects violations of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence as Seq
 
 import pytest
 import torch
@@ -16,7 +16,11 @@ from tests.targets.toy import ToyTarget
 @pytest.fixture
 def case() -> Iterator[Case]:
     target = ToyTarget(vocab=11, order=3, seed=5)
-    made = Case(target, lambda ids: torch.stack([target.logits(ids[: i + 1]) for i in range(len(ids))]), 0.0)
+
+    def oracle(texts: Seq[list[int]]) -> list[torch.Tensor]:
+        return [torch.stack([target.logits(ids[: i + 1]) for i in range(len(ids))]) for ids in texts]
+
+    made = Case(target, oracle, 0.0)
     yield made
     made.close()
 

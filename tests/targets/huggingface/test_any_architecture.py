@@ -19,7 +19,7 @@ from tests.drafters.scripted_drafters import ScriptedDrafter, replay
 from tests.end_to_end.sampling import assert_drafted_samples, distribution_after
 from tests.targets.conformance import Case, Conformance
 from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PACKED, VARIANTS, generated, random_model
-from tests.targets.reference import CLOSE, Wide, assert_close
+from tests.targets.reference import CLOSE, Wide, assert_close, rows_of
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
 TOKENS = 12
@@ -40,16 +40,16 @@ def texts(name: str) -> list[list[int]]:
     return generated(model(name), PROMPTS, TOKENS)
 
 
-def logits(name: str, text: Seq[int]) -> torch.Tensor:
-    """[n, V] of the model's own forward, without a cache."""
+def logits(name: str, texts: Seq[Seq[int]]) -> list[torch.Tensor]:
+    """[n, V] of each text by the model's own forward, without a cache."""
     with torch.no_grad():
-        return model(name)(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
+        return rows_of(lambda ids: model(name)(input_ids=ids, use_cache=False).logits, texts)
 
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    with Wide(True):
-        made = Case(target(request.param), lambda ids: logits(request.param, ids), CLOSE)
+    with Wide():
+        made = Case(target(request.param), lambda texts: logits(request.param, texts), CLOSE)
         yield made
         made.close()
 
@@ -113,7 +113,7 @@ def test_taps_are_the_hidden_states_of_transformers(case: Case, name: str) -> No
 def test_a_prompt_has_the_hidden_states_of_all_its_tokens_where_only_its_last_logits_are_needed() -> None:
     """Gemma 4 leaves the other rows out of layers that share the keys of others."""
     of, seq = target("gemma4-shared"), Sequence(PROMPTS[2])
-    with torch.no_grad(), Wide(True):
+    with torch.no_grad(), Wide():
         hidden = of.run([seq], Draft.empty(1), (4, -1)).hidden
         out = model("gemma4-shared")(torch.tensor([seq.tokens]), output_hidden_states=True, use_cache=False)
         assert_close(hidden[-1], out.hidden_states[-1][0])
@@ -159,5 +159,5 @@ SAMPLED = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
 def test_sampled_texts_have_the_distribution_of_the_model(name: str, n: int) -> None:
     """One model of each kind, and the first two tokens. Where each sequence has a pass of its own, n is smaller."""
     llm, prompt = LLM(target(name), random_model(name, noise=0.1), draft_tokens=2, max_batch=100), PROMPTS[0]
-    wanted = distribution_after(lambda text: logits(name, [*prompt, *text])[-1:], SAMPLED, 2)
+    wanted = distribution_after(lambda text: logits(name, [[*prompt, *text]])[0][-1:], SAMPLED, 2)
     assert_drafted_samples(llm, prompt, SAMPLED, n, wanted)

@@ -175,8 +175,8 @@ def source_of(text: Seq[int]) -> list[int]:
 def case(request: pytest.FixtureRequest) -> Iterator[SourceCase]:
     name, of = request.param, target(request.param)
     rules, of.sources.rules = of.sources.rules, None  # raw logits
-    with Wide(True):
-        made = SourceCase(of, lambda ids: logits(name, source_of(ids), ids), CLOSE)
+    with Wide():
+        made = SourceCase(of, lambda texts: [logits(name, source_of(ids), ids) for ids in texts], CLOSE)
         made.padding = model(name).config.pad_token_id
         yield made
         made.close()
