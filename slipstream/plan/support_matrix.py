@@ -85,21 +85,29 @@ def page() -> str:
     """The table in Markdown: docs/support.md. Drafters with equal cells share a column, kinds of targets a row."""
     columns = _alike(DRAFTERS, lambda name: tuple(str(cell(kind, DRAFTERS[name])) for kind in KINDS))
     rows = _alike(KINDS, lambda kind: tuple(str(cell(kind, DRAFTERS[names[0]])) for names in columns.values()))
-    needs: dict[tuple[str, str], list[str]] = {}  # what a quantisation needs, its name -> kinds of targets
-    for kind in KINDS:
-        for name, need in quantisations(kind).items():
-            if not need.startswith("refused"):
-                needs.setdefault((name, need), []).append(kind.name)
+    quantised: dict[str, dict[str, list[str]]] = {}  # kinds of targets -> what a quantisation needs -> names
+    for name, need in dict.fromkeys(each for kind in KINDS for each in quantisations(kind).items()):
+        if not need.startswith("refused"):
+            kinds = _together([kind for kind in KINDS if quantisations(kind).get(name) == need])
+            quantised.setdefault(kinds, {}).setdefault(need, []).append(name)
     return filled(
         "support.md",
         columns=list(columns.values()),
         rows=rows.items(),
         refusals={entry.why for kind in KINDS for spec in DRAFTERS.values() if not (entry := cell(kind, spec)).works},
         kinds={kind: [name for name, of in architectures().items() if of is kind] for kind in KINDS},
-        quantised=_alike(needs, lambda each: (each[1], tuple(needs[each]))).items(),
+        quantised=quantised.items(),
         rules=[(name, "lossless" if lossless else "lossy") for name, lossless in RULES.items()],
         draft_tokenizers=DRAFT_TOKENIZERS.items(),
     )
+
+
+def _together(kinds: list[Kind]) -> str:
+    """The names of kinds; several that transformers runs as all of these but some."""
+    by_transformers = [kind for kind in KINDS if kind not in (DECODER, GGUF)]
+    if len(kinds) == 1 or kinds[0] not in by_transformers:
+        return "; ".join(kind.name for kind in kinds)
+    return " but ".join(["all that transformers runs", *(kind.name for kind in by_transformers if kind not in kinds)])
 
 
 def _alike(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
