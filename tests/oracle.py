@@ -1,5 +1,6 @@
 """A second implementation of plain decoding, and a target's exact distribution by enumeration."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence as Seq
 
 from torch import Tensor
@@ -52,17 +53,17 @@ def joint_distribution(
     params: SamplingParams | Seq[SamplingParams],
     stop_ids: frozenset[int] = frozenset(),
     length: int = 3,
+    begun: Distribution | None = None,
 ) -> Distribution:
     """Probability of each possible prefix of `length` tokens, or shorter if ended by a stop id. `params` may differ
-    from token to token."""
+    from token to token. begun: of outputs that there are already, each of which goes on; at first there is none."""
+    stops = {(token,) for token in stop_ids}
     each = [params] * length if isinstance(params, SamplingParams) else params
-    probs: Distribution = {}
-    open_ends: Distribution = {(): 1.0}
-    for now in each:
-        grown: Distribution = {}
-        for output, mass in open_ends.items():
+    probs = defaultdict[tuple[int, ...], float](float, begun or {(): 1.0})
+    for n, now in enumerate(each):
+        for output in [output for output in probs if len(output) == n and output[-1:] not in stops]:
+            mass = probs.pop(output)
             for token, p in enumerate(oracle.probs(prompt, output, now, stop_ids).tolist()):
                 if p > 0:
-                    (probs if token in stop_ids else grown)[(*output, token)] = mass * p
-        open_ends = grown
-    return probs | open_ends
+                    probs[(*output, token)] += mass * p
+    return dict(probs)

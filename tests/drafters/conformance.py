@@ -8,7 +8,7 @@ A drafter outside the registry can be put through the same tests: subclass `Conf
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence as Seq
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from slipstream.drafters.guard import MAX_NODES, Guard
 from slipstream.drafters.none import NoDrafter
 from slipstream.llm import LLM
 from tests.end_to_end.sampling import sample
+from tests.enumeration import enumerate_texts
 from tests.oracle import Oracle, joint_distribution
 from tests.significance import assert_distribution, beginnings
 
@@ -34,12 +35,17 @@ LENGTH = 20
 
 @dataclass
 class Case:
-    """target: makes the target, in float64 and with a small vocabulary; make: makes the drafter for it; samples: of
-    the G-test."""
+    """target: makes the target, in float64 and with a small vocabulary; make: makes the drafter for it.
+    enumerated: how many drafting steps, with which sampling parameters; how: of the numbers, see `Branch`."""
 
     target: Callable[[], Target]
     make: Callable[[Target], Drafter]
-    samples: int = 8_000
+    enumerated: Seq[tuple[int, dict[str, Any]]] = ((1, {}), (2, {"top_k": 3}))
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+    def llm(self, **how: Any) -> LLM:
+        target = self.target()
+        return LLM(target, self.make(target), draft_tokens=2, **how)
 
     def prompts(self, n: int) -> list[list[int]]:
         """Of different lengths, some of which repeat themselves."""
@@ -260,12 +266,23 @@ class Conformance:
             assert [d.token_ids for d in done] == [d.token_ids for d in plain]
             assert not any(d.stats.drafter_faults for d in done)
 
+    def test_every_text_is_exactly_as_probable_as_in_plain_decoding(self, case: Case) -> None:
+        """By enumeration of what follows the first token of two seeds: of one drafting step, and with fewer tokens to
+        choose from of two, the second after a rejection."""
+        oracle, prompt, accepted, proposed = Oracle(case.target()), [0, 1, 2, 0, 1, 2, 0], 0.0, 0.0
+        for steps, changes in case.enumerated:
+            params = SamplingParams(temperature=1.0, max_tokens=4, **changes)
+            for texts in enumerate_texts(case.llm, prompt, params, (0, 1), after=1, steps=steps, **case.how):
+                texts.check(oracle, prompt, params)
+                accepted += texts.accepted
+                proposed += texts.proposed
+        assert 0 < accepted < proposed or not case.llm().drafter.traits.drafts
+
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
-        """G-test on the joint distribution of the first three tokens, fails at p < 1e-6: with n = 8000, if the
-        temperature is 1.1 instead of 1, with a probability of 0.997."""
-        target, n = case.target(), case.samples
-        prompt, params = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4)
-        seqs = sample(LLM(target, case.make(target), draft_tokens=2, max_batch=n), prompt, params, n, seed=6)
+        """The same with real random numbers: G-test on the joint distribution of the first three tokens, n = 8000,
+        fails at p < 1e-6; if the temperature is 1.1 instead of 1, with a probability of 0.997."""
+        prompt, params, n = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4), 8_000
+        seqs = sample(case.llm(max_batch=n), prompt, params, n, seed=6)
         truth = joint_distribution(Oracle(case.target()), prompt, params)
         assert_distribution(beginnings(seq.output for seq in seqs), truth)
 

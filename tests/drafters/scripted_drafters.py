@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 
 import torch
 
+from slipstream.core import dice
 from slipstream.core.draft import Draft
 from slipstream.core.drafter import DrafterTraits, NoDrafter
 from slipstream.core.random import DRAFT
@@ -79,7 +80,10 @@ class RandomDrafter(NoDrafter):
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
         rows = [
-            (seq.random.uniforms(DRAFT, len(seq.tokens), depth) * self.vocab_size).astype(int).tolist()
+            dice.invert(
+                torch.full((depth, self.vocab_size), 1 / self.vocab_size, dtype=torch.float64),
+                torch.from_numpy(seq.random.uniforms(DRAFT, len(seq.tokens), depth)),
+            ).tolist()
             for seq, depth in zip(seqs, budget, strict=True)
         ]
         q = None

@@ -1,30 +1,37 @@
 """The suite of `conformance.py` for every drafter of the registry and for the scripted ones."""
 
+from typing import Any
+
 import pytest
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.random import DRAFT
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.llm import LLM
 from tests.drafters.conformance import LENGTH, Case, Conformance, alone, size
 from tests.drafters.makers import REMEMBERING, VARIANTS, maker, target
 
-SAMPLED = ("hybrid, continued", "eagle tree, drawn", "model, several steps", "eagle3, parallel", "dspark")  # fmt: skip
-"""Variants whose distribution is tested here: those that draw in another way than a registered drafter. A parallel
-draft model is tested in tests/end_to_end/test_distribution.py."""
-ELSEWHERE = ("none", "ngram", "model", "eagle", "dflash")
-"""Registered drafters whose distribution tests/end_to_end/test_distribution.py tests, under every parameter; `eagle` is
-the drafter of `eagle3` with other layers, `dflash` is that of `dspark` without a Markov head."""
+SAMPLED = ("eagle tree, drawn", "model, several steps")
+"""Variants that draw in another way than `eagle3`, whose real random numbers are tested, too. The rule `coupled` is in
+tests/end_to_end/test_distribution.py."""
 
-SAMPLES = {"mtp": 5_000, "eagle3, parallel": 5_000}
-"""Fewer of drafters that share nearly all code with others: in 98 % enough to tell the temperatures 1 and 1.15."""
+COMPUTED = {"how": {"fixed": (DRAFT,)}}
+"""For drafters that compute with random numbers: texts are as probable as they should be for any of these."""
+FLOAT32 = {"how": {"rounding": 1e-6}, "enumerated": [(2, {"top_k": 3})]}
+ENUMERATED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("lookahead", "lookahead, large", "lookahead, smallest", "scripted"), COMPUTED),
+    **dict.fromkeys(("mtp", "mtp, two layers", "mtp, three layers"), FLOAT32),
+    "eagle tree, drawn": {"enumerated": [(1, {"top_k": 3})]},  # six nodes
+}
+"""Other fields of the case than usual."""
 
 
 class TestRegistered(Conformance):
     @pytest.fixture(params=DRAFTERS)
     def case(self, request: pytest.FixtureRequest) -> Case:
-        return Case(target, maker(request.param), SAMPLES.get(request.param, Case.samples))
+        return Case(target, maker(request.param), **ENUMERATED.get(request.param, {}))
 
-    @pytest.mark.parametrize("case", [name for name in DRAFTERS if name not in ELSEWHERE], indirect=True)
+    @pytest.mark.parametrize("case", ["eagle3"], indirect=True)
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
         super().test_sampled_text_has_the_targets_distribution(case)
 
@@ -32,7 +39,7 @@ class TestRegistered(Conformance):
 class TestVariants(Conformance):
     @pytest.fixture(params=VARIANTS)
     def case(self, request: pytest.FixtureRequest) -> Case:
-        return Case(target, VARIANTS[request.param], SAMPLES.get(request.param, Case.samples))
+        return Case(target, VARIANTS[request.param], **ENUMERATED.get(request.param, {}))
 
     @pytest.mark.parametrize("case", SAMPLED, indirect=True)
     def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
@@ -65,5 +72,8 @@ class TestRemembering(Conformance):
             sizes.append(size(drafter))
         assert max(sizes[6:]) <= 1.3 * max(sizes[:6])
 
-    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
+    def test_every_text_is_exactly_as_probable_as_in_plain_decoding(self, case: Case) -> None:
         pytest.skip("drafts are point masses, wherever they were found: see TestRegistered")
+
+    def test_sampled_text_has_the_targets_distribution(self, case: Case) -> None:
+        pytest.skip("see above")

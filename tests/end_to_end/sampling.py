@@ -2,9 +2,9 @@
 
 import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -126,24 +126,33 @@ class RememberedForm:
         return self._complete(tuple(output), tuple(tail))
 
 
+S = TypeVar("S", bound=Sequence)
+
+
+def sequences(
+    kind: type[S], llm: LLM, prompt: Seq[int], params: SamplingParams, streams: Iterable[Stream], share_form: bool
+) -> list[S]:
+    """One request with each of these streams. share_form: one constraint for all of them, whose answers are kept;
+    otherwise each has its own, as in production."""
+    one = llm.sequence(prompt, params)  # checked once, not for each
+    form = constraint_of(params, llm.target.vocab_size, one.stop_ids)
+    shared = RememberedForm(form) if share_form and form is not None else None
+    return [
+        kind(
+            one.tokens, one.params, one.stop_ids, one.context, one.decode,
+            shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=one.source, stream=stream,
+        )
+        for stream in streams
+    ]  # fmt: skip
+
+
 def sample(
     llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, seed: int = 0, share_form: bool = False
-) -> list[Sequence]:
+) -> list[Sampled]:
     """n finished sequences of one request, the i-th with the random stream of seed + i. All have the *same*
-    params object, without a seed, so that whole batches are warped at once. share_form: one constraint for all of
-    them, whose answers are kept; otherwise each has its own, as in production."""
+    params object, without a seed, so that whole batches are warped at once. share_form: see `sequences`."""
     with hurry(), many_prompts_a_step(isinstance(llm.target, ToyTarget)):
-        one = llm.sequence(prompt, params)  # checked once, not n times
-        form = constraint_of(params, llm.target.vocab_size, one.stop_ids)
-        shared = RememberedForm(form) if share_form and form is not None else None
-        seqs = [
-            Sampled(
-                one.tokens, one.params, one.stop_ids, one.context, one.decode,
-                shared or constraint_of(params, llm.target.vocab_size, one.stop_ids), source=one.source,
-                stream=Stream(seed + i),
-            )
-            for i in range(n)
-        ]  # fmt: skip
+        seqs = sequences(Sampled, llm, prompt, params, (Stream(seed + i) for i in range(n)), share_form)
         for _ in llm.decode(seqs):
             pass
     return seqs
