@@ -7,7 +7,7 @@ and an early-exit loss. On others, the exits rarely agree with the whole model, 
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -52,7 +52,6 @@ class LayerSkipDrafter(Drafter):
         self._multi_step, layers = target.capabilities.multi_step, self.target.layers
         self.device, self.width = target.device, target.vocab_size
         self.multi_step = self._multi_step is not None
-        self.longest: int | None = None
         self.exits: list[Any] = []
         if isinstance(self.config.exit, int):
             self.exit = self.config.exit
@@ -69,7 +68,7 @@ class LayerSkipDrafter(Drafter):
 
         self.exits = measure_exits(self.target)
         best = max(self.exits, key=lambda e: e.speedup)
-        self.exit, self.longest = best.layers, best.gamma
+        self.exit, self.traits = best.layers, replace(self.traits, longest=best.gamma)
         seen = ", ".join(f"{e.layers}: {e.agreement:.2f}/{e.cost:.2f}" for e in self.exits)
         log.info(
             f"layerskip exits after {best.layers} of {layers} layers: agreement {best.agreement:.0%}, cost "
@@ -92,7 +91,7 @@ class LayerSkipDrafter(Drafter):
         """Draft length for a budget `most`; 0 during chunked prefill, which runs no first layers in advance."""
         if most <= 0 or len(seq.tokens) - seq.kv_len > self.target.max_pending:
             return 0
-        return most if self.longest is None else min(most, self.longest)
+        return min(most, self.traits.longest or most)
 
     def room(self, seq: Sequence) -> int:
         return self.target.context - len(seq.tokens)

@@ -119,7 +119,7 @@ def write(
     Raises CheckpointError for those that are not finite there."""
     path = Path(folder)
     if dtype == torch.int8:
-        tensors, dtype = _in_8_bits(tensors), torch.float16
+        tensors, dtype = _rows_in_8_bits(tensors), torch.float16
     stored = {n: t.detach().cpu().to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
     broken = [name for name, t in stored.items() if t.is_floating_point() and not bool(t.isfinite().all())]
     if broken:
@@ -136,7 +136,7 @@ def write(
     (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rows_in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     stored = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.ndim == 2:

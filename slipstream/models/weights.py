@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few, open_tensors, resolve, weight_files
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import GgufHeader, read_header
+from slipstream.models.gguf_header import read_header
 from slipstream.models.gguf_weights import GgufTensors
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_blocks import Blocks
@@ -172,7 +172,8 @@ def load_weights(
     """
     folder = resolve(checkpoint)
     if not folder.is_dir():
-        return from_gguf(read_header(folder), config, dtype, progress)
+        tensors = GgufTensors(read_header(folder), config)
+        return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
     readers: dict[str, tuple[Read, tuple[int, ...]]] = {}
     files: list[_Shard] = []
     for file, promised in weight_files(folder).items():
@@ -196,14 +197,6 @@ def load_weights(
                 readers[name] = (partial(merged, name), shape)
         adapter.check_all_used()
     return _assemble(readers, config, dtype, progress, str(folder), files)
-
-
-def from_gguf(
-    header: GgufHeader, config: DecoderConfig, dtype: torch.dtype = torch.float32, progress: Progress | None = None
-) -> Weights:
-    """The weights of a GGUF file. Raises CheckpointError as `GgufTensors` does."""
-    tensors = GgufTensors(header, config)
-    return Weights(tensors.readers, config, dtype, progress, gguf=tensors)
 
 
 def from_module(model: nn.Module, config: DecoderConfig | None = None, dtype: torch.dtype | None = None) -> Weights:

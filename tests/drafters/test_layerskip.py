@@ -80,7 +80,7 @@ def test_later_exits_agree_more_and_auto_takes_the_fastest_exit(caplog):
     assert mine.exits[2].agreement > mine.exits[0].agreement
     assert all(0 < e.cost <= 1 for e in mine.exits)
     best = max(mine.exits, key=lambda e: e.speedup)
-    assert (mine.exit, mine.longest) == (best.layers, best.gamma)
+    assert (mine.exit, mine.traits.longest) == (best.layers, best.gamma)
     assert any(f"exits after {best.layers} of 4 layers" in r.message for r in caplog.records)
     seq = Sequence([1, 2, 3])
     of.run([seq], Draft.empty(1))

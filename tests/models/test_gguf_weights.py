@@ -14,8 +14,9 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor
 from slipstream.models.gguf_config import refusal
 from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_weights import GgufTensors
 from slipstream.models.weight_blocks import READERS
-from slipstream.models.weights import from_gguf
+from slipstream.models.weights import load_weights
 from tests.backends.native.models import chain
 from tests.models.gguf_files import VOCAB, family_config, gguf_model, random_bytes
 
@@ -32,8 +33,7 @@ def logits(executor: Executor, tokens: list[int]) -> torch.Tensor:
 def test_the_configuration_and_the_weights_are_those_of_the_checkpoint(family: str, tied: bool, tmp_path: Path) -> None:
     config = family_config(family, tied)
     file, floats = gguf_model(tmp_path, config)
-    header = read_header(file)
-    assert refusal(header) is None
+    assert refusal(read_header(file)) is None
     read = DecoderConfig.load(file)
     assert replace(read, norm_eps=0.0, rope_parameters={}, windows=()) == replace(
         config, norm_eps=0.0, rope_parameters={}, windows=()
@@ -42,7 +42,7 @@ def test_the_configuration_and_the_weights_are_those_of_the_checkpoint(family: s
     assert [window or config.context for window in read.windows] == [config.context] * config.layers
     if config.position == "rope":
         assert torch.equal(read.rope()[0], config.rope()[0])
-    weights = from_gguf(header, read)
+    weights = load_weights(file, read)
     assert set(weights) == set(floats)
     for name, values in floats.items():
         assert np.array_equal(weights[name].numpy(), values), name
@@ -58,10 +58,9 @@ def test_the_native_backend_computes_with_the_weights_of_the_file(family, kinds,
     """Rounding of activations to 8 bits is all that differs from the reference in float64. Experts are read from one
     tensor."""
     file, _ = gguf_model(tmp_path, family_config(family, tied=family == "llama"), kinds)
-    header = read_header(file)
     config, tokens = DecoderConfig.load(file), [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
-    native = logits(NativeExecutor(config, from_gguf(header, config)), tokens)
-    reference = logits(TorchExecutor(config, from_gguf(header, config, torch.float64)), tokens)
+    native = logits(NativeExecutor(config, load_weights(file, config)), tokens)
+    reference = logits(TorchExecutor(config, load_weights(file, config, torch.float64)), tokens)
     error = (native - reference).square().mean().sqrt() / reference.std()
     assert error < 0.05
 
@@ -79,7 +78,7 @@ def test_what_our_decoder_does_not_run_is_refused_with_the_reason(tmp_path: Path
 def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Path) -> None:
     file, _ = gguf_model(tmp_path, family_config("llama"))
     header = read_header(file)
-    config = DecoderConfig.load(header.path)
+    config = DecoderConfig.load(file)
     first, *rest = header.tensors
     for tensors, name in (
         (rest, first.name),
@@ -87,7 +86,7 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Pat
         ([replace(first, shape=(VOCAB, 128)), *rest], first.name),
     ):
         with pytest.raises(CheckpointError, match=name):
-            from_gguf(replace(header, tensors=tuple(tensors)), config)
+            GgufTensors(replace(header, tensors=tuple(tensors)), config)
 
 
 def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path) -> None:
@@ -98,9 +97,9 @@ def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path)
         replace(each, shape=(*each.shape[:-1], 240)) if "attn_q" in each.name else each for each in header.tensors
     )
     with pytest.raises(CheckpointError, match=r"attn_q.*240"):
-        from_gguf(replace(header, tensors=tensors), replace(config, hidden_size=256))[
+        GgufTensors(replace(header, tensors=tensors), replace(config, hidden_size=256)).blocks(
             "layers.0.self_attn.q_proj.weight"
-        ]
+        )
 
 
 @pytest.mark.parametrize("name", READERS)

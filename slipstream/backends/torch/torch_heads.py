@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged, consecutive
+from slipstream.backends.torch.torch_paged import TorchBlocks, TorchPaged
 from slipstream.core.decode_steps import ARGMAX, DecodedSteps, StepSampling
+from slipstream.core.draft import consecutive
 from slipstream.heads.dflash_head import DFlashHead
 from slipstream.heads.eagle_head import EagleHead, Rotary
 from slipstream.kv.blocks import BLOCK
@@ -126,7 +127,8 @@ class Slots:
 
     def __init__(self, blocks: TorchBlocks, tables: Seq[Seq[int]], places: Seq[Seq[int]]):
         self.blocks, self.places, self.device = blocks, places, blocks.layers[0].device
-        self._first = tables[0][0] * BLOCK if len(tables) == 1 and consecutive(tables[0]) else None
+        in_place = len(tables) == 1 and isinstance(consecutive(tables[0]), slice)
+        self._first = tables[0][0] * BLOCK if in_place else None
         longest = max(map(len, tables))
         padded = [[*table, *[table[0]] * (longest - len(table))] for table in tables]
         self._tables = torch.tensor(padded, device=self.device)  # [B, longest]

@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Sequence as Seq
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from slipstream.core.draft import consecutive
 from slipstream.errors import TargetError
 from slipstream.kv.blocks import BLOCK
 from slipstream.kv.kv_memory import PagedCache, S
@@ -87,11 +87,6 @@ def zeros_like_blocks(old: Tensor, shape: Seq[int], blocks: int) -> Tensor:
         ) from error
 
 
-def consecutive(blocks: Seq[int]) -> bool:
-    """Whether these blocks are consecutive, so that they can be read without a copy."""
-    return all(b == a + 1 for a, b in pairwise(blocks))
-
-
 class TorchPaged(PagedCache[S]):
     """A KV cache of tensors, for decoders and heads: see `PagedCache`."""
 
@@ -114,7 +109,7 @@ class TorchPaged(PagedCache[S]):
         in the cache, or else in the gathered blocks, which it is added to (`scattered`)."""
         total = batch.past[b] + batch.splits[b + 1] - batch.splits[b]
         table = self._pool.tables[batch.seq_ids[b]][: -(-total // BLOCK)]
-        in_place = consecutive(table)
+        in_place = isinstance(consecutive(table), slice)
         first = BLOCK * (table[0] if in_place else len(scattered))
         if not in_place:
             scattered += table

@@ -18,10 +18,9 @@ from slipstream.backends.native.kernels.formats import FORMATS, Format
 from slipstream.backends.native.native_executor import NativeExecutor
 from slipstream.backends.torch.torch_executor import TorchExecutor
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_header import read_header
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weight_blocks import READERS, Blocks, Scales, format_holding, stacked
-from slipstream.models.weights import from_gguf
+from slipstream.models.weights import load_weights
 from tests.backends.native.models import ALONE, TOGETHER, chain, ids, in_float64, on_threads, one_by_one, same, weights
 from tests.backends.native.products import ROWS, Product, model_of_blocks
 from tests.models.gguf_files import SIZES, VOCAB, family_config, gguf_model, random_bytes
@@ -37,10 +36,10 @@ def executors(kind: str) -> tuple[NativeExecutor, TorchExecutor]:
     """A Llama of two layers with all matrices of that kind: ours, and the reference."""
     if kind in READERS:
         with tempfile.TemporaryDirectory() as folder:
-            header = read_header(gguf_model(Path(folder), family_config("llama"), (kind,))[0])
-            config = DecoderConfig.load(header.path)
-            native = NativeExecutor(config, from_gguf(header, config), LoadSettings(threads=1))
-            reference = TorchExecutor(config, from_gguf(header, config, torch.float64))
+            file, _ = gguf_model(Path(folder), family_config("llama"), (kind,))
+            config = DecoderConfig.load(file)
+            native = NativeExecutor(config, load_weights(file, config), LoadSettings(threads=1))
+            reference = TorchExecutor(config, load_weights(file, config, torch.float64))
     else:
         config = family_config("llama")
         given = weights(config, FLOATS.get(kind, torch.float16))
