@@ -21,7 +21,7 @@ from slipstream.models.weight_formats import QUANTISED, few_bits
 from slipstream.settings import AUTO, BACKENDS, DTYPES, TRANSFORMERS
 
 if TYPE_CHECKING:
-    from slipstream.core.target import HeadHost
+    from slipstream.core.target import HeadHost, Runtime
     from slipstream.heads.dflash_head import DFlashHead
     from slipstream.heads.eagle_head import EagleHead
     from slipstream.heads.eagle_rows import DFlashRuntime, EagleRuntime
@@ -158,20 +158,28 @@ def warn_slower(refusals: Mapping[str, str], name: str, settings: LoadSettings) 
 def backend_for_head(
     decoder: DecoderConfig | None, host: HeadHost, quantize: str | None = None
 ) -> tuple[Backend, LoadSettings]:
-    """The backend that runs the target, if it can also run the head, else torch; and the settings of the head.
+    """As `choose_for_head`, for a loaded target. A warning says why its own backend does not run the head."""
+    chosen, settings, why = choose_for_head(decoder, host.runtime, host.device, host.dtype, quantize)
+    if why is not None:
+        name = host.runtime.backend
+        log.warning("the %s backend cannot run this head (%s): torch runs it instead, slower", name, why)
+    return chosen, settings
 
-    decoder   config of the head's decoder layers; None: it has none.
+
+def choose_for_head(
+    decoder: DecoderConfig | None, runtime: Runtime, device: torch.device, dtype: torch.dtype, quantize: str | None
+) -> tuple[Backend, LoadSettings, str | None]:
+    """The backend that runs the target, if it can also run the head, else torch; the settings of the head; and why the
+    target's backend does not.
+
+    decoder   config of the head's decoder layers; None: it has none. dtype: of the target's weights.
     quantize  one of `weight_formats.DRAFT_QUANTISATIONS`; None: for decoder layers beside a native target that is
               quantised, about as many bits as the target's weights have.
     """
-    runtime = host.runtime
     if quantize is None and decoder and runtime.backend == "native" and runtime.quantize:
         quantize = "int4" if few_bits(runtime.quantize) else "int8"
     asked = None if quantize == "none" else quantize
-    settings = LoadSettings(device=host.device, dtype=host.dtype, quantize=asked, threads=runtime.threads, role="draft")
+    settings = LoadSettings(device=device, dtype=dtype, quantize=asked, threads=runtime.threads, role="draft")
     chosen = backend(runtime.backend if runtime.backend in BACKENDS else "torch")
     why = None if decoder is None else chosen.refusal(decoder, settings)
-    if why is None:
-        return chosen, settings
-    log.warning("the %s backend cannot run this head (%s): torch runs it instead, slower", chosen.name, why)
-    return backend("torch"), settings
+    return (chosen if why is None else backend("torch")), settings, why

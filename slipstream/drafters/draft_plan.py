@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from slipstream.core.target import Target
     from slipstream.drafters.string_match import Writer
     from slipstream.models.weights import Progress
-    from slipstream.targets.described import Described
+    from slipstream.targets.described import Described, HeadFiles
     from slipstream.targets.pair_check import PairReport
 
 WITH_DRAFT, WITHOUT_DRAFT = "model", "suffix"
@@ -230,14 +230,19 @@ class DraftPlan:
         return replace(plan, pair=pair, options=plan.options if plan.bare else options | {"model": files})
 
     @property
-    def loads(self) -> tuple[list[Described], list[str | Path], bool]:
-        """What a plan that is described reads from files: draft models, heads, and whether the target's MTP layers."""
+    def loads(self) -> tuple[list[Described], list[HeadFiles], bool]:
+        """What a plan that is ready reads from files: draft models, heads, and whether the target's MTP layers."""
         from slipstream.targets.described import Described
 
-        named = [option for one in self.each for option in one.options.items()]
-        models = [value for name, value in named if name == "model" and isinstance(value, Described)]
-        heads = [value for name, value in named if name == "head" and isinstance(value, (str, Path))]
-        return models, heads, any(one.name == WITH_MTP for one in self.each)
+        named = [one for one in self.each if one.drafter is None]
+        models = [model for one in named if isinstance(model := one.options.get("model"), Described)]
+        heads = [
+            (one.name, None if head == EMBEDDED else head, one.options.get("quantize"))
+            for one in named
+            if DRAFTERS[one.name].needs is Needs.DRAFT_HEAD
+            and isinstance(head := one.options.get("head", EMBEDDED), (str, Path))
+        ]
+        return models, heads, any(one.name == WITH_MTP for one in named)
 
 
 def check_draft_settings(settings: LoadSettings, plans: Seq[DraftPlan], written: Callable[[str], str] = str) -> None:

@@ -106,6 +106,16 @@ def tensor_names(folder: Path) -> list[str]:
     return [name for file in weight_files(folder) for name in open_tensors(folder / file, "np").keys()]  # noqa: SIM118
 
 
+def tensor_shapes(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, dtype, as safetensors names it: "F16") of all tensors, as `tensor_names`."""
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+    for file in weight_files(folder):
+        handle = open_tensors(folder / file, "np")
+        parts = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 - a handle is not a mapping
+        shapes |= {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+    return shapes
+
+
 def few(names: Iterable[str]) -> str:
     listed = list(dict.fromkeys(names))
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from slipstream.errors import CheckpointError, LoadError
-from slipstream.models.checkpoint import open_tensors, weight_files
+from slipstream.models.checkpoint import tensor_shapes
 from slipstream.models.folder_tokenizer import content_of, settings_of
 from slipstream.models.gguf_header import CONTROL, GgufHeader, read_header
 from slipstream.models.module_shape import ModelShape
@@ -87,12 +87,8 @@ class ModelFacts:
     @cached_property
     def _stored(self) -> dict[str, int]:
         total: dict[str, int] = {}
-        for name in weight_files(self.folder):
-            file = open_tensors(self.folder / name, "np")
-            for tensor in file.keys():  # noqa: SIM118 - a handle is not a mapping
-                part = file.get_slice(tensor)
-                dtype = part.get_dtype()
-                total[dtype] = total.get(dtype, 0) + math.prod(part.get_shape()) * _BYTES.get(dtype, 1)
+        for shape, dtype in tensor_shapes(self.folder).values():
+            total[dtype] = total.get(dtype, 0) + math.prod(shape) * _BYTES.get(dtype, 1)
         return total
 
     def kv_bytes(self, itemsize: int = 4) -> int:

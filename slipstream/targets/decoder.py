@@ -256,6 +256,14 @@ class DescribedDecoder(Described):
         return DECODER
 
     @property
+    def stored_as(self) -> str | None:
+        if self.runner != "native":
+            return None
+        quantised = self.settings.weight_format
+        header = None if self.place.is_dir() else read_header(self.place)
+        return quantised.quantize if quantised else header.file_type if header and in_blocks(header) else None
+
+    @property
     def weight_bytes(self) -> int:
         """The native executor keeps 16-bit weights as they are stored."""
         seen, quantised = self.facts, self.settings.weight_format

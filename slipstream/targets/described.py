@@ -1,6 +1,8 @@
 """`Described`: a model in files, before its weights are read, and how it will be run. `MemoryPlan`: what it will take
 with its draft and a KV cache. `targets.describe` chooses which runner describes a model."""
 
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
@@ -8,18 +10,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.target import Target
-from slipstream.errors import LoadError
+from slipstream.backends.table import backend, choose_for_head
+from slipstream.core.target import Runtime, Target
+from slipstream.errors import LoadError, SlipstreamError
 from slipstream.heads.mtp_names import mtp_layer_count
+from slipstream.heads.recognition import SCALE
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
-from slipstream.models.checkpoint import resolve
+from slipstream.models.checkpoint import read_json, resolve, tensor_shapes
+from slipstream.models.config import DecoderConfig, object_of
 from slipstream.models.facts import ModelFacts
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.weight_formats import QUANTISED
 from slipstream.models.weights import Progress
 from slipstream.settings import BACKENDS
 from slipstream.targets.huggingface.kinds import Kind
 from slipstream.templates.sizes import size
+from slipstream.zoo import head_dir
+
+HeadFiles = tuple[str, str | Path | None, str | None]
+"""A draft head: its drafter, its folder or hub id (None: the one that ships for the target), and `quantize` of the
+drafter."""
+
+_UNREAD = re.compile(r".*(inv_freq|\.scale)$|verifier_|confidence_head|(d2t|t2d|token_map)$")
+"""Tensors of heads that are not read, or that are small."""
 
 RESERVE = 0.1
 """Share of the available memory that is left for activations and for the process itself."""
@@ -69,6 +83,11 @@ class Described(ABC):
     def mtp_share(self) -> float:
         """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
         return mtp_layer_count(self.checkpoint) / self.facts.config.layers
+
+    @property
+    def stored_as(self) -> str | None:
+        """The format of its weights in memory, if they are quantised, as in `Runtime.quantize`."""
+        return None
 
     def usual_kv_tokens(self, requests: int) -> int | None:
         """Tokens for which a KV cache has room that serves so many requests; None: that is not known before loading."""
@@ -124,20 +143,46 @@ class MemoryPlan:
 
 
 def plan(
-    target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[str | Path] = (), mtp: bool = False
+    target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[HeadFiles] = (), mtp: bool = False
 ) -> MemoryPlan:
-    """models: the draft models; heads: folders of draft heads; mtp: whether the target's MTP layers draft. Raises what
-    reading their facts raises."""
+    """models: the draft models; heads: draft heads; mtp: whether the target's MTP layers draft. Raises what reading
+    their facts raises."""
     share = target.mtp_share if mtp else 0.0
-    draft = round(share * target.weight_bytes) + sum(model.weight_bytes for model in models) + sum(map(_of_head, heads))
-    per_token = round((1 + share) * target.kv_bytes) + sum(model.kv_bytes for model in models)
+    beside = [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
+    draft = round(share * target.weight_bytes) + sum(weights for weights, _ in beside)
+    per_token = round((1 + share) * target.kv_bytes) + sum(kv for _, kv in beside)
     return MemoryPlan(target.weight_bytes, draft, per_token, kv_tokens, available_bytes(target.settings.device))
 
 
-def _of_head(head: str | Path) -> int:
-    """Bytes of a draft head: its weights are computed in float32. Its one layer of KV is little."""
-    folder = Path(head).expanduser()
-    return 2 * sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quantize: str | None) -> tuple[int, int]:
+    """(bytes of weights, bytes of the KV cache of one token) of a draft head, the copies of the target's tables that it
+    reads among them; nothing of one that cannot be read: loading it says why."""
+    try:
+        folder = head_dir(kind, Path(target.checkpoint)) if checkpoint is None else resolve(checkpoint)
+        config, tensors = read_json(folder / "config.json"), tensor_shapes(folder)
+        layers = object_of(config, "transformer_layer_config") or config
+        decoder = None if kind == "medusa" else DecoderConfig.from_dict({**layers, "model_type": "llama"})
+    except SlipstreamError:
+        return 0, 0
+    of, device = target.facts.config, target.settings.device
+    dtype = (backend(target.runner).load_dtype if target.runner in BACKENDS else None) or target.settings.dtype
+    runtime = Runtime(target.runner, target.settings.dtype, target.stored_as)
+    chosen, settings, _ = choose_for_head(decoder, runtime, device, dtype, quantize)
+    native, in_8_bits = chosen.name == "native", any(name.endswith(SCALE) for name in tensors)
+    kinds = {dtype for shape, dtype in tensors.values() if len(shape) > 1}
+    whole = per_weight = float(dtype.itemsize if not native else 2 if kinds <= {"F16", "BF16"} else 4)
+    if native and (quantised := settings.weight_format or (QUANTISED["w8a8"] if in_8_bits and decoder else None)):
+        per_weight = quantised.bytes_per_weight
+    read = {name.removeprefix("model."): shape for name, (shape, _) in tensors.items() if not _UNREAD.match(name)}
+    total = sum(math.prod(shape) * (per_weight if len(shape) > 1 and "embed" not in name else whole)
+                for name, shape in read.items())  # fmt: skip
+    table = of.vocab_size * of.hidden_size
+    own_head = any("lm_head" in name for name in read) or kind == "eagle3"
+    if not own_head and not (native and kind == "dflash"):
+        total += table * per_weight
+    if decoder and not native and "embed_tokens.weight" not in read and (own_head or not of.tie_embeddings):
+        total += table * whole
+    return round(total), 0 if decoder is None else 2 * decoder.kv_width * (4 if native else dtype.itemsize)
 
 
 def check_memory(target: Described, kv_tokens: int | None = None, models: Seq[Described] = (), *more: Any) -> None:

@@ -12,6 +12,8 @@ from slipstream import LLM, SamplingParams
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.drafters.registry import make_drafter
 from slipstream.errors import LoadError, ParameterError
+from slipstream.heads.dflash_format import save_dflash
+from slipstream.heads.eagle_format import save_eagle
 from slipstream.heads.recognition import recognise
 from slipstream.host.machine import available_bytes
 from slipstream.models.load_settings import LoadSettings
@@ -19,6 +21,7 @@ from slipstream.targets.decoder import Decoder
 from slipstream.targets.describe import describe
 from slipstream.targets.described import MemoryPlan, plan
 from tests.checkpoints import Tiny
+from tests.heads.tiny_heads import config, dflash_config, dflash_head, head
 from tests.heads.tiny_mtp import write
 
 CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
@@ -57,6 +60,48 @@ def test_mtp_layers_count_with_a_cache_of_their_own(count: int, tmp_path: Path) 
     weights = sum(weight.nbytes for weight in drafter.layers.model.layers.parameters())
     assert without.draft == 0
     assert seen.draft == pytest.approx(weights, rel=0.3)
+
+
+WIDE = {"decoder": {"heads": 6, "head_dim": 64, "intermediate_size": 1024}}
+"""Sizes of layers for the embedded target."""
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An EAGLE-1 and a DFlash head, never trained, for the embedded target."""
+    places = {name: tmp_path_factory.mktemp(name) for name in ("eagle", "dflash")}
+    save_eagle(head(config(1, 4096, 384, 384, **WIDE)), places["eagle"])
+    save_dflash(dflash_head(dflash_config(4096, 384, 384, taps=(1, 2, 3), **WIDE)), places["dflash"])
+    return places
+
+
+@pytest.mark.parametrize(
+    ("name", "executor", "of_target", "quantize"),
+    [*((name, "native", None, bits) for name in ("eagle3", "medusa", "eagle", "dflash") for bits in (None, "int4")),
+     ("eagle3", "native", "int8", None), *((name, "torch", None, None) for name in ("eagle3", "eagle", "dflash"))],
+)  # fmt: skip
+def test_the_bytes_of_a_head_are_those_of_its_runtime(name, executor, of_target, quantize, heads) -> None:
+    """eagle3 and medusa: those that ship, without a path."""
+    settings = LoadSettings(executor=executor, device="cpu", quantize=of_target)
+    options = {"head": str(heads[name])} if name in heads else {}
+    target = describe("embedded", settings)
+    needed, without = (
+        plan(target, 0, *DraftPlan.of(draft).ready(target, settings.of_draft()).loads)
+        for draft in ((name, options | {"quantize": quantize}), None)
+    )
+    drafter = make_drafter(name, target.load(), quantize=quantize, **options)
+    runtime = drafter.heads if name == "medusa" else drafter.runtime
+    blocks = runtime._layout.nbytes if executor == "native" else sum(tensor.nbytes for tensor in tensors_of(runtime))
+    assert needed.draft == pytest.approx(blocks, rel=0.01)
+    assert without.draft == 0
+    layers = 0 if name == "medusa" else runtime.config.decoder.layers
+    assert needed.per_token - without.per_token == layers * 2 * 2 * 64 * 4  # two KV heads
+
+
+def tensors_of(runtime: Any) -> list[torch.Tensor]:
+    """Weights of a head in PyTorch, and the tables of the target that it has copies of."""
+    borrowed = getattr(runtime.head, "borrowed", {}).values() or runtime.head._borrowed
+    return list({t.data_ptr(): t for t in (*runtime.head.parameters(), *borrowed) if t is not None}.values())
 
 
 def test_the_largest_cache_leaves_a_tenth_free() -> None:
