@@ -23,6 +23,7 @@ from slipstream.host.interrupt import Interrupt
 from slipstream.training.acceptance import HeldOutText
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.methods import RunConfig
+from slipstream.training.muon import Muon
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
 from slipstream.training.resume_state import (
@@ -67,6 +68,11 @@ class Loop:
         self.teacher, self.caches = objective.teacher, caches
         self.device = self.teacher.device
         self.bf16 = has_bfloat16_products(self.device) if config.bf16 is None else config.bf16
+        if config.length < objective.depth + 2:
+            raise ParameterError(
+                f"a window of {config.length} tokens is too short for {objective.depth} draft tokens",
+                fix=f"give --length at least {objective.depth + 2}, or fewer draft tokens",
+            )
         names = {str(i): s for i, s in enumerate(streams)}
         if config.shares is not None and len(config.shares) != len(streams):
             raise ParameterError(
@@ -76,7 +82,7 @@ class Loop:
         by_size = [float(len(s.windows(config.length))) for s in streams]
         self.orders = Orders(names, dict(zip(names, config.shares or by_size, strict=True)), config.seed)
         self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
-        muon = config.optimiser == "muon"
+        muon = (torch.bfloat16 if self.bf16 else torch.float32) if config.optimiser == "muon" else None
         self.optimisers = make_optimisers(objective.module, config.lr, config.weight_decay, muon)
         self.progress = Progress()
         self.rate: float | None = None
@@ -230,19 +236,17 @@ def identity(config: RunConfig) -> dict[str, Any]:
     return {"objective": config.kind, **{name: settings[name] for name in names}}
 
 
-def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: bool) -> Optimisers:
-    """AdamW for everything, or Muon (Jordan 2024; scaled as in 2502.16982, section 2.2) for the inner matrices.
-    Token tables use AdamW, because a step only updates a few of their rows."""
+def make_optimisers(module: nn.Module, lr: float, weight_decay: float, muon: torch.dtype | None) -> Optimisers:
+    """AdamW for everything, or Muon for the inner matrices, with products in the dtype `muon`. Token tables use AdamW,
+    because a step only updates a few of their rows."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    inner = {n: p for n, p in named if muon and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
+    inner = {n: p for n, p in named if muon is not None and p.ndim == 2 and "embed" not in n and "lm_head" not in n}
     rest = [p for n, p in named if n not in inner]
     decayed = [p for p in rest if p.ndim > 1 and not inner]
     plain = [p for p in rest if p.ndim <= 1 or inner]
     optimisers: Optimisers = {}
-    if inner:
-        optimisers["muon"] = torch.optim.Muon(
-            inner.values(), lr=lr, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-        )
+    if muon is not None and inner:
+        optimisers["muon"] = Muon(inner.values(), lr, weight_decay, muon)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if used := [group for group in groups if group["params"]]:
         optimisers["adamw"] = torch.optim.AdamW(used, lr=lr, betas=(0.9, 0.95))

@@ -73,6 +73,17 @@ def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(ki
     assert not same(whole, trained("other", seed=1))
 
 
+LONG = {"medusa": {"heads": 7}, "eagle3": {"steps": 7}, "dflash": {"block": 8}, "draft": {"depth": 7}}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_windows_that_are_too_short_for_the_draft_are_refused(kind, prepared, monkeypatch):
+    monkeypatch.setitem(OPTIONS, kind, replace(OPTIONS[kind], **LONG[kind]))
+    with pytest.raises(ParameterError, match="a window of 8 tokens is too short for 7 draft tokens"):
+        prepared(kind, length=8)
+    assert prepared(kind, length=9).loop.step()[0]["loss"] > 0
+
+
 def test_the_log_stays_whole_json_on_a_full_disk_and_of_a_run_that_diverged(prepared, tmp_path, monkeypatch, capsys):
     loop = prepared("medusa").loop
     loop.log({"train": float("nan"), "heldout": {"loss": float("inf"), "tau@0": 1.5}})
