@@ -195,7 +195,9 @@ class Trainer:
         if config.start is not None:
             self.model.load_state_dict(transplanted(config.start, self.tokenizer, config.shape.vocab_size))
         self.model.to(self.device)
-        self.optimisers = make_optimisers(self.model, config.lr, config.weight_decay, muon=True)
+        self.bf16 = has_bfloat16_products(self.device) if config.bf16 is None else config.bf16
+        muon = torch.bfloat16 if self.bf16 else torch.float32
+        self.optimisers = make_optimisers(self.model, config.lr, config.weight_decay, muon)
         self.teacher = self._load_teacher()
         self.distil: Callable[..., Tensor] = distillation_loss
         self.next_token_loss: Callable[..., Tensor] = next_token_loss
@@ -225,8 +227,7 @@ class Trainer:
         return teacher.requires_grad_(False).to(self.device)
 
     def cast(self) -> AbstractContextManager[Any]:
-        wanted = has_bfloat16_products(self.device) if self.config.bf16 is None else self.config.bf16
-        return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def save(self) -> None:
         self.progress.counters = dict(self.batches.counters)
