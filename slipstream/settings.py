@@ -35,8 +35,8 @@ MOST_DRAFT_TOKENS = 256
 """Most draft tokens of one sequence that a step verifies."""
 
 
-MOST_THREADS = 1024
-"""Threads are started when they are asked for: a slip of the keyboard would take all memory."""
+MOST_THREADS = 256
+"""As `pool.MOST_THREADS`, for which the native kernels have counters."""
 
 
 def check_threads(threads: Any) -> None:

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from slipstream.errors import CheckpointError, LoadError
 from slipstream.models.checkpoint import tensor_shapes
-from slipstream.models.folder_tokenizer import content_of, settings_of
+from slipstream.models.folder_tokenizer import ROLES, content_of, settings_of
 from slipstream.models.gguf_header import CONTROL, GgufHeader, read_header
 from slipstream.models.module_shape import ModelShape
 from slipstream.models.text import tokenizer_of
-
-ROLES = ("bos", "eos", "pad")
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2}
 
@@ -23,7 +21,7 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "
 class TokenMap:
     """tokens   id -> token, added tokens included.
     special  ids of special tokens (control tokens, not text).
-    roles    "bos", "eos", "pad" -> id, or None if the tokenizer has none.
+    roles    "bos", "eos", "pad", ... -> id, or None if the tokenizer has none.
     """
 
     tokens: Mapping[int, str]
@@ -107,7 +105,7 @@ class GgufFacts(ModelFacts):
     @cached_property
     def tokenizer(self) -> TokenMap | None:
         header = self.header
-        roles = {role: header.token_id("padding" if role == "pad" else role) for role in ROLES}
+        roles = {role: header.token_id(role) for role in ROLES}
         return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
 
     @property

@@ -19,7 +19,9 @@ CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 OTHER_CLASSES = ("mistral", "mixtral", "qwen2")
 """Model types for which transformers may choose or change the tokenizer whatever the folder says."""
 
-_NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""Roles of special tokens, as transformers calls them."""
+_NAMED = tuple(f"{role}_token" for role in ROLES)
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FURTHER = {
     "added_tokens_decoder", "add_prefix_space", "backend", "chat_template", "clean_up_tokenization_spaces", "is_local",

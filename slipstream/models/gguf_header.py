@@ -32,6 +32,9 @@ ENDS = "slipstream.eos_ids"
 places for three, and llama.cpp adds tokens by their texts."""
 _EMBEDDING = "token_embd.weight"
 
+_ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
+"""What keys call special tokens that transformers calls otherwise."""
+
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -109,7 +112,7 @@ class GgufHeader:
 
     def token_id(self, role: str) -> int | None:
         """Id of a special token, for example "eos"; None if the file has none."""
-        value = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
         return value if isinstance(value, int) else None
 
     @cached_property

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.models.chat_template import chosen_template, render
-from slipstream.models.folder_tokenizer import FolderTokenizer
+from slipstream.models.folder_tokenizer import ROLES, FolderTokenizer
 from slipstream.models.gguf_header import (
     BYTE,
     CONTROL,
@@ -38,9 +38,6 @@ WHOLE = "tokenizer.huggingface.json"
 """Key of the checkpoint's tokenizer.json."""
 
 TEMPLATE = "tokenizer.chat_template"
-
-ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
-"""Special tokens: name in transformers -> name in GGUF."""
 
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -111,7 +108,7 @@ def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer
 
 def special_tokens(header: GgufHeader) -> dict[str, str]:
     """ "bos_token" -> "<s>", ... for the special tokens that a file names."""
-    ids = {f"{name}_token": header.token_id(role) for name, role in ROLES.items()}
+    ids = {f"{role}_token": header.token_id(role) for role in ROLES}
     return {name: header.token_texts[i] for name, i in ids.items() if i is not None and i in header.token_texts}
 
 

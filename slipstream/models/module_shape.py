@@ -74,6 +74,11 @@ class ModelShape:
     mask_token: int | None = None
 
     @property
+    def routed(self) -> tuple[int, int] | None:
+        """As `core.target.Capabilities.experts`."""
+        return (self.experts.per_token, self.experts.count) if self.experts else None
+
+    @property
     def kv_width(self) -> int:
         """How many numbers the keys of one token are, in all layers that keep some."""
         return self.layers * self.kv_heads * self.head_dim

@@ -12,7 +12,7 @@ So the ids depend on the tokens alone, not on how they were drafted, and ids bef
 
 from collections.abc import Sequence as Seq
 
-from slipstream.models.token_texts import ROLES, TokenTexts
+from slipstream.models.token_texts import SHARED_ROLES, TokenTexts
 
 LONGEST = 64
 """Bytes after which a word ends at the next character, so that text without spaces is not split again and again."""
@@ -33,7 +33,7 @@ class Vocabularies:
             (id_, draft_id) for data, id_ in target.id_of.items() if (draft_id := draft.id_of.get(data)) is not None
         ]
         pairs += [(target.special[name], draft.special[name]) for name in target.special.keys() & draft.special.keys()]
-        for role in ROLES:
+        for role in SHARED_ROLES:
             target_id, draft_id = target.roles[role], draft.roles[role]
             if target_id is not None and draft_id is not None:
                 pairs = [pair for pair in pairs if target_id != pair[0] and draft_id != pair[1]]

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from slipstream.errors import PairError
 from slipstream.models.folder_tokenizer import backend_of
 
-ROLES = ("bos", "eos")
+SHARED_ROLES = ("bos", "eos")
 """Special tokens that two tokenizers have in common whatever they are called."""
 
 PROBES = (" The", " it's", " 42,", "\n  x", "  y")
@@ -99,7 +99,7 @@ class TokenTexts:
             elif token != unknown:
                 self.written[id_] = spelling.written(token)
         self.special: Mapping[str, int] = {known.content: id_ for id_, known in added.items() if known.special}
-        ids = {role: getattr(tokenizer, f"{role}_token_id") for role in ROLES}
+        ids = {role: getattr(tokenizer, f"{role}_token_id") for role in SHARED_ROLES}
         self.roles = {role: id_ if isinstance(id_, int) else None for role, id_ in ids.items()}
         self.unknown = None if unknown is None else backend.token_to_id(unknown)
         self.drops_space = spelling.prefix is not None or any(_drops_space(decoder) for decoder in decoders)

@@ -1,7 +1,7 @@
 """The engine's process: it owns the weights. The process that answers HTTP has a pipe to it.
 
     to the engine      ("submit", key, Ask), ("abort", key)
-    from the engine    ModelFacts or the error of loading, once; then a Report a step
+    from the engine    EngineFacts or the error of loading, once; then a Report a step
 
 Only the engine's process imports torch and reads weights; the other one tokenises, and reads and writes texts.
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from slipstream.engine.messages import Load, Report, Streams
 from slipstream.errors import EngineError, LoadError, SlipstreamError
-from slipstream.server.service import ModelFacts
+from slipstream.server.service import EngineFacts
 
 log = logging.getLogger("slipstream")
 
@@ -62,7 +62,7 @@ class RemoteEngine:
         self.facts = self._loaded()
         threading.Thread(target=self._live, name="slipstream-reports", daemon=True).start()
 
-    def _loaded(self) -> ModelFacts:
+    def _loaded(self) -> EngineFacts:
         try:
             message = self._pipe.recv()
         except EOFError:
@@ -78,7 +78,7 @@ class RemoteEngine:
         if isinstance(message, Exception):
             self.process.join()
             raise message
-        assert isinstance(message, ModelFacts)
+        assert isinstance(message, EngineFacts)
         return message
 
     def stop(self) -> None:
@@ -134,7 +134,7 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
         pipe.send(fault if known else LoadError(f"the model could not be loaded ({type(fault).__name__}: {fault})"))
         return
     try:
-        pipe.send(facts_of(llm))
+        pipe.send(engine_facts(llm))
     except OSError:
         os._exit(0)  # the other process ended meanwhile
     engine = EngineThread(llm.engine(), llm.prepared, pipe.send)
@@ -149,12 +149,12 @@ def run_engine(pipe: Connection, model: Callable[[], Model]) -> None:
             os._exit(0)  # the other process has ended or wants this one to: nothing is left to save
 
 
-def facts_of(llm: Any) -> ModelFacts:
+def engine_facts(llm: Any) -> EngineFacts:
     """What a process without weights knows of an `LLM`."""
     from slipstream.engine.engine_thread import kv_blocks
 
     runtime = llm.target.capabilities.runtime
-    return ModelFacts(
+    return EngineFacts(
         llm.target.vocab_size,
         llm.target.context,
         llm.max_batch,

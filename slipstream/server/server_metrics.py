@@ -33,7 +33,7 @@ _COUNTED = {
 
 class ServerMetrics:
     """All metrics of one server, in a registry of its own. prefix: see `METRICS_PREFIXES`;
-    kv_blocks: see `ModelFacts`."""
+    kv_blocks: see `EngineFacts`."""
 
     def __init__(self, model: str, prefix: str = PREFIX, kv_blocks: tuple[int, int] | None = None):
         self.registry = CollectorRegistry()

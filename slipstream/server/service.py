@@ -18,7 +18,7 @@ from slipstream.server.server_metrics import PREFIX, ServerMetrics
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class EngineFacts:
     """What a process without weights knows of the model.
 
     vocab_size, context  as of a `Target`. max_batch, draft_tokens: as of `LLM`.
@@ -71,7 +71,7 @@ class Service:
     def __init__(
         self,
         name: str,
-        facts: ModelFacts,
+        facts: EngineFacts,
         tokenizer: Any,
         streams: Streams,
         limits: Limits | None = None,

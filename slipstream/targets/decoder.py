@@ -71,7 +71,6 @@ class Decoder:
     @property
     def capabilities(self) -> Capabilities:
         """See `Target`. Made anew each time: kept, it would be a cycle that holds the weights until it is collected."""
-        experts = self.config.experts
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
             multi_step=self if self.executor.multi_step else None,
@@ -81,7 +80,7 @@ class Decoder:
             memory=self.executor.kv_memory,
             fork=self.executor.fork,
             torch_threads=self.executor.torch_threads,
-            experts=(experts.per_token, experts.count) if experts else None,
+            experts=self.config.routed,
             mask_token=self.config.mask_token,
         )
 

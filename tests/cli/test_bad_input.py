@@ -55,7 +55,7 @@ TABLE: list[tuple[str, str]] = [
     ("generate x --quantize int3", "int8"),
     ("generate x {pair} --executor auto --quantize int4", "layers.0.self_attn.q_proj.weight has rows of 48 numbers"),
     ("generate x {pair} --drafter dflash -o shape=tree", "Fix: leave it out, there are no parameters"),
-    ("generate x --threads 0", "threads is 0, must be an integer from 1 to 1024"),
+    ("generate x --threads 0", "threads is 0, must be an integer from 1 to 256"),
     ("generate x {pair} --drafter suffix -o across=maybe", "across is 'maybe', must be True or False"),
     ("generate x -o max_ngram", "NAME=VALUE"),
     ("generate x -m mine --drafter model", "without a draft model"),

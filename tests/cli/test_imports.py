@@ -69,14 +69,14 @@ from slipstream.engine.messages import Load, Report, Streams, Update
 from slipstream.models.text import load_tokenizer
 from slipstream.server import engine_process, serving
 from slipstream.server.app import create_app
-from slipstream.server.service import ModelFacts, Service
+from slipstream.server.service import EngineFacts, Service
 
 def submit(key, ask):
     said = Update(key, ask.ids[:1], [False], [None], [TokenLogprob(1, -1.0)], "stop", stats=SpecStats())
     streams.deliver(Report([said], Load()))
 
 streams = Streams(submit, lambda key: None)
-facts = ModelFacts(4096, 512, 4, "ngram", "rejection", 4)
+facts = EngineFacts(4096, 512, 4, "ngram", "rejection", 4)
 app = create_app(Service("m", facts, load_tokenizer({str(tmp_path)!r}), streams))
 user = [{{"role": "user", "content": "hi"}}]
 call = {{"id": "a", "type": "function", "function": {{"name": "now", "arguments": "{{}}"}}}}

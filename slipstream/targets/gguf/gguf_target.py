@@ -55,7 +55,6 @@ class GgufTarget:
     @property
     def capabilities(self) -> Capabilities:
         """See `Target`."""
-        experts = self.config.experts
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
             trees=False,
@@ -63,7 +62,7 @@ class GgufTarget:
             memory=self.memory,
             fork=self.memory.fork,
             torch_threads=1,
-            experts=(experts.per_token, experts.count) if experts else None,
+            experts=self.config.routed,
         )
 
     def run(self, seqs: Seq[Sequence], draft: Draft, taps: Seq[int] = ()) -> TargetOut:

@@ -65,14 +65,13 @@ class ChainsOnly:
     @property
     def capabilities(self) -> Capabilities:
         """See `Target`."""
-        experts = self.config.experts
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
             trees=False,
             head_host=self._head_host,
             runtime=self._runtime,
             fork=self.fork,
-            experts=(experts.per_token, experts.count) if experts else None,
+            experts=self.config.routed,
         )
 
     @all_threads()

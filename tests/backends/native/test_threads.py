@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, settings
 from slipstream.backends.native import threads as native_threads
 from slipstream.backends.native.packed_weights import Layout
 from slipstream.backends.native.threads import ContentionMonitor, Workspace, available_threads, pool
@@ -121,7 +121,7 @@ def test_a_small_model_uses_one_thread_for_few_rows() -> None:
     small, large = Workspace(4, 1 << 20), Workspace(4, 1 << 30)
     assert (small.threads(1), small.threads(32), small.threads(33)) == (1, 1, 4)
     assert (large.threads(1), large.threads(500)) == (4, 4)
-    assert Workspace(10_000, 1).most == native_threads.MOST_THREADS
+    assert Workspace(10_000, 1).most == native_threads.MOST_THREADS == settings.MOST_THREADS
 
 
 def test_memory_for_weights_starts_at_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
