@@ -42,10 +42,20 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
     return written
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> BaseConfig:
+def tiny_run(out: Path, data: Path | None = None) -> BaseConfig:
     """A target run of 12 steps of 256 tokens, in float32, eager, on one thread."""
     return BaseConfig(
-        out=tmp_path / "run", shape=SHAPE, budget_tokens=12 * 256, length=64, long_length=128, step_tokens=256,
+        out=out, data=data, shape=SHAPE, budget_tokens=12 * 256, length=64, long_length=128, step_tokens=256,
         micro_tokens=128, warmup_steps=2, bf16=False, compile=False, threads=1, eval_steps=6, eval_rows=4,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written by the first run."""
+    return tmp_path_factory.mktemp("tokens") / "data"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, token_cache: Path) -> BaseConfig:
+    return tiny_run(tmp_path / "run", token_cache)

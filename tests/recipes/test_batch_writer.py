@@ -36,7 +36,7 @@ def test_greedy_answers_are_those_of_the_target_in_fewer_slots_than_prompts(deco
 def test_sampled_tokens_have_the_warped_distribution(decoder: Decoder) -> None:
     """By a G-test of 4,000 first tokens."""
     asks = [Ask(PROMPTS[0], 0.8, 1, min_p=0.05)] * 4000
-    tokens = [answer[0] for _, answer in writer(decoder, 500).write(asks)]
+    tokens = [answer[0] for _, answer in writer(decoder, 500).write(asks, every=1)]
     teacher = Teacher(decoder)
     final = teacher.read(torch.tensor([PROMPTS[0]]), (FINAL,))[FINAL][0, -1:]
     probs = warp(teacher.logits(final), SamplingParams(temperature=0.8, min_p=0.05))[0].tolist()

@@ -8,16 +8,19 @@ from recipes.embedded.agreement import compare, draft_agreement, exit_agreement
 from recipes.embedded.compact import CompactLlama
 from recipes.embedded.corpus import Package
 from recipes.embedded.export import Run, export
-from recipes.embedded.trainer import BaseConfig, train_base
+from recipes.embedded.trainer import train_base
+from tests.recipes.conftest import tiny_run
 
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.fixture
-def exported(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> tuple[Run, Path]:
-    train_base(replace(tiny, lr=2e-2), packages)
-    export(tiny.out, tmp_path / "model", extra={"top-1 agreement": "12 %"})
-    return Run.open(tiny.out), tmp_path / "model"
+@pytest.fixture(scope="module")
+def exported(packages: list[Package], tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """Do not change it."""
+    folder = tmp_path_factory.mktemp("exported")
+    train_base(replace(tiny_run(folder / "run"), lr=2e-2), packages)
+    export(folder / "run", folder / "model", extra={"top-1 agreement": "12 %"})
+    return Run.open(folder / "run"), folder / "model"
 
 
 def test_transformers_computes_the_same_logits(exported: tuple[Run, Path]) -> None:

@@ -17,7 +17,7 @@ from slipstream.errors import ParameterError
 
 def test_resumed_run_equals_uninterrupted(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:
     train_base(tiny, packages)
-    halves = replace(tiny, out=tmp_path / "halves", data=tiny.out / "data", max_steps=5)
+    halves = replace(tiny, out=tmp_path / "halves", max_steps=5)
     train_base(halves, packages)
     train_base(replace(halves, resume=True, max_steps=None), packages)
     one, two = (load_file(out / "checkpoint.safetensors") for out in (tiny.out, halves.out))
@@ -48,6 +48,7 @@ def test_draft_learns_from_teacher(tiny: BaseConfig, packages: list[Package], tm
 
 
 def test_distillation_loss_is_zero_kl_at_the_teacher(tiny: BaseConfig, packages: list[Package], tmp_path: Path) -> None:
+    tiny = replace(tiny, data=None)
     train_base(replace(tiny, max_steps=2), packages)
     same = replace(tiny, out=tmp_path / "same", role="draft", teacher=tiny.out, kl_weight=1.0)
     trainer = Trainer(same)
@@ -92,10 +93,12 @@ def test_a_model_that_starts_from_another_keeps_its_layers_and_the_tokens_that_b
     """Each other token is the mean of those that wrote it."""
     train_base(replace(tiny, max_steps=1), packages)
     export(tiny.out, tmp_path / "model")
-    other = replace(tiny, out=tmp_path / "other", role="draft", pre_tokenizer="gpt2", start=tmp_path / "model")
+    other = replace(
+        tiny, out=tmp_path / "other", data=None, role="draft", pre_tokenizer="gpt2", start=tmp_path / "model"
+    )
     trainer = Trainer(other, packages)
     old, new = load_file(tmp_path / "model" / "model.safetensors"), trainer.model.state_dict()
-    before, after = Tokenizer.from_file(str(tiny.out / "data" / "tokenizer.json")), trainer.tokenizer
+    before, after = Tokenizer.from_file(str(tiny.data / "tokenizer.json")), trainer.tokenizer
     assert all(torch.equal(new[name], old[name].float()) for name in old if "embed" not in name)
     table, rows = (w["model.embed_tokens.weight"].float() for w in (old, new))
     shared = before.get_vocab().keys() & after.get_vocab().keys()
