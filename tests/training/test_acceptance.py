@@ -32,10 +32,17 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
 """Options of training, and of the drafter when it decodes chains."""
 
 
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all runs: the target writes the held-out texts in the first one."""
+    return tmp_path_factory.mktemp("data")
+
+
 @pytest.mark.parametrize("kind", METHODS)
 def test_an_objective_learns_and_its_simulated_acceptance_length_is_what_decoding_measures(
-    kind: str, tiny_target: Path, tiny_data: Path, tmp_path: Path
+    kind: str, tiny_target: Path, tiny_data: Path, data_folder: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "data").symlink_to(data_folder)
     options, drafter = METHODS[kind]
     more = {"texts": 48, "text_tokens": 60, "temperatures": (0.0, 1.0)}
     run = prepare(run_config(kind.split(",")[0], options, tiny_target, tiny_data, tmp_path, **more), say=quiet)
