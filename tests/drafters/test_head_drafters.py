@@ -123,7 +123,7 @@ def test_a_head_in_a_folder_drafts_for_a_target_of_each_backend(tmp_path: Path, 
     target = tiny_decoder(executor, "float64" if executor == "torch" else "float32")
     prompts = [[1, 2, 3, 4], [7, 8], list(range(20))]
     for sampled in ({}, {"temperature": 1.0, "seed": 1}):
-        params = SamplingParams(max_tokens=24, **sampled)
+        params = SamplingParams(max_tokens=16, **sampled)
         llm = LLM(target, draft=tmp_path, draft_tokens=4, draft_options=options)
         assert (llm.drafter.name, llm.drafter.runtime.name) == (name, executor)
         assert llm.drafter.traits.taps == ((-1,) if name == "eagle" else (1, 2, 4))
