@@ -81,9 +81,9 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.getoption("--record-slow"):
-        others = [function for function in slow_functions() if function not in _functions]
+        not_run = [function for function in slow_functions() if function not in _functions]
         slow = [function for function, seconds in _functions.items() if seconds >= SLOW]
-        SLOW_TESTS.write_text("\n".join(sorted([*slow, *others])) + "\n", encoding="utf-8")
+        SLOW_TESTS.write_text("\n".join(sorted([*slow, *not_run])) + "\n", encoding="utf-8")
     if config.getoption("--folder-times"):
         terminalreporter.section("seconds of processor time, and budgets")
         for folder, seconds in _folders.most_common():

@@ -22,10 +22,10 @@ def g_test(
         return 0.0
     n = sum(counts.values())
     cells = [(counts[o], n * float(p)) for o, p in probs.items() if n * float(p) >= floor]
-    rest = (n - sum(found for found, _ in cells), n - sum(wanted for _, wanted in cells))
+    rest = (n - sum(count for count, _ in cells), n - sum(wanted for _, wanted in cells))
     if rest[1] >= 1e-9:
         cells.append(rest)
-    g = 2 * sum(found * math.log(found / wanted) for found, wanted in cells if found)
+    g = 2 * sum(count * math.log(count / wanted) for count, wanted in cells if count)
     return float(chi2.sf(max(g, 0.0), max(1, len(cells) - 1)))
 
 

@@ -30,10 +30,10 @@ def in_a_loop(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 async def completed(chunks: AsyncIterator[Chunk]) -> Completion:
-    made = [chunk async for chunk in chunks]
-    assert all(chunk.completion is None for chunk in made[:-1])
-    last = made[-1].completion
-    assert "".join(chunk.text for chunk in made) == last.text
+    received = [chunk async for chunk in chunks]
+    assert all(chunk.completion is None for chunk in received[:-1])
+    last = received[-1].completion
+    assert "".join(chunk.text for chunk in received) == last.text
     return last
 
 

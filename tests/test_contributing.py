@@ -34,17 +34,17 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 def block(first: str) -> str:
     """The Python example of the guide that begins with this line."""
-    (found,) = [code for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if code.startswith(first)]
-    return str(found)
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if code.startswith(first)]
+    return str(block)
 
 
 def module(name: str, code: str, **names: Any) -> ModuleType:
     """`code` as a module."""
-    made = ModuleType(name)
-    made.__dict__.update(names)
-    sys.modules[name] = made  # dataclasses look their module up
-    exec(compile(code, f"<{name}>", "exec"), made.__dict__)
-    return made
+    module_of_code = ModuleType(name)
+    module_of_code.__dict__.update(names)
+    sys.modules[name] = module_of_code  # dataclasses look their module up
+    exec(compile(code, f"<{name}>", "exec"), module_of_code.__dict__)
+    return module_of_code
 
 
 class TestTheDrafterOfTheGuide(Conformance):
@@ -67,10 +67,10 @@ def test_the_table_lines_of_the_guide_are_valid() -> None:
 
 def test_the_backend_of_the_guide_has_every_member_of_the_contract() -> None:
     code = "from __future__ import annotations\n" + block("# slipstream/backends/mlx/mlx_backend.py")
-    made = module("documented_backend", code).BACKEND
+    backend = module("documented_backend", code).BACKEND
     methods = {name for name, value in vars(Backend).items() if callable(value) and not name.startswith("_")}
     assert len(methods) > 3
-    assert not [name for name in {*methods, *Backend.__annotations__} if not hasattr(made, name)]
+    assert not [name for name in {*methods, *Backend.__annotations__} if not hasattr(backend, name)]
 
 
 def test_the_rule_of_the_guide_is_lossless() -> None:
@@ -91,5 +91,5 @@ def test_one_entry_is_enough_for_a_family_like_llama(tmp_path: Path, monkeypatch
     monkeypatch.setitem(config_module.LIKE_LLAMA, "newllama", 8192)
     monkeypatch.setitem(config_module.FAMILIES, "newllama", config_module.FAMILIES["llama"])  # follows at import
     decoder = Decoder.load(folder, "torch", torch.float64, "cpu")
-    found = decoder.run([Sequence(ids)], Draft.empty(1)).logits[0]  # [V]
-    assert torch.allclose(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))
+    logits = decoder.run([Sequence(ids)], Draft.empty(1)).logits[0]  # [V]
+    assert torch.allclose(logits, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))

@@ -12,8 +12,8 @@ LEFT_OUT = {"vllm", "mutants", "pinned"}
 
 def test_helpers_are_in_helper_modules() -> None:
     """No test module imports another: shared helpers are in separate modules."""
-    found = {path.name: IMPORT.findall(path.read_text(encoding="utf-8")) for path in HERE.rglob("*.py")}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    imported = {path.name: IMPORT.findall(path.read_text(encoding="utf-8")) for path in HERE.rglob("*.py")}
+    assert {name: lines for name, lines in imported.items() if lines} == {}
 
 
 def test_each_folder_of_tests_has_a_budget() -> None:

@@ -38,9 +38,9 @@ def seeded(seed: int) -> SamplingParams:
 def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
     engine, seqs = llm.engine(), []
     for ask in asks:
-        own = llm.prepared(ask)
-        seqs.append(own.seq)
-        engine.add(own.seq, own.rule, own.draft_tokens, own.chosen)
+        prepared = llm.prepared(ask)
+        seqs.append(prepared.seq)
+        engine.add(prepared.seq, prepared.rule, prepared.draft_tokens, prepared.chosen)
     while engine.unfinished:
         engine.step()
     return seqs

@@ -100,7 +100,7 @@ def test_generate_takes_the_arguments_that_transformers_takes(pair, expected):
     plain = target.generate(**inputs, **more)
     fast = target.generate(**inputs, assistant_model=draft, num_assistant_tokens=5, **more)
     assert plain[0][length:].tolist() == fast[0][length:].tolist() == wanted
-    drafted = next(made for given, made in target._decoders if given is draft)
+    drafted = next(decoder for given, decoder in target._decoders if given is draft)
     assert (drafted.llm.draft_tokens, drafted.stats.accepted > 0) == (5, True)
 
 

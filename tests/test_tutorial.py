@@ -136,14 +136,14 @@ def test_a_measured_block_shows_what_its_command_prints_except_for_times(name, m
     monkeypatch.setattr(Kit, "draw", lambda kit, name, plot: plot.alt)
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     monkeypatch.chdir(tmp_path)
-    made = MEASURED[name](Kit(tmp_path, tmp_path))
-    assert without_times(made) == without_times(FIGURES[name]), f"run `make figures FIGURES='--only {name}'`"
+    rows = MEASURED[name](Kit(tmp_path, tmp_path))
+    assert without_times(rows) == without_times(FIGURES[name]), f"run `make figures FIGURES='--only {name}'`"
 
 
 def without_times(block: str) -> list[object]:
     """What a block says that is the same in every run: commands, methods with their draft lengths, cells of tables,
     compatibility of models, acceptance."""
-    kept: list[object] = [found for pattern in SAME for found in re.findall(pattern, block, re.MULTILINE)]
+    kept: list[object] = [part for pattern in SAME for part in re.findall(pattern, block, re.MULTILINE)]
     if "| method |" in block:  # also in the sentence above the table and in the texts of plots
         kept.append(set(re.findall(r"\w+, K=\w+", block)))
     heads: list[str] = []
@@ -180,9 +180,9 @@ def test_the_prose_has_no_measured_numbers() -> None:
 
 def test_only_the_block_is_replaced() -> None:
     text = "a\n<!-- figure:one -->\nold\n<!-- /figure -->\nb\n<!-- figure:two -->\n<!-- /figure -->\n"
-    made = tutorial.with_figure(text, "two", "new \\1\n")
-    assert made == text.replace("two -->\n", "two -->\nnew \\1\n")
-    assert tutorial.with_figure(made, "one", "old") == made
+    page = tutorial.with_figure(text, "two", "new \\1\n")
+    assert page == text.replace("two -->\n", "two -->\nnew \\1\n")
+    assert tutorial.with_figure(page, "one", "old") == page
 
 
 def test_the_pair_with_the_shapes_of_gpt2_agrees_sometimes(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, ROOT]
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = folder.glob("slipstream-*.whl")
-    return made
+    (file,) = folder.glob("slipstream-*.whl")
+    return file
 
 
 @pytest.fixture(scope="module")

@@ -65,16 +65,16 @@ def constrained(world: World, form: OneOf) -> World:
     return World(world.vocab, p, world.q, world.fixed)
 
 
-def pruned(world: World, made: WeightedDraft, form: OneOf) -> WeightedDraft:
+def pruned(world: World, drawn: WeightedDraft, form: OneOf) -> WeightedDraft:
     """The draft that production's `prune` leaves of `made`."""
-    draft, _ = pack([made])
+    draft, _ = pack([drawn])
     seq = Sequence([0], ONE, constraint=form)
     left = prune([seq], draft)
-    nodes = {made.text(i): i for i in range(len(made.tokens))}
+    nodes = {drawn.text(i): i for i in range(len(drawn.tokens))}
     texts = [tuple(left.ids[j] for j in left.ancestors(0, i)) for i in range(len(left))]
     kept = [nodes[text] for text in texts]
-    kinds = "".join(made.shape.kinds[i] for i in kept)
-    return WeightedDraft(world, Shape(tuple(left.parents), kinds), left.ids, [made.q[i] for i in kept], made.weight)
+    kinds = "".join(drawn.shape.kinds[i] for i in kept)
+    return WeightedDraft(world, Shape(tuple(left.parents), kinds), left.ids, [drawn.q[i] for i in kept], drawn.weight)
 
 
 def emitted(rule: str, world: World, shape: Shape, form: OneOf) -> dict[Text, Fraction]:
@@ -104,9 +104,9 @@ def test_a_constrained_step_has_the_constrained_distribution(rule: str, shape: S
         world = random_world(seed, vocab)
         if (rule == "coupled" and vocab ** (2 * len(shape.kinds) + 1) > 1000) or not unlike(shape, world):
             continue
-        held = form(seed, world, shape.height + 1)
-        wanted = target_distribution(constrained(world, held), shape.height + 1)
-        assert emitted(rule, world, shape, held) == wanted
+        constraint = form(seed, world, shape.height + 1)
+        wanted = target_distribution(constrained(world, constraint), shape.height + 1)
+        assert emitted(rule, world, shape, constraint) == wanted
         tested += 1
     assert tested >= 3
 
@@ -114,11 +114,11 @@ def test_a_constrained_step_has_the_constrained_distribution(rule: str, shape: S
 def test_at_temperature_zero_the_text_is_the_constrained_argmax() -> None:
     for seed in range(12):
         world = random_world(seed, 3, greedy=True)
-        held = form(seed, world, 3)
+        constraint = form(seed, world, 3)
         for shape in (Shape.chain("ss"), Shape.chain("pp"), Shape((-1, -1, 0), "wwp")):
-            wanted = target_distribution(constrained(world, held), shape.height + 1)
+            wanted = target_distribution(constrained(world, constraint), shape.height + 1)
             if unlike(shape, world):
-                assert emitted("greedy", world, shape, held) == wanted
+                assert emitted("greedy", world, shape, constraint) == wanted
 
 
 P, Q = probs(1, 1, 0), probs(3, 1, 1)

@@ -224,12 +224,12 @@ class Unaware(Sampling):
     """Samples from a distribution that knows no dead ends."""
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        held = [seq.params for seq in seqs]
-        free = {id(one): replace(one, bad_words=()) for one in {id(params): params for params in held}.values()}
+        before = [seq.params for seq in seqs]
+        free = {id(one): replace(one, bad_words=()) for one in {id(params): params for params in before}.values()}
         for seq in seqs:
             seq.params = free[id(seq.params)]
         draft = super().propose(seqs, budget)
-        for seq, params in zip(seqs, held, strict=True):
+        for seq, params in zip(seqs, before, strict=True):
             seq.params = params
         return draft
 
@@ -269,13 +269,13 @@ def test_a_dead_end_ends_the_request_where_plain_decoding_does_and_nowhere_else(
         for temperature in (0.0, 1.0) if rule == "coupled" else (0.0,):
             how = {"seed": seed, "temperature": temperature, "max_tokens": 9, **params}
             prompt = [seed % 2, seed % 3 % 2, 3]
-            wanted, found = (sequence(target, prompt, **how) for _ in range(2))  # type: ignore[arg-type]
+            wanted, actual = (sequence(target, prompt, **how) for _ in range(2))  # type: ignore[arg-type]
             up_to_a_dead_end([wanted], target, NoDrafter(), rule)
-            up_to_a_dead_end([found], target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
-            assert (found.output, found.finish) == (wanted.output, wanted.finish)
-            if not found.finish:
+            up_to_a_dead_end([actual], target, DRAFTERS_OF_DEAD_ENDS[drafter](target), rule)
+            assert (actual.output, actual.finish) == (wanted.output, wanted.finish)
+            if not actual.finish:
                 with pytest.raises(TargetError, match=r"logits are NaN|every token is forbidden"):
-                    step([found], target, NoDrafter(), RULES[rule], 3)
+                    step([actual], target, NoDrafter(), RULES[rule], 3)
 
 
 @pytest.mark.parametrize("kind", ["NaN", "forbidden"])

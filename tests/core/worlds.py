@@ -129,10 +129,10 @@ def every_draft(world: World, shape: Shape) -> Iterator[WeightedDraft]:
         if node == len(shape.parents):
             yield draft
             return
-        own = _distribution_of(draft, node)
-        for token, chance in enumerate(own):
+        drawn_from = _distribution_of(draft, node)
+        for token, chance in enumerate(drawn_from):
             if chance:
-                tokens, q = [*draft.tokens, token], [*draft.q, own]
+                tokens, q = [*draft.tokens, token], [*draft.q, drawn_from]
                 yield from grow(WeightedDraft(world, shape, tokens, q, draft.weight * chance))
 
     yield from grow(WeightedDraft(world, shape))

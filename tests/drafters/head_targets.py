@@ -66,8 +66,8 @@ def fitting_head(kind: str, **changes: Any) -> EagleHead | DFlashHead:
     decoder = {"head_dim": 16, **changes.pop("decoder", {})}
     if kind == "dflash":
         return dflash_head(dflash_config(40, 24, 24, **{"taps": (1, 2, 4), "decoder": decoder} | changes), spread=0.3)
-    version, own = (1, {}) if kind == "eagle" else (3, {"draft_vocab": 30, "taps": (1, 2, 4)})
-    return head(config(version, 40, 24, 24, **own | {"decoder": decoder} | changes), spread=0.3)
+    version, fields = (1, {}) if kind == "eagle" else (3, {"draft_vocab": 30, "taps": (1, 2, 4)})
+    return head(config(version, 40, 24, 24, **fields | {"decoder": decoder} | changes), spread=0.3)
 
 
 SHAPE = {

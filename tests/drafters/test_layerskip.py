@@ -94,21 +94,21 @@ def test_later_exits_agree_more_and_auto_takes_the_fastest_exit(caplog):
 def test_agreement_is_the_share_of_equal_first_choices_on_the_given_text() -> None:
     of, text = target(), [1, 5, 2, 7, 7, 3, 0, 11]
     whole = of.run([Sequence(text[:1])], Draft.chains([text[1:]])).logits.argmax(-1)
-    for found in measure_exits(of, text):
-        early = of.run([Sequence(text[:1])], Draft.chains([text[1:]]), layers=(0, found.layers)).logits.argmax(-1)
-        assert found.agreement == pytest.approx(float((early == whole).double().mean()))
+    for measured in measure_exits(of, text):
+        early = of.run([Sequence(text[:1])], Draft.chains([text[1:]]), layers=(0, measured.layers)).logits.argmax(-1)
+        assert measured.agreement == pytest.approx(float((early == whole).double().mean()))
 
 
 def test_the_predicted_speedup_of_an_exit_is_the_closed_form_at_its_best_length() -> None:
-    found = Exit(layers=5, agreement=0.9, cost=0.1)
-    assert found.gamma == max(range(1, 40), key=lambda gamma: speedup(0.9, gamma, 0.1))
-    assert found.speedup == pytest.approx(speedup(0.9, found.gamma, 0.1))
+    one_exit = Exit(layers=5, agreement=0.9, cost=0.1)
+    assert one_exit.gamma == max(range(1, 40), key=lambda gamma: speedup(0.9, gamma, 0.1))
+    assert one_exit.speedup == pytest.approx(speedup(0.9, one_exit.gamma, 0.1))
     assert Exit(layers=5, agreement=0.3, cost=0.6).gamma == 1  # no length is faster: the shortest
 
 
 def test_auto_warns_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    found = [Exit(layers=1, agreement=0.1, cost=0.4), Exit(layers=2, agreement=0.35, cost=0.6)]
-    monkeypatch.setattr("slipstream.targets.target_costs.measure_exits", lambda target: found)
+    exits = [Exit(layers=1, agreement=0.1, cost=0.4), Exit(layers=2, agreement=0.35, cost=0.6)]
+    monkeypatch.setattr("slipstream.targets.target_costs.measure_exits", lambda target: exits)
     assert drafter(target(), "auto").exit == 2
     assert ["35%" in r.message and "60%" in r.message for r in caplog.records] == [True]
 

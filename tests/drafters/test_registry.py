@@ -34,8 +34,8 @@ KEYWORDS = {Needs.DRAFT_MODEL: {"model"}, Needs.DRAFT_HEAD: {"head"}, Needs.MEMB
 
 @pytest.fixture(params=SPECS, ids=DRAFTERS)
 def spec(request: pytest.FixtureRequest) -> DrafterSpec:
-    found: DrafterSpec = request.param
-    return found
+    spec: DrafterSpec = request.param
+    return spec
 
 
 class TestEachSpec:

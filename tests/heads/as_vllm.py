@@ -86,9 +86,9 @@ class AsVLLM:
             masked = self.combined(self.t["mask_hidden"].view(1, -1)).expand(count - 1, -1)
             logits, _ = self.forward(tokens + [mask] * (count - 1), torch.cat((hidden, masked)))
             return self.ids[logits[-count:].argmax(-1)].tolist(), logits[-count:]
-        made = []
+        drafted = []
         for _ in range(count):
             logits, after = self.forward(tokens, hidden)
-            made.append(logits[-1])
+            drafted.append(logits[-1])
             tokens, hidden = [*tokens, int(self.ids[logits[-1].argmax()])], torch.cat((hidden, after[-1:]))
-        return tokens[len(text) - 1 :], torch.stack(made)
+        return tokens[len(text) - 1 :], torch.stack(drafted)

@@ -43,31 +43,31 @@ VARIANTS: dict[str, EagleConfig] = {
 class Text:
     """A made-up text: tokens and the target's states, true rows 0..n-2."""
 
-    def __init__(self, made: EagleHead, n: int, seed: int = 0):
+    def __init__(self, head: EagleHead, n: int, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
-        width = len(made.config.taps) * made.config.target_hidden
-        self.tokens = torch.randint(made.config.decoder.vocab_size, (n,), generator=generator).tolist()
+        width = len(head.config.taps) * head.config.target_hidden
+        self.tokens = torch.randint(head.config.decoder.vocab_size, (n,), generator=generator).tolist()
         self.features = torch.randn(n, width, generator=generator, dtype=torch.float64)
 
 
-def rotary(made: EagleHead) -> tuple[Tensor, Tensor]:
+def rotary(head: EagleHead) -> tuple[Tensor, Tensor]:
     """cos and sin of positions 0..255, float64 [256, 1, D]."""
-    inv_freq, scale = made.config.decoder.rope()
+    inv_freq, scale = head.config.decoder.rope()
     angles = torch.outer(torch.arange(256, dtype=torch.float64), inv_freq)
     angles = torch.cat((angles, angles), -1)[:, None]
     return angles.cos() * scale, angles.sin() * scale
 
 
-def dense(made: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, positions: list[int]) -> Any:
+def dense(head: EagleHead, tokens: list[int], hidden: Tensor, sees: Tensor, positions: list[int]) -> Any:
     """(next features, what logits reads) of rows that see each other by `sees` [n, n], with no cache at all."""
-    cos, sin = rotary(made)
+    cos, sin = rotary(head)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5
         return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
 
-    return made(torch.tensor(tokens), hidden, (cos[positions], sin[positions]), attend)
+    return head(torch.tensor(tokens), hidden, (cos[positions], sin[positions]), attend)
 
 
 def true_batch(texts: list[Text], starts: list[int], stops: list[int]) -> tuple[Batch, Tensor]:
@@ -77,12 +77,12 @@ def true_batch(texts: list[Text], starts: list[int], stops: list[int]) -> tuple[
     return last(batch), torch.cat([text.features[start:stop] for text, start, stop in parts])
 
 
-def logits(made: EagleHead) -> Tensor:
+def logits(head: EagleHead) -> Tensor:
     """Of a made-up text, [n, draft_vocab]."""
-    text = Text(made, 9)
-    hidden = made.fuse(list(text.features[:8].split(made.config.target_hidden, -1)))
-    _, x = dense(made, text.tokens[1:], hidden, torch.ones(8, 8).tril().bool(), list(range(8)))
-    return made.logits(x)
+    text = Text(head, 9)
+    hidden = head.fuse(list(text.features[:8].split(head.config.target_hidden, -1)))
+    _, x = dense(head, text.tokens[1:], hidden, torch.ones(8, 8).tril().bool(), list(range(8)))
+    return head.logits(x)
 
 
 def same_logits(head: EagleHead, wanted: EagleHead) -> None:

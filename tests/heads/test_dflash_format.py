@@ -46,10 +46,10 @@ def test_a_head_is_equal_after_writing_and_reading(tmp_path: Path, kind: str) ->
 
 
 def test_names_and_keys_are_those_of_published_checkpoints(folder: Path) -> None:
-    own = {"fc.weight", "hidden_norm.weight", "norm.weight"}
+    head_names = {"fc.weight", "hidden_norm.weight", "norm.weight"}
     layer = ("input_layernorm", "post_attention_layernorm", *(f"mlp.{n}_proj" for n in ("gate", "up", "down")),
              *(f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")))  # fmt: skip
-    wanted = own | {f"layers.{i}.{name}.weight" for i in range(2) for name in layer}
+    wanted = head_names | {f"layers.{i}.{name}.weight" for i in range(2) for name in layer}
     assert load_file(folder / "model.safetensors").keys() == wanted
     written = json.loads((folder / "config.json").read_text())
     assert written["architectures"] == ["DFlashDraftModel"]

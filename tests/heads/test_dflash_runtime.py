@@ -97,8 +97,8 @@ def test_blocks_are_those_of_torch_after_every_change_of_the_context(kind: str) 
             after = runtime.after(logits[0][:, 1], torch.tensor([4, 39]))
             assert (after.isinf().sum(-1) == V - (head.config.draft_vocab or V)).all()
             compared[-1].append(after.nan_to_num(neginf=0.0))
-    for found, wanted in zip(*compared, strict=True):
-        assert_close(found, wanted, 2e-5)
+    for actual, wanted in zip(*compared, strict=True):
+        assert_close(actual, wanted, 2e-5)
 
 
 @pytest.mark.parametrize("quantize", [None, "w8a16", "w8a8", "w4a8"])
@@ -142,10 +142,10 @@ def test_a_head_beside_a_native_target_reads_its_tables_and_has_its_own_weights_
     exact, taps = TorchDFlash(head), taps_of(head, 9)
     for each in (runtime, exact):
         read(each, [(0, 0, taps)])
-    found, wanted = (blocks(each, {0: (9, 5)})[0] for each in (runtime, exact))
-    assert_close(found, wanted, tolerance)
-    found, added = (each.after(wanted, torch.arange(6)) for each in (runtime, exact))
-    assert_close(found - wanted, added - wanted, tolerance)
+    actual, wanted = (blocks(each, {0: (9, 5)})[0] for each in (runtime, exact))
+    assert_close(actual, wanted, tolerance)
+    actual, added = (each.after(wanted, torch.arange(6)) for each in (runtime, exact))
+    assert_close(actual - wanted, added - wanted, tolerance)
 
 
 def test_weights_need_the_memory_of_their_bits_and_those_of_16_bits_are_exact() -> None:

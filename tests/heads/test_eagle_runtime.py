@@ -31,20 +31,20 @@ from tests.targets.reference import assert_close
 
 
 @pytest.fixture(params=VARIANTS)
-def made(request: pytest.FixtureRequest) -> EagleHead:
+def eagle(request: pytest.FixtureRequest) -> EagleHead:
     return head(VARIANTS[request.param], spread=0.4)
 
 
-def chain_by_hand(made: EagleHead, text: Text, rows: int, steps: int, picks: Callable[[Tensor, int], int]) -> list[Any]:
+def chain_by_hand(head: EagleHead, text: Text, rows: int, steps: int, picks: Callable[[Tensor, int], int]) -> list[Any]:
     """Draft token by token, everything recomputed densely each time: [(draft id, logits [draft_vocab])]."""
-    ids = torch.arange(V) if made.config.version == 1 else made.target_ids
+    ids = torch.arange(V) if head.config.version == 1 else head.target_ids
     tokens = text.tokens[1 : rows + 1]
-    hidden = made.fuse(list(text.features[:rows].split(made.config.target_hidden, -1)))
+    hidden = head.fuse(list(text.features[:rows].split(head.config.target_hidden, -1)))
     out = []
     for j in range(steps):
         n = len(tokens)
-        after, x = dense(made, tokens, hidden, torch.ones(n, n).tril().bool(), list(range(n)))
-        logits = made.logits(x[-1])
+        after, x = dense(head, tokens, hidden, torch.ones(n, n).tril().bool(), list(range(n)))
+        logits = head.logits(x[-1])
         out.append((picks(logits, j), logits))
         tokens = [*tokens, int(ids[out[-1][0]])]
         hidden = torch.cat((hidden, after[-1:]))
@@ -52,42 +52,42 @@ def chain_by_hand(made: EagleHead, text: Text, rows: int, steps: int, picks: Cal
 
 
 def assert_greedy_chains(
-    found: DecodedSteps, made: EagleHead, texts: list[Text], rows: Seq[int], tolerance: float
+    actual: DecodedSteps, eagle: EagleHead, texts: list[Text], rows: Seq[int], tolerance: float
 ) -> None:
     """Chains of four draft tokens after so many rows of each text."""
     for b, (text, count) in enumerate(zip(texts, rows, strict=True)):
-        wanted = chain_by_hand(made, text, count, 4, lambda x, j: int(x.argmax()))
-        assert found.tokens[:, b].tolist() == [token for token, _ in wanted]
-        assert_close(found.logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
+        wanted = chain_by_hand(eagle, text, count, 4, lambda x, j: int(x.argmax()))
+        assert actual.tokens[:, b].tolist() == [token for token, _ in wanted]
+        assert_close(actual.logits[:, b], torch.stack([x for _, x in wanted]), tolerance)
 
 
 RUNTIMES = {"torch": (TorchEagle, 1e-10), "native": (NativeEagle, 2e-5)}
 
 
 @pytest.fixture(params=RUNTIMES)
-def run(request: pytest.FixtureRequest, made: EagleHead) -> tuple[EagleRuntime, float]:
+def run(request: pytest.FixtureRequest, eagle: EagleHead) -> tuple[EagleRuntime, float]:
     make, tolerance = RUNTIMES[request.param]
-    return make(made), tolerance
+    return make(eagle), tolerance
 
 
-def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(made, run):
+def test_a_chain_in_one_call_equals_one_recomputed_token_by_token(eagle, run):
     """Ragged: one sequence is new, one has rows in the cache, and one has own rows of an earlier draft there."""
     runtime, tolerance = run
-    texts = [Text(made, n, seed) for seed, n in enumerate((7, 12, 9))]
+    texts = [Text(eagle, n, seed) for seed, n in enumerate((7, 12, 9))]
     for done in ([0, 5, 4], [0, 9, 6]):
         batch, features = true_batch(texts, [0, 0, 0], [max(1, d) for d in done])
         runtime.decode_steps(batch, features, 3)
     batch, features = true_batch(texts, [0, 9, 6], [6, 11, 8])
-    assert_greedy_chains(runtime.decode_steps(batch, features, 4), made, texts, (6, 11, 8), tolerance)
+    assert_greedy_chains(runtime.decode_steps(batch, features, 4), eagle, texts, (6, 11, 8), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["noise", "uniforms"])
-def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead, run: Any, kind: str) -> None:
+def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(eagle: EagleHead, run: Any, kind: str) -> None:
     """By Gumbel noise at two temperatures, or by inversion; then one of the sequences is greedy."""
     runtime, tolerance = run
-    texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
+    texts = [Text(eagle, n, seed) for seed, n in enumerate((5, 8))]
     inverse = torch.tensor([2.0, 0.5] if kind == "noise" else [0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
-    drawn = torch.rand(3, 2, made.config.draft_vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn = torch.rand(3, 2, eagle.config.draft_vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     noise = -(-drawn.log()).log()
     uniforms = torch.tensor([[0.31, 0.0], [0.85, 0.0], [0.02, 0.0]], dtype=torch.float64)
 
@@ -104,17 +104,17 @@ def test_draft_tokens_are_drawn_from_what_a_recomputation_gives(made: EagleHead,
         wanted = torch.softmax(logits[:, :count].double() * inverse[:count, None], -1)
         torch.testing.assert_close(distributions[:, :count], wanted, rtol=1e-12, atol=1e-15)
     for b, rows in enumerate((4, 7)):
-        chain = chain_by_hand(made, texts[b], rows, 3, lambda x, j, b=b: pick(x, j, b))
+        chain = chain_by_hand(eagle, texts[b], rows, 3, lambda x, j, b=b: pick(x, j, b))
         assert tokens[:, b].tolist() == [token for token, _ in chain]
         assert_close(logits[:, b], torch.stack([x for _, x in chain]), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["maximum", "noise", "uniforms"])
-def test_a_call_ends_where_no_sequence_is_worth_a_further_token(made: EagleHead, kind: str) -> None:
+def test_a_call_ends_where_no_sequence_is_worth_a_further_token(eagle: EagleHead, kind: str) -> None:
     """With the tokens and logits of a longer call. A greedy sequence among sampled ones is judged at temperature 1."""
-    runtime = NativeEagle(made)
-    texts = [Text(made, n, seed) for seed, n in enumerate((5, 8))]
-    draws = torch.rand(4, 2, made.config.draft_vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    runtime = NativeEagle(eagle)
+    texts = [Text(eagle, n, seed) for seed, n in enumerate((5, 8))]
+    draws = torch.rand(4, 2, eagle.config.draft_vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     inverse = torch.tensor([0.8, ARGMAX_INV_TEMPERATURE], dtype=torch.float64)
     sampling = {
         "maximum": ARGMAX,
@@ -133,47 +133,47 @@ def test_a_call_ends_where_no_sequence_is_worth_a_further_token(made: EagleHead,
     reach = np.take_along_axis(rates, np.minimum((7 * confidence.numpy()).astype(int), 6).T, 1).cumprod(1)  # [B, K]
     third = np.array([[0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])  # too much to ask from there on
     for more, steps in ((0 * third, 4), (third, 3), (0 * third + 1, 1)):
-        found = drafted(Worth(rates, reach - 1e-9 + more))
-        assert len(found.tokens) == steps
-        assert torch.equal(found.tokens, whole.tokens[:steps])
-        assert torch.equal(found.logits, whole.logits[:steps])
-        torch.testing.assert_close(found.confidence, confidence[:steps].double(), rtol=1e-5, atol=1e-6)
+        actual = drafted(Worth(rates, reach - 1e-9 + more))
+        assert len(actual.tokens) == steps
+        assert torch.equal(actual.tokens, whole.tokens[:steps])
+        assert torch.equal(actual.logits, whole.logits[:steps])
+        torch.testing.assert_close(actual.confidence, confidence[:steps].double(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_tree_of_own_rows_equals_each_of_its_paths(made: EagleHead, run: tuple[EagleRuntime, float]) -> None:
+def test_a_tree_of_own_rows_equals_each_of_its_paths(eagle: EagleHead, run: tuple[EagleRuntime, float]) -> None:
     """Own rows of two sequences, one a tree, one a chain, after true rows in the cache."""
     runtime, tolerance = run
     rng = random.Random(0)
-    texts = [Text(made, n, seed) for seed, n in enumerate((6, 9))]
+    texts = [Text(eagle, n, seed) for seed, n in enumerate((6, 9))]
     batch, features = true_batch(texts, [0, 0], [5, 8])
     runtime.extend(batch, features)
     parents = [[-1, -1, 0, 0, 1, 3], [-1, 0, 1]]
     tokens = [[rng.randrange(V) for _ in p] for p in parents]
     generator = torch.Generator().manual_seed(5)
-    own = [torch.randn(len(p), made.config.hidden_size, generator=generator, dtype=torch.float64) for p in parents]
+    states = [torch.randn(len(p), eagle.config.hidden_size, generator=generator, dtype=torch.float64) for p in parents]
     rows = forest([(0, 5, tokens[0], parents[0]), (1, 8, tokens[1], parents[1])])
     rows = replace(rows, select=(1, 3, 4, 5, 8))
-    found_hidden, found = runtime.extend(rows, torch.cat(own), from_head=True)
+    found_hidden, actual = runtime.extend(rows, torch.cat(states), from_head=True)
     for at, (b, node) in enumerate(((0, 1), (0, 3), (0, 4), (0, 5), (1, 2))):
         path = [node]
         while parents[b][path[0]] >= 0:
             path.insert(0, parents[b][path[0]])
         past = 5 if b == 0 else 8
-        fused = made.fuse(list(texts[b].features[:past].split(made.config.target_hidden, -1)))
+        fused = eagle.fuse(list(texts[b].features[:past].split(eagle.config.target_hidden, -1)))
         n = past + len(path)
         after, x = dense(
-            made, texts[b].tokens[1 : past + 1] + [tokens[b][i] for i in path], torch.cat((fused, own[b][path])),
+            eagle, texts[b].tokens[1 : past + 1] + [tokens[b][i] for i in path], torch.cat((fused, states[b][path])),
             torch.ones(n, n).tril().bool(), list(range(n)),
         )  # fmt: skip
         assert_close(found_hidden[at : at + 1], after[-1:], tolerance)
-        assert_close(found[at : at + 1], made.logits(x[-1:]), tolerance)
+        assert_close(actual[at : at + 1], eagle.logits(x[-1:]), tolerance)
 
 
-def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
+def test_sequences_that_grow_together_across_blocks_stay_separate(eagle, run):
     """Their blocks are interleaved; one is released in between, one begins later. None of the head's own states remain
     in the cache."""
     runtime, tolerance = run
-    texts = [Text(made, n, seed) for seed, n in enumerate((80, 90, 75))]
+    texts = [Text(eagle, n, seed) for seed, n in enumerate((80, 90, 75))]
     for at in range(0, 70, 7):
         ids = [0, 1] if at < 35 else [0, 2]
         if at == 35:
@@ -182,8 +182,8 @@ def test_sequences_that_grow_together_across_blocks_stay_separate(made, run):
         batch, features = true_batch([texts[i] for i in ids], firsts, [first + 7 for first in firsts])
         runtime.decode_steps(replace(batch, seq_ids=ids), features, 5)
     batch, features = true_batch([texts[0], texts[2]], [70, 35], [72, 36])
-    found = runtime.decode_steps(replace(batch, seq_ids=[0, 2]), features, 4)
-    assert_greedy_chains(found, made, [texts[0], texts[2]], (72, 36), 5 * tolerance)  # more rows, more rounding
+    actual = runtime.decode_steps(replace(batch, seq_ids=[0, 2]), features, 4)
+    assert_greedy_chains(actual, eagle, [texts[0], texts[2]], (72, 36), 5 * tolerance)  # more rows, more rounding
 
 
 @pytest.mark.parametrize("kind", ["3", "3.1"])
@@ -251,8 +251,8 @@ def test_weights_are_stored_in_their_original_format(dtype: torch.dtype) -> None
     text = Text(wide, 9)
     batch, features = true_batch([text], [0], [8])
     runtime = NativeEagle(wide)
-    found, wanted = runtime.decode_steps(batch, features, 3), TorchEagle(wide).decode_steps(batch, features, 3)
-    assert_close(found.logits, wanted.logits, 2e-5)
+    actual, wanted = runtime.decode_steps(batch, features, 3), TorchEagle(wide).decode_steps(batch, features, 3)
+    assert_close(actual.logits, wanted.logits, 2e-5)
     assert (runtime._layout.nbytes < 3.2 * sum(p.numel() for p in wide.parameters())) is (dtype != torch.float32)
 
 
@@ -296,20 +296,20 @@ def test_unsupported_heads_run_on_torch(caplog: pytest.LogCaptureFixture) -> Non
         assert backend_for_head(fine.config.decoder, host, quantize)[0].name == name
 
 
-def test_a_head_that_is_stored_in_8_bits_runs_in_8_bits(made: EagleHead) -> None:
-    made, host = made.float(), lender()
+def test_a_head_that_is_stored_in_8_bits_runs_in_8_bits(eagle: EagleHead) -> None:
+    eagle, host = eagle.float(), lender()
 
     def size(quantize: str | None) -> int:
-        runtime = runtime_for(made, host, quantize)
+        runtime = runtime_for(eagle, host, quantize)
         return runtime._layout.nbytes
 
     stored = size(None)
-    made.in_8_bits = True
+    eagle.in_8_bits = True
     assert size(None) == size("int8") < stored
 
 
-def test_a_head_whose_states_overflow_is_refused(made: EagleHead) -> None:
-    runtime, text = NativeEagle(made), Text(made, 4)
+def test_a_head_whose_states_overflow_is_refused(eagle: EagleHead) -> None:
+    runtime, text = NativeEagle(eagle), Text(eagle, 4)
     batch, features = true_batch([text], [0], [3])
     with pytest.raises(TargetError, match="not finite"):
         runtime.decode_steps(batch, features * float("inf"), 2)

@@ -77,16 +77,16 @@ def converted(
 
 @pytest.mark.parametrize(("to", "name"), CASES)
 def test_an_eagle3_head_is_the_same_head_in_every_format(tiny, source, out, to, name):
-    made = head((KINDS | NOT_SPECFORGE)[name], spread=0.4)
-    save_eagle(made, source, torch.float64)
+    original = head((KINDS | NOT_SPECFORGE)[name], spread=0.4)
+    save_eagle(original, source, torch.float64)
     done = convert_head(source, to, out, tiny.target)
-    found = load_eagle(out)
-    assert found.config == replace(made.config, decoder=found.config.decoder)
-    assert found.config.decoder == load_eagle(source).config.decoder
+    loaded = load_eagle(out)
+    assert loaded.config == replace(original.config, decoder=loaded.config.decoder)
+    assert loaded.config.decoder == load_eagle(source).config.decoder
     wanted = load_eagle(source).state_dict()
-    assert found.state_dict().keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict().items())
-    same_logits(found, made)
+    assert loaded.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[key]) for key, tensor in loaded.state_dict().items())
+    same_logits(loaded, original)
     assert (done.method, done.dtype, recognise(out)) == ("eagle3", "float64", "eagle3")
 
 
@@ -99,18 +99,18 @@ def test_a_head_in_8_bits_is_half_as_large_and_each_row_is_near(kind: str, tiny:
         load = load_dflash
         save_dflash(dflash_head(dflash_config(40, 64, 8, taps=(1, 2, 3), markov_rank=32)), source)
     done = convert_head(source, "int8", out, tiny.target)
-    found, wanted = load(out).state_dict(), load(source).state_dict()
-    assert found.keys() == wanted.keys()
+    actual, wanted = load(out).state_dict(), load(source).state_dict()
+    assert actual.keys() == wanted.keys()
     for name, tensor in wanted.items():
         if tensor.ndim == 2:
-            steps = (found[name] - tensor).abs() / (tensor.abs().amax(1, keepdim=True) / 127)
+            steps = (actual[name] - tensor).abs() / (tensor.abs().amax(1, keepdim=True) / 127)
             assert float(steps.max()) < 0.6
         else:
-            assert torch.equal(found[name], tensor)
+            assert torch.equal(actual[name], tensor)
     assert (load(out).in_8_bits, load(source).in_8_bits, done.method) == (True, False, kind)
     assert done.stored_bytes < 0.75 * sum(f.stat().st_size for f in source.glob("*.safetensors"))  # small: much header
     convert_head(out, "int8", out / "again", tiny.target)
-    assert all(torch.equal(t, found[n]) for n, t in load(out / "again").state_dict().items())
+    assert all(torch.equal(t, actual[n]) for n, t in load(out / "again").state_dict().items())
 
 
 def test_eagle3_has_what_vllm_and_sglang_look_for(tmp_path: Path) -> None:
@@ -283,11 +283,11 @@ def test_every_tensor_that_is_missing_or_misshapen_is_refused_by_name(tiny, sour
 @pytest.mark.parametrize("options", [{}, {"layers": 2, "bias": False}, {"own_lm_head": False, "layers": 2}], ids=str)
 def test_medusa_heads_are_written_as_in_the_authors_releases(tiny, source, out, options):
     """Each with an lm_head of its own: a copy of the target's if they borrow it; and with biases."""
-    made = tiny_heads(48, 320, 3, **options).float()
-    save_medusa(made, source, torch.float32)
+    medusa = tiny_heads(48, 320, 3, **options).float()
+    save_medusa(medusa, source, torch.float32)
     done = convert_head(source, "medusa", out, tiny.target)
     config, tensors = written(out)
-    layers = made.config.layers
+    layers = medusa.config.layers
     blocks = {f"{h}.{n}.linear.{k}" for h in range(3) for n in range(layers) for k in ("weight", "bias")}
     assert tensors.keys() == blocks | {f"{h}.{layers}.weight" for h in range(3)}
     assert (config["medusa_num_heads"], config["medusa_num_layers"], config["medusa_fc_bias"]) == (3, layers, True)
@@ -295,11 +295,11 @@ def test_medusa_heads_are_written_as_in_the_authors_releases(tiny, source, out, 
     assert config["base_model_name_or_path"] == str(tiny.target)
     assert (out / "medusa_lm_head.safetensors").exists()
     assert (done.method, done.draft_tokens, done.dtype) == ("medusa", 3, "float32")
-    if not made.config.own_lm_head:
+    if not medusa.config.own_lm_head:
         target = load_file(tiny.target / "model.safetensors")
-        made.borrow(target.get("lm_head.weight", target["model.embed_tokens.weight"]).float())
+        medusa.borrow(target.get("lm_head.weight", target["model.embed_tokens.weight"]).float())
     hidden = torch.randn(5, 48)
-    torch.testing.assert_close(load_medusa(out)(hidden), made(hidden), rtol=1e-5, atol=1e-5)  # another order of sums
+    torch.testing.assert_close(load_medusa(out)(hidden), medusa(hidden), rtol=1e-5, atol=1e-5)  # another order of sums
 
 
 def test_medusa_heads_of_part_of_the_vocabulary_are_refused(tiny: Tiny, source: Path, out: Path) -> None:

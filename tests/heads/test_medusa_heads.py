@@ -85,12 +85,12 @@ def test_new_heads_propose_the_targets_next_token() -> None:
     lm_head, hidden = torch.randn(11, 8), torch.randn(3, 8)
     for own in (True, False):
         for ids in (None, torch.tensor([1, 4, 9])):
-            made = MedusaHeads(MedusaConfig(2, 1, 8, 11, draft_vocab=None if ids is None else 3, own_lm_head=own))
+            medusa = MedusaHeads(MedusaConfig(2, 1, 8, 11, draft_vocab=None if ids is None else 3, own_lm_head=own))
             if ids is not None:
-                made.select_vocabulary(ids)
-            made.start_from(lm_head)
+                medusa.select_vocabulary(ids)
+            medusa.start_from(lm_head)
             said = hidden @ (lm_head if ids is None else lm_head[ids]).T
-            torch.testing.assert_close(made(hidden), said[:, None].expand(-1, 2, -1))
+            torch.testing.assert_close(medusa(hidden), said[:, None].expand(-1, 2, -1))
 
 
 def test_heads_without_an_lm_head_are_refused() -> None:
@@ -112,28 +112,28 @@ def test_what_is_written_is_read_back(heads: MedusaHeads, layout: str, tmp_path:
     file = tmp_path / "model.safetensors"
     if layout == "blocks":
         save_file({in_blocks(name, heads.config.layers): tensor for name, tensor in load_file(file).items()}, file)
-    found = load_medusa(tmp_path)
+    loaded = load_medusa(tmp_path)
     if not heads.config.own_lm_head:
-        assert not found.has_lm_head
-        found.borrow(heads.lm_head)
-    assert found.config == heads.config
-    assert torch.equal(found.token_map, heads.token_map)
+        assert not loaded.has_lm_head
+        loaded.borrow(heads.lm_head)
+    assert loaded.config == heads.config
+    assert torch.equal(loaded.token_map, heads.token_map)
     hidden = torch.randn(5, 8)
-    assert torch.equal(found(hidden), heads(hidden))
+    assert torch.equal(loaded(hidden), heads(hidden))
     assert json.loads((tmp_path / "config.json").read_text())["base_model_name_or_path"] == "some/target"
     assert recognise(tmp_path) == "medusa"
 
 
 def test_the_files_have_the_standard_names_and_types(tmp_path: Path) -> None:
-    made = tiny_heads(heads=2, layers=2)
-    save_medusa(made, tmp_path / "a")
+    medusa = tiny_heads(heads=2, layers=2)
+    save_medusa(medusa, tmp_path / "a")
     names = {f"{h}.{n}.linear.{k}" for h in range(2) for n in range(2) for k in ("weight", "bias")}
-    found = load_file(tmp_path / "a" / "model.safetensors")
-    assert set(found) == names | {"0.2.weight", "1.2.weight"}
-    assert {t.dtype for t in found.values()} == {torch.float16}
+    loaded = load_file(tmp_path / "a" / "model.safetensors")
+    assert set(loaded) == names | {"0.2.weight", "1.2.weight"}
+    assert {t.dtype for t in loaded.values()} == {torch.float16}
     save_medusa(tiny_heads(heads=1, layers=1, draft_vocab=4), tmp_path / "b")
-    found = load_file(tmp_path / "b" / "model.safetensors")
-    assert found["token_map"].dtype == torch.int64
+    loaded = load_file(tmp_path / "b" / "model.safetensors")
+    assert loaded["token_map"].dtype == torch.int64
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert (config["truncated_vocab_size"], config["vocab_size"], config["medusa_num_heads"]) == (4, 11, 1)
     save_medusa(tiny_heads(own_lm_head=False), tmp_path / "c")
@@ -175,21 +175,21 @@ def test_more_heads_than_the_config_names_are_used_and_reported(tmp_path, caplog
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
 def test_a_copy_of_the_targets_lm_head_in_the_file_is_used(name: str, tmp_path: Path) -> None:
-    made, whole = tiny_heads(own_lm_head=False, draft_vocab=6), torch.randn(11, 8)
-    save_medusa(made, tmp_path)
-    for rows in (whole, whole[made.token_map]):  # both exist in published checkpoints
+    medusa, whole = tiny_heads(own_lm_head=False, draft_vocab=6), torch.randn(11, 8)
+    save_medusa(medusa, tmp_path)
+    for rows in (whole, whole[medusa.token_map]):  # both exist in published checkpoints
         rewrite(tmp_path, put(name, rows))
-        found = load_medusa(tmp_path)
-        assert found.has_lm_head
-        assert torch.equal(found.lm_head, whole[made.token_map])
+        loaded = load_medusa(tmp_path)
+        assert loaded.has_lm_head
+        assert torch.equal(loaded.lm_head, whole[medusa.token_map])
 
 
 def test_a_full_lm_head_with_a_token_map_is_cut_to_its_rows(tmp_path: Path) -> None:
     save_medusa(tiny_heads(draft_vocab=6), tmp_path)
     whole = torch.randn(11, 8)
     rewrite(tmp_path, lambda s: s.update({f"{h}.1.weight": whole.clone() for h in range(3)}))
-    found = load_medusa(tmp_path)
-    assert torch.equal(found.lm_heads[1], whole[found.token_map])  # type: ignore[index]
+    loaded = load_medusa(tmp_path)
+    assert torch.equal(loaded.lm_heads[1], whole[loaded.token_map])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -241,27 +241,27 @@ def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
 
 def test_heads_take_the_dtype_and_the_lm_head_of_the_target() -> None:
     lender = host(dtype=torch.float32)
-    made = MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))
-    found = fit(made, lender)
-    assert found.dtype == torch.float32
-    assert torch.equal(found.lm_head, lender.lm_head())
+    medusa = MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))
+    fitted = fit(medusa, lender)
+    assert fitted.dtype == torch.float32
+    assert torch.equal(fitted.lm_head, lender.lm_head())
     assert fit(tiny_heads(), host()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_vocabulary_padded_to_more_ids_than_the_targets_is_cut(own: bool) -> None:
     """The heads know 200 ids, the target 198: the same tokens, padded."""
-    made = tiny_heads(vocab=200, own_lm_head=own)
-    found = fit(made, host(vocab=198))
-    assert found.token_map.tolist() == list(range(198))
+    medusa = tiny_heads(vocab=200, own_lm_head=own)
+    fitted = fit(medusa, host(vocab=198))
+    assert fitted.token_map.tolist() == list(range(198))
     hidden = torch.randn(2, 8, dtype=torch.float64)
-    torch.testing.assert_close(found(hidden), made(hidden)[..., :198])
+    torch.testing.assert_close(fitted(hidden), medusa(hidden)[..., :198])
 
 
 def test_a_vocabulary_smaller_than_the_targets_uses_its_rows() -> None:
-    made = MedusaHeads(MedusaConfig(2, 1, 8, 198, own_lm_head=False))
+    medusa = MedusaHeads(MedusaConfig(2, 1, 8, 198, own_lm_head=False))
     lender = host(vocab=200)
-    assert torch.equal(fit(made, lender).lm_head, lender.lm_head()[:198])
+    assert torch.equal(fit(medusa, lender).lm_head, lender.lm_head()[:198])
 
 
 @pytest.mark.parametrize(

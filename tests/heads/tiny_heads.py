@@ -27,8 +27,8 @@ def config(version: int = 3, vocab: int = 5, width: int = 8, target: int = 5, **
     )  # fmt: skip
     decoder = replace(decoder, **changes.pop("decoder", {}))
     taps = (-1,) if version == 1 else (0, 1, 2)
-    made = EagleConfig(version, decoder, taps, target, vocab)
-    return replace(made, **changes)
+    head_config = EagleConfig(version, decoder, taps, target, vocab)
+    return replace(head_config, **changes)
 
 
 def randomised(module: Any, seed: int, spread: float) -> tuple[Any, torch.Generator]:
@@ -43,14 +43,14 @@ def randomised(module: Any, seed: int, spread: float) -> tuple[Any, torch.Genera
 
 def head(config: EagleConfig, seed: int = 0, spread: float = 0.6, embedding: Tensor | None = None) -> EagleHead:
     """A random head in float64, with random shared weights unless given. A draft vocabulary has every other id."""
-    made, generator = randomised(EagleHead(config), seed, spread)
+    built, generator = randomised(EagleHead(config), seed, spread)
     vocab = config.decoder.vocab_size
     if config.version == 3 and config.draft_vocab < vocab:
-        made.select_vocabulary(torch.randperm(vocab, generator=generator)[: config.draft_vocab].sort().values)
+        built.select_vocabulary(torch.randperm(vocab, generator=generator)[: config.draft_vocab].sort().values)
     if embedding is None:
         embedding = torch.randn(vocab, config.hidden_size, generator=generator, dtype=torch.float64)
     lm_head = torch.randn(vocab, config.hidden_size, generator=generator, dtype=torch.float64)
-    return made.borrow(None if config.own_embedding else embedding, lm_head if config.version == 1 else None)
+    return built.borrow(None if config.own_embedding else embedding, lm_head if config.version == 1 else None)
 
 
 PARALLEL = {"mask_token": 2, "depths": 6, "decoder": {"layers": 2, "windows": (None, None)}}
@@ -62,12 +62,12 @@ def eagle_drafter(
 ) -> EagleDrafter:
     """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 can draft all ids but one.
     changes: as `config` takes them."""
-    made = config(
+    head_config = config(
         version, vocab, target=vocab, **{"draft_vocab": vocab if version == 1 else vocab - 1} | (changes or {})
     )
     if version == 1:  # the target's hidden state is its row of logits
-        made = config(version, vocab, width=vocab, target=vocab)
-    return EagleDrafter(TorchEagle(head(made, seed)), vocab, EagleDraftConfig(**options))
+        head_config = config(version, vocab, width=vocab, target=vocab)
+    return EagleDrafter(TorchEagle(head(head_config, seed)), vocab, EagleDraftConfig(**options))
 
 
 def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> EagleHead:
@@ -80,14 +80,14 @@ def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> Ea
     """
     vocab = target.vocab_size
     width, dim = vocab + 1, head_dim or vocab + vocab % 2
-    made = config(
+    head_config = config(
         3, vocab, width=width, target=vocab,
         decoder={
             "heads": 1, "kv_heads": 1, "head_dim": dim, "norm_eps": eps,
             "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
         },
     )  # fmt: skip
-    out = EagleHead(made).double().eval().requires_grad_(False)
+    out = EagleHead(head_config).double().eval().requires_grad_(False)
     for name, parameter in out.named_parameters():
         parameter.fill_(1.0 if "norm" in name else 0.0)
     attention = out.midlayer.self_attn
@@ -124,41 +124,41 @@ def dflash_config(vocab: int = 5, width: int = 8, target: int = 5, **changes: An
     """Two layers and blocks of 6; `changes` to `DFlashConfig`, those of the decoder as `decoder={...}`."""
     decoder = {"layers": 2, "model_type": "qwen3", "qk_norm": True, "windows": (None, None), "head_dim": 16}
     decoder |= changes.pop("decoder", {})
-    made = DFlashConfig(config(3, vocab, width, target, decoder=decoder).decoder, (0, 1, 2), target, 6, vocab - 1)
-    return replace(made, **changes)
+    built = DFlashConfig(config(3, vocab, width, target, decoder=decoder).decoder, (0, 1, 2), target, 6, vocab - 1)
+    return replace(built, **changes)
 
 
 def dflash_head(config: DFlashConfig, seed: int = 0, spread: float = 0.6) -> DFlashHead:
     """A random head in float64, with random tables where the target's are used."""
-    made, generator = randomised(DFlashHead(config), seed, spread)
+    built, generator = randomised(DFlashHead(config), seed, spread)
     if config.draft_vocab is not None:  # all but the first ids
-        made.d2t.fill_(config.decoder.vocab_size - config.draft_vocab)
-        made.t2d.copy_(torch.arange(config.decoder.vocab_size) >= config.decoder.vocab_size - config.draft_vocab)
+        built.d2t.fill_(config.decoder.vocab_size - config.draft_vocab)
+        built.t2d.copy_(torch.arange(config.decoder.vocab_size) >= config.decoder.vocab_size - config.draft_vocab)
     shape = (2, config.decoder.vocab_size, config.decoder.hidden_size)
     embedding, lm_head = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return made.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)
+    return built.borrow(None if config.own_embedding else embedding, None if config.own_lm_head else lm_head)
 
 
 def dflash_drafter(
     vocab: int = 5, seed: int = 3, changes: dict[str, Any] | None = None, runs: Any = TorchDFlash
 ) -> DFlashDrafter:
     """A drafter with a random head, of these `changes`, for a `ToyTarget` of `vocab` ids. runs: a `DFlashRuntime`."""
-    made = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
-    return DFlashDrafter(runs(made), vocab)
+    built = dflash_head(dflash_config(vocab, target=vocab, **(changes or {})), seed)
+    return DFlashDrafter(runs(built), vocab)
 
 
 def tiny_heads(hidden: int = 8, vocab: int = 11, heads: int = 3, layers: int = 1, seed: int = 0, **config: Any):
     """Heads in float64 with random parameters, a shared lm_head included."""
     c = MedusaConfig(heads, layers, hidden, vocab, **config)
-    made = MedusaHeads(c).double()
+    built = MedusaHeads(c).double()
     generator = torch.Generator().manual_seed(seed)
-    for parameter in made.parameters():
+    for parameter in built.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
     if c.draft_vocab is not None:
-        made.select_vocabulary(torch.randperm(vocab, generator=generator)[: c.draft_vocab])
+        built.select_vocabulary(torch.randperm(vocab, generator=generator)[: c.draft_vocab])
     if not c.own_lm_head:
-        made.borrow(torch.randn(vocab, hidden, generator=generator, dtype=torch.float64))
-    return made.requires_grad_(False).eval()
+        built.borrow(torch.randn(vocab, hidden, generator=generator, dtype=torch.float64))
+    return built.requires_grad_(False).eval()
 
 
 def medusa_drafter(vocab: int, **options: Any) -> MedusaDrafter:

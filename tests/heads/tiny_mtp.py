@@ -117,8 +117,8 @@ def _beside(family: str, k: int, part: str) -> str:
     }  # fmt: skip
     names["qwen3_next"] = names["mellum"]
     numbered = f"model.layers.{LAYERS + k}." + ("shared_head.norm" if part == "post_norm" else part)
-    found = names[family][part] if family in names else numbered
-    return found and found + ".weight"
+    names_of_part = names[family][part] if family in names else numbered
+    return names_of_part and names_of_part + ".weight"
 
 
 @torch.random.fork_rng(devices=[])

@@ -290,10 +290,10 @@ def paths_of(recorded: Mapping[str, Any], depth: int = 2) -> set[str]:
 
 def options_of(command: str) -> dict[str, int]:
     """The options of a command according to its parser, each with its number of values."""
-    found: Any = importlib.import_module(main.__module__).parser()
+    command_parser: Any = importlib.import_module(main.__module__).parser()
     for word in command.split():
-        found = found.commands[word]
-    options = [each for each in found.params if each.param_type_name == "option"]
+        command_parser = command_parser.commands[word]
+    options = [each for each in command_parser.params if each.param_type_name == "option"]
     return {name: 0 if each.is_flag else each.nargs for each in options for name in (*each.opts, *each.secondary_opts)}
 
 

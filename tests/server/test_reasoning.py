@@ -52,8 +52,8 @@ def test_a_form_holds_after_the_reasoning_that_the_prompt_begins(pair: LLM, tmp_
 
 
 def test_formats_are_found_out_from_the_checkpoint(tmp_path: Any, pair: LLM) -> None:
-    found = ReplyFormat.of(talking_tokenizer(tmp_path))
-    assert (found.calls.name if found.calls else "", found.reasoning, found.certain) == ("hermes", THINK, False)
+    reply = ReplyFormat.of(talking_tokenizer(tmp_path))
+    assert (reply.calls.name if reply.calls else "", reply.reasoning, reply.certain) == ("hermes", THINK, False)
     assert ReplyFormat.of(pair.tokenizer) == ReplyFormat()
     named = ReplyFormat.of(pair.tokenizer, "mistral", "[THINK] [/THINK]")
     assert (named.calls.name if named.calls else "", named.reasoning) == ("mistral", ("[THINK]", "[/THINK]"))

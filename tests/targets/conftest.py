@@ -32,9 +32,9 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     @functools.cache
     def get(family: str, name: str) -> Decoder:
         executor, dtype, _ = EXECUTORS[name]
-        found = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
-        if found is not None:
-            pytest.skip(found)
+        reason = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
+        if reason is not None:
+            pytest.skip(reason)
         return Decoder.load(checkpoint(family), executor, dtype, "cpu")
 
     return get
@@ -46,6 +46,6 @@ def case(
 ) -> Iterator[Case]:
     """The decoder of the family that a test names, on each executor."""
     _, dtype, tolerance = EXECUTORS[executor]
-    made = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
-    yield made
-    made.close()
+    conformance_case = Case(decoder(request.param, executor), reference(request.param, dtype), tolerance)
+    yield conformance_case
+    conformance_case.close()

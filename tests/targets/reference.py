@@ -72,12 +72,12 @@ class Wide(TorchFunctionMode):
 
 def states(cache: DynamicCache) -> list[Tensor]:
     """What a cache of transformers holds, as tensors."""
-    found: list[Tensor] = []
+    rows: list[Tensor] = []
     for layer in cache.layers:
         for value in vars(layer).values():
             parts: list[Any] = list(value.values()) if isinstance(value, dict) else [value]
-            found += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
-    return found
+            rows += [x for x in parts if isinstance(x, Tensor) and x.is_floating_point()]
+    return rows
 
 
 def held(target: Any, seq: Sequence) -> list[Tensor]:

@@ -78,8 +78,8 @@ def make(decoder, reference, executor, family):
         _, dtype, tolerance = EXECUTORS[executor]
         loaded = decoder(family, executor)
         settings = LoadSettings(kv_tokens=None if kv_blocks is None else BLOCK * kv_blocks)
-        own = type(loaded.executor)(loaded.config, loaded.weights, settings)
-        return CachedTexts(Decoder(own), reference(family, dtype), tolerance)
+        again = type(loaded.executor)(loaded.config, loaded.weights, settings)
+        return CachedTexts(Decoder(again), reference(family, dtype), tolerance)
 
     return made
 

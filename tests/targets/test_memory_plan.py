@@ -105,8 +105,8 @@ def tensors_of(runtime: Any) -> list[torch.Tensor]:
 
 
 def test_the_largest_cache_leaves_a_tenth_free() -> None:
-    made = MemoryPlan(weights=400, draft=100, per_token=1, kv_tokens=0, available=1000)
-    assert made.most_tokens == 384  # (900 - 500) in blocks of 32
+    memory_plan = MemoryPlan(weights=400, draft=100, per_token=1, kv_tokens=0, available=1000)
+    assert memory_plan.most_tokens == 384  # (900 - 500) in blocks of 32
     assert MemoryPlan(950, 0, 1, 0, 1000).most_tokens == MemoryPlan(2000, 0, 0, 0, 1000).most_tokens == 0
 
 

@@ -20,9 +20,9 @@ def case() -> Iterator[Case]:
     def oracle(texts: Seq[list[int]]) -> list[torch.Tensor]:
         return [torch.stack([target.logits(ids[: i + 1]) for i in range(len(ids))]) for ids in texts]
 
-    made = Case(target, oracle, 0.0)
-    yield made
-    made.close()
+    conformance_case = Case(target, oracle, 0.0)
+    yield conformance_case
+    conformance_case.close()
 
 
 class TestToy(Conformance):

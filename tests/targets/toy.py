@@ -78,18 +78,18 @@ class ToyTarget:
         splits = [0]
         for b, seq in enumerate(seqs):
             self._check(seq)
-            held, start, stop = seq.end, draft.splits[b], draft.splits[b + 1]
-            first = seq.kv_len if taps else held - 1  # without taps the earlier pending tokens need no rows
-            for i in range(first, held):
+            kv_end, start, stop = seq.end, draft.splits[b], draft.splits[b + 1]
+            first = seq.kv_len if taps else kv_end - 1  # without taps the earlier pending tokens need no rows
+            for i in range(first, kv_end):
                 rows.append(self._row(tuple(seq.tokens[max(0, i + 1 - self.order) : i + 1])))
             select.append(len(rows) - 1)
             if stop > start:
                 select += range(len(rows), len(rows) + stop - start)
-                root = tuple(seq.tokens[max(0, held - self.order) : held])
+                root = tuple(seq.tokens[max(0, kv_end - self.order) : kv_end])
                 rows += self._nodes(root, draft.ids[start:stop], draft.parents[start:stop])
-            self._slots[seq.id] = seq.tokens[:held] + draft.ids[start:stop]
-            self._last[seq.id] = _Run(held, draft.parents[start:stop])
-            splits.append(splits[-1] + held - seq.kv_len + stop - start)
+            self._slots[seq.id] = seq.tokens[:kv_end] + draft.ids[start:stop]
+            self._last[seq.id] = _Run(kv_end, draft.parents[start:stop])
+            splits.append(splits[-1] + kv_end - seq.kv_len + stop - start)
         states = self._table[rows]  # [M, V], or one row a logit where there are no taps
         logits = states[select] if taps else states  # [B + N, V]
         hidden = {t: torch.from_numpy(states if t == -1 else states @ self._mixture(t)) for t in taps}  # [M, V]
@@ -115,10 +115,10 @@ class ToyTarget:
 
     def fork(self, parent_id: int, child_id: int, length: int) -> None:
         """See `core.target.Fork`."""
-        held = self._slots.get(parent_id, [])
-        if length > len(held) or child_id in self._slots:
-            raise TargetError(f"sequence {child_id} cannot begin with {length} of {len(held)} slots of {parent_id}")
-        self._slots[child_id] = held[:length]
+        slots = self._slots.get(parent_id, [])
+        if length > len(slots) or child_id in self._slots:
+            raise TargetError(f"sequence {child_id} cannot begin with {length} of {len(slots)} slots of {parent_id}")
+        self._slots[child_id] = slots[:length]
 
     # --- parts -------------------------------------------------------------------------------------------------
 
@@ -131,8 +131,8 @@ class ToyTarget:
             raise TargetError(f"sequence {seq.id} holds {len(seq.tokens)} tokens, the context is {self.context}")
         if slots[:n] != seq.tokens[:n]:
             at = next((i for i in range(n) if i >= len(slots) or slots[i] != seq.tokens[i]), n)
-            found = slots[at] if at < len(slots) else "nothing"
-            raise TargetError(f"KV slot {at} of sequence {seq.id} holds {found}, its token is {seq.tokens[at]}")
+            entry = slots[at] if at < len(slots) else "nothing"
+            raise TargetError(f"KV slot {at} of sequence {seq.id} holds {entry}, its token is {seq.tokens[at]}")
         pending = seq.pending
         if min(pending) < 0 or max(pending) >= self.vocab_size:
             raise TargetError(f"sequence {seq.id} holds ids outside the vocabulary of {self.vocab_size}")

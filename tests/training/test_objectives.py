@@ -179,17 +179,17 @@ def inputs() -> tuple[Tensor, list[Tensor]]:
 def test_chains_of_a_parallel_head_equal_one_pass_over_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """2602.01469, section 3: the rows after a true row hold the mask token and learned taps, at the next positions."""
     monkeypatch.setattr(eagle3_objective, "BLOCK", 4)
-    made = tiny(mask_token=17, fc_norm=True, decoder={"layers": 2, "windows": (None, None)})
+    head = tiny(mask_token=17, fc_norm=True, decoder={"layers": 2, "windows": (None, None)})
     tokens, taps = inputs()
-    cos, sin = (x.double() for x in rotary_tables(made.config.decoder, 64))
-    states = chain_states(made, tokens, taps, (cos, sin), STEPS)
+    cos, sin = (x.double() for x in rotary_tables(head.config.decoder, 64))
+    states = chain_states(head, tokens, taps, (cos, sin), STEPS)
     for b in range(2):
         for start in (0, 1, 5, T - STEPS - 1):
             n = start + STEPS
-            masked = made.mask_hidden.view(2, 1, D).expand(-1, STEPS - 1, -1)
+            masked = head.mask_hidden.view(2, 1, D).expand(-1, STEPS - 1, -1)
             read = [torch.cat((tap[b, : start + 1], part)) for tap, part in zip(taps, masked, strict=True)]
             shown = [*tokens[b, 1 : start + 2].tolist(), *[17] * (STEPS - 1)]
-            _, x = dense(made, shown, made.fuse(read), torch.ones(n, n).tril().bool(), list(range(n)))
+            _, x = dense(head, shown, head.fuse(read), torch.ones(n, n).tril().bool(), list(range(n)))
             for j in range(STEPS):
                 assert torch.allclose(states[j][b, start], x[start + j], atol=1e-4), (b, start, j)
 
@@ -211,15 +211,15 @@ def test_the_draft_vocabulary_has_the_most_frequent_tokens_of_the_data(tmp_path)
 
 def test_bfloat16_states_meet_norms_of_their_own_dtype() -> None:
     """PyTorch has no fused norm for a bfloat16 input and a float32 weight, and would warn of it."""
-    made, (tokens, taps) = tiny(), inputs()
-    rotary = rotary_tables(made.config.decoder, T)
-    exact = chain_states(made, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
-    made.float().borrow(made.borrowed["embedding"].float())
+    head, (tokens, taps) = tiny(), inputs()
+    rotary = rotary_tables(head.config.decoder, T)
+    exact = chain_states(head, tokens, taps, (rotary[0].double(), rotary[1].double()), STEPS)
+    head.float().borrow(head.borrowed["embedding"].float())
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
             warnings.simplefilter("error")
-            states = chain_states(made, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
+            states = chain_states(head, tokens, [tap.bfloat16() for tap in taps], rotary, STEPS)
     finally:
         torch.set_warn_always(False)
     for x, true in zip(states, exact, strict=True):

@@ -106,10 +106,10 @@ def test_a_head_reads_no_memory_that_was_freed(kind: str) -> None:
     wanted = results()
     try:
         assert ctypes.CDLL(None).mallopt(-6, 165)
-        found = results()
+        computed = results()
     finally:
         ctypes.CDLL(None).mallopt(-6, 0)
-    assert all(map(torch.equal, found, wanted))
+    assert all(map(torch.equal, computed, wanted))
 
 
 def test_hidden_states_that_overflow_are_refused() -> None:

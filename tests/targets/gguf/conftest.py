@@ -19,13 +19,13 @@ File = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def gguf_file(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> File:
-    folder, made = tmp_path_factory.mktemp("gguf"), dict[tuple[str, str], Path]()
+    folder, files = tmp_path_factory.mktemp("gguf"), dict[tuple[str, str], Path]()
 
     def get(family: str, quantize: str = "f32") -> Path:
-        if (family, quantize) not in made:
+        if (family, quantize) not in files:
             file = folder / f"{family}-{quantize}.gguf"
-            made[family, quantize] = convert_to_gguf(checkpoint(family), file, quantize).file
-        return made[family, quantize]
+            files[family, quantize] = convert_to_gguf(checkpoint(family), file, quantize).file
+        return files[family, quantize]
 
     return get
 
@@ -33,11 +33,11 @@ def gguf_file(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def gguf_target(gguf_file: File) -> Callable[[str], GgufTarget]:
     """Family -> target in float32, loaded once."""
-    made: dict[str, GgufTarget] = {}
+    targets: dict[str, GgufTarget] = {}
 
     def get(family: str) -> GgufTarget:
-        if family not in made:
-            made[family] = as_target(gguf_file(family), executor="llamacpp", threads=1, kv_tokens=1024)
-        return made[family]
+        if family not in targets:
+            targets[family] = as_target(gguf_file(family), executor="llamacpp", threads=1, kv_tokens=1024)
+        return targets[family]
 
     return get

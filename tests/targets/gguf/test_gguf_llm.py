@@ -71,8 +71,8 @@ def test_plain_texts_are_those_of_our_own_decoder(llm: LLM, texts: list[str]) ->
 
 def test_drafts_of_our_own_and_of_gguf_models_change_no_text(files: Tiny, tiny: Tiny, texts: list[str]) -> None:
     for target, draft in ((files.target, files.draft), (files.target, tiny.draft), (tiny.target, files.draft)):
-        own = "torch" if target == tiny.target else "llamacpp"
-        done = LLM(target, draft, draft_tokens=4, threads=1, executor=own).generate(PROMPTS, PARAMS)
+        runs_on = "torch" if target == tiny.target else "llamacpp"
+        done = LLM(target, draft, draft_tokens=4, threads=1, executor=runs_on).generate(PROMPTS, PARAMS)
         assert [one.text for one in done] == texts
         assert sum(one.stats.accepted for one in done) > 10
         assert all(one.stats.drafter_faults == 0 for one in done)
@@ -82,11 +82,11 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufT
     """G-test on the first two tokens, 600 samples, with a draft model."""
     params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
     prompt = llm.tokenizer.encode(PROMPTS[0])
-    own = LLM(tiny.target, executor="torch", dtype="float64").target
+    torch_target = LLM(tiny.target, executor="torch", dtype="float64").target
 
     llm.use(small)
     llm.draft_tokens = 2
-    assert_drafted_samples(llm, prompt, params, 600, joint_distribution(Oracle(own), prompt, params, length=2))
+    assert_drafted_samples(llm, prompt, params, 600, joint_distribution(Oracle(torch_target), prompt, params, length=2))
 
 
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:

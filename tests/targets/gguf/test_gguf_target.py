@@ -34,9 +34,9 @@ Ref = Callable[[str, torch.dtype], Reference]
 def case(request: pytest.FixtureRequest, gguf_target: Get, reference: Ref) -> Iterator[Case]:
     """A Llama, or the family that a test names."""
     family = getattr(request, "param", "llama")
-    made = Case(gguf_target(family), reference(family, torch.float32), CLOSE)
-    yield made
-    made.close()
+    conformance_case = Case(gguf_target(family), reference(family, torch.float32), CLOSE)
+    yield conformance_case
+    conformance_case.close()
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2"], indirect=True)

@@ -90,8 +90,8 @@ def test_a_model_that_ignores_its_cache_is_refused(name: str, rounds: str) -> No
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_cache_that_keeps_one_rejected_token_is_refused(rounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = DynamicLayer.crop
-    monkeypatch.setattr(DynamicLayer, "crop", lambda self, count: own(self, count + 1) if count < -1 else None)
+    crop = DynamicLayer.crop
+    monkeypatch.setattr(DynamicLayer, "crop", lambda self, count: crop(self, count + 1) if count < -1 else None)
     with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
         of_module(rounded("bloom", rounds))
 
@@ -99,12 +99,12 @@ def test_a_cache_that_keeps_one_rejected_token_is_refused(rounds: str, monkeypat
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_packed_tree_in_which_siblings_see_each_other_is_found(rounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model then runs as chains, with a cache for each sequence."""
-    found: list[str | None] = []
-    own = huggingface_target.fault_of
+    faults: list[str | None] = []
+    fault_of = huggingface_target.fault_of
 
     def noted(*given: Any) -> str | None:
-        found.append(own(*given))
-        return found[-1]
+        faults.append(fault_of(*given))
+        return faults[-1]
 
     def chain(*given: Any) -> PackedRow:
         return dataclasses.replace(PackedRow(*given), tree=None)
@@ -112,4 +112,4 @@ def test_a_packed_tree_in_which_siblings_see_each_other_is_found(rounds: str, mo
     monkeypatch.setattr(packed_module, "PackedRow", chain)
     monkeypatch.setattr(huggingface_target, "fault_of", noted)
     assert not isinstance(of_module(rounded("stablelm", rounds)), Decoder)
-    assert any("a packed tree gave logits" in str(fault) for fault in found)
+    assert any("a packed tree gave logits" in str(fault) for fault in faults)

@@ -49,9 +49,9 @@ def logits(name: str, texts: Seq[Seq[int]]) -> list[torch.Tensor]:
 @pytest.fixture
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     with Wide():
-        made = Case(target(request.param), lambda texts: logits(request.param, texts), CLOSE)
-        yield made
-        made.close()
+        conformance_case = Case(target(request.param), lambda texts: logits(request.param, texts), CLOSE)
+        yield conformance_case
+        conformance_case.close()
 
 
 def test_every_entry_of_the_table_has_a_model_here() -> None:

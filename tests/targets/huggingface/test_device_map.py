@@ -38,8 +38,8 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def put_far(layer: torch.nn.Module) -> None:
     """Move a layer to FAR, and its inputs and outputs there and back: accelerate replaces `forward`, too."""
-    own = layer.to(FAR).forward
-    layer.forward = lambda *args, **more: moved(own(*moved(args, FAR), **moved(more, FAR)), torch.device("cpu"))
+    forward = layer.to(FAR).forward
+    layer.forward = lambda *args, **more: moved(forward(*moved(args, FAR), **moved(more, FAR)), torch.device("cpu"))
 
 
 def emptied(executor: Any) -> list[Tensor]:
@@ -81,10 +81,10 @@ def test_keys_and_values_of_a_layer_are_where_its_weights_are(name: str) -> None
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp(name) for name in ("llama", "bloom")}
-    random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).save_pretrained(made["llama"])
-    random_model("bloom", torch.float32).save_pretrained(made["bloom"])
-    return made
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("llama", "bloom")}
+    random_llama(vocab_size=VOCAB, hidden_size=32, eos_token_id=None).save_pretrained(folders["llama"])
+    random_model("bloom", torch.float32).save_pretrained(folders["bloom"])
+    return folders
 
 
 MAPS: dict[str, dict[str, str]] = {

@@ -46,10 +46,10 @@ def model(name: str) -> Any:
 
 @functools.cache
 def target(name: str) -> EncoderDecoder:
-    made = of_module(model(name))
-    assert isinstance(made, EncoderDecoder)
-    assert isinstance(made.runner, Decoder) == (name in PACKED)
-    return made
+    of = of_module(model(name))
+    assert isinstance(of, EncoderDecoder)
+    assert isinstance(of.runner, Decoder) == (name in PACKED)
+    return of
 
 
 def keeps_nothing(of: EncoderDecoder) -> bool:
@@ -95,8 +95,8 @@ def test_what_it_declares_is_what_the_table_says(name: str) -> None:
     can, kind = target(name).capabilities, kinds.ARCHITECTURES[model(name).config.model_type]
     assert kind is (kinds.ENCODER_DECODER if name in PACKED else kinds.ENCODER_DECODER_EACH)
     assert can.encoder.start == (model(name).generation_config.decoder_start_token_id,)
-    found = can.trees, can.early_exit is not None, can.head_host is not None
-    assert found == (kind.trees, kind.early_exit, kind.heads)
+    declared = can.trees, can.early_exit is not None, can.head_host is not None
+    assert declared == (kind.trees, kind.early_exit, kind.heads)
     assert can.memory is None
     assert target(name).sources.together
 
@@ -176,10 +176,10 @@ def case(request: pytest.FixtureRequest) -> Iterator[SourceCase]:
     name, of = request.param, target(request.param)
     rules, of.sources.rules = of.sources.rules, None  # raw logits
     with Wide():
-        made = SourceCase(of, lambda texts: [logits(name, source_of(ids), ids) for ids in texts], CLOSE)
-        made.padding = model(name).config.pad_token_id
-        yield made
-        made.close()
+        conformance_case = SourceCase(of, lambda texts: [logits(name, source_of(ids), ids) for ids in texts], CLOSE)
+        conformance_case.padding = model(name).config.pad_token_id
+        yield conformance_case
+        conformance_case.close()
     of.sources.rules = rules
 
 
@@ -246,14 +246,14 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
     """With a draft model. A G-test at a p-value of 1e-6 (`tests.significance.LEVEL`) on the first three tokens; twice
     the temperature would fail."""
     params, n = SamplingParams(temperature=temperature, top_k=3, max_tokens=4), 120
-    own, draft = target(name), of_module(random_encoder_decoder(name, noise=0.1))
+    of, draft = target(name), of_module(random_encoder_decoder(name, noise=0.1))
 
     def after(text: list[int]) -> torch.Tensor:
-        return logits(name, SOURCES[2], [*own.encoder.start, *text])[-1:]
+        return logits(name, SOURCES[2], [*of.encoder.start, *text])[-1:]
 
     probs = distribution_after(after, params, 3)
     assert needed(probs, distribution_after(after, replace(params, temperature=2 * temperature), 3)) < n
-    assert_drafted_samples(LLM(own, draft, draft_tokens=2, max_batch=50), SOURCES[2], params, n, probs)
+    assert_drafted_samples(LLM(of, draft, draft_tokens=2, max_batch=50), SOURCES[2], params, n, probs)
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -307,9 +307,9 @@ def test_the_first_step_does_not_teach_what_a_plain_step_costs() -> None:
 
 
 def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    of, own = target("t5"), model("t5")
+    of, module = target("t5"), model("t5")
     seq = begun(of, SOURCES[0])
-    layer = own.decoder.block[1].layer[1]
+    layer = module.decoder.block[1].layer[1]
     hook = layer.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         of.run([seq], Draft.empty(1))
@@ -320,7 +320,7 @@ def test_a_fault_within_a_pass_leaves_no_half_filled_cache(monkeypatch: pytest.M
 
 def test_two_threads_share_a_target() -> None:
     """One reads a source while the other is within a pass, in which the model has another attention."""
-    of, own, faults = target("bart"), model("bart"), list[BaseException]()
+    of, module, faults = target("bart"), model("bart"), list[BaseException]()
     one, other = begun(of, SOURCES[0]), begun(of, SOURCES[1])
 
     def run_other() -> None:
@@ -336,7 +336,7 @@ def test_two_threads_share_a_target() -> None:
         thread.start()
         thread.join(0.2)  # it waits for this pass
 
-    hook = own.model.decoder.layers[0].register_forward_pre_hook(meanwhile)
+    hook = module.model.decoder.layers[0].register_forward_pre_hook(meanwhile)
     of.run([one], Draft.empty(1))
     thread.join()
     assert not faults
@@ -411,8 +411,8 @@ def test_a_draft_model_of_another_kind_is_refused() -> None:
 def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(caplog: pytest.LogCaptureFixture) -> None:
     draft = of_module(random_encoder_decoder("pegasus"))
     long = [[(3 * i + 5) % VOCAB for i in range(70)], SOURCES[0]]
-    own = of_module(random_encoder_decoder("t5"))  # its sources have no bound
-    done = LLM(own, draft, draft_tokens=3).generate(long, SamplingParams(max_tokens=6))
+    unbounded = of_module(random_encoder_decoder("t5"))  # its sources have no bound
+    done = LLM(unbounded, draft, draft_tokens=3).generate(long, SamplingParams(max_tokens=6))
     assert [c.token_ids for c in done] == generated(model("t5"), long, 6)
     assert done[0].stats.proposed == 0 < done[1].stats.proposed
     assert all(c.stats.drafter_faults == 0 for c in done)

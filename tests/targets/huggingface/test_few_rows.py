@@ -118,8 +118,8 @@ def test_a_target_gives_the_logits_of_the_model_and_leaves_its_layers_alone() ->
     assert len(target.executor._few_rows.layers) == 15  # type: ignore[attr-defined]  # 7 in each layer, and the head
     slow.executor._few_rows = FewRows(module, wanted=False)  # type: ignore[attr-defined]
     for draft in (Draft.empty(1), Draft.chains([[3]]), Draft.chains([[4, 5, 6, 7]])):
-        found, wanted = (each.run([Sequence([5, 9, 33])], draft).logits for each in (target, slow))
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        actual, wanted = (each.run([Sequence([5, 9, 33])], draft).logits for each in (target, slow))
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     assert not any("forward" in vars(layer) for layer in module.modules())
 
 

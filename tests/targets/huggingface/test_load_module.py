@@ -27,9 +27,9 @@ SHORT = SamplingParams(max_tokens=6)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-NeoX, which our own decoder does not run."""
-    made = tmp_path_factory.mktemp("gpt-neox")
-    random_model("gpt-neox", torch.float32).save_pretrained(made)
-    return made
+    folder = tmp_path_factory.mktemp("gpt-neox")
+    random_model("gpt-neox", torch.float32).save_pretrained(folder)
+    return folder
 
 
 def made(name: str) -> Any:
@@ -73,20 +73,20 @@ def test_an_executor_that_was_named_is_not_replaced(folder: Path, executor: str)
 
 def test_a_loaded_model_whose_modules_were_changed_is_run_as_it_is() -> None:
     """For example by a tool that puts adapters into it."""
-    own = random_llama().double()
+    module = random_llama().double()
 
     class Added(torch.nn.Module):
         def __init__(self, inner: torch.nn.Module):
             super().__init__()
-            self.inner, self.bias = inner, torch.nn.Parameter(torch.randn(own.config.hidden_size).double())
+            self.inner, self.bias = inner, torch.nn.Parameter(torch.randn(module.config.hidden_size).double())
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x) + self.bias
 
-    own.model.layers[0].mlp.down_proj = Added(own.model.layers[0].mlp.down_proj)
-    own.generation_config.eos_token_id = None
-    done = LLM(own, "ngram", draft_tokens=4).generate(PROMPTS, SHORT)
-    assert [one.token_ids for one in done] == texts_of(own)
+    module.model.layers[0].mlp.down_proj = Added(module.model.layers[0].mlp.down_proj)
+    module.generation_config.eos_token_id = None
+    done = LLM(module, "ngram", draft_tokens=4).generate(PROMPTS, SHORT)
+    assert [one.token_ids for one in done] == texts_of(module)
 
 
 # --- drafts -------------------------------------------------------------------------------------------------------
@@ -100,10 +100,10 @@ def test_a_loaded_model_whose_modules_were_changed_is_run_as_it_is() -> None:
     ],
 )  # fmt: skip
 def test_any_model_can_draft_for_any_other(ours: str, theirs: str) -> None:
-    own = made(ours)
-    llm = LLM(own, made(theirs), draft_tokens=3)
+    module = made(ours)
+    llm = LLM(module, made(theirs), draft_tokens=3)
     done = llm.generate(PROMPTS, SHORT)
-    assert [one.token_ids for one in done] == texts_of(own)
+    assert [one.token_ids for one in done] == texts_of(module)
     assert all(one.stats.drafter_faults == 0 < one.stats.proposed for one in done)
 
 
@@ -113,8 +113,8 @@ def test_any_model_can_draft_for_any_other(ours: str, theirs: str) -> None:
 )
 def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) -> None:
     """So its cache never misses or keeps a token, whatever the draft length."""
-    own = random_model(name)
-    done = LLM(own, of_module(own), draft_tokens=length).generate(PROMPTS, SamplingParams(max_tokens=9))
+    module = random_model(name)
+    done = LLM(module, of_module(module), draft_tokens=length).generate(PROMPTS, SamplingParams(max_tokens=9))
     for one in done:
         assert one.stats.accepted == one.stats.proposed > 0
 
@@ -134,25 +134,25 @@ def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(fol
 
 @pytest.mark.parametrize("name", PACKED)
 def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: Path) -> None:
-    own = random_model(name, torch.float32)
-    own.config.save_pretrained(tmp_path)
-    found = describe(tmp_path).facts
-    assert found.parameters == sum(p.numel() for p in own.parameters())
-    assert not found.config.tie_embeddings
-    assert found.config.layers == own.config.get_text_config().num_hidden_layers
-    assert found.config.vocab_size == VOCAB
-    assert 0 < found.step_parameters <= found.active_parameters <= found.parameters
+    module = random_model(name, torch.float32)
+    module.config.save_pretrained(tmp_path)
+    facts = describe(tmp_path).facts
+    assert facts.parameters == sum(p.numel() for p in module.parameters())
+    assert not facts.config.tie_embeddings
+    assert facts.config.layers == module.config.get_text_config().num_hidden_layers
+    assert facts.config.vocab_size == VOCAB
+    assert 0 < facts.step_parameters <= facts.active_parameters <= facts.parameters
 
 
 def test_keys_and_values_are_counted_by_layer(tmp_path: Path) -> None:
     """Gemma 4 has other heads in layers of full attention than in those with a window, and layers that keep none."""
-    own = random_model("gemma4-experts", torch.float32)
-    own.config.save_pretrained(tmp_path)
-    found = describe(tmp_path).facts
-    assert (found.config.kv_heads, found.config.head_dim, found.config.windows) == (2, 12, (6, None))
-    assert found.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
-    own.config.update({"num_hidden_layers": 4, "layer_types": 2 * own.config.layer_types, "num_kv_shared_layers": 2})
-    own.config.save_pretrained(tmp_path)
+    moe = random_model("gemma4-experts", torch.float32)
+    moe.config.save_pretrained(tmp_path)
+    facts = describe(tmp_path).facts
+    assert (facts.config.kv_heads, facts.config.head_dim, facts.config.windows) == (2, 12, (6, None))
+    assert facts.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
+    moe.config.update({"num_hidden_layers": 4, "layer_types": 2 * moe.config.layer_types, "num_kv_shared_layers": 2})
+    moe.config.save_pretrained(tmp_path)
     assert describe(tmp_path).facts.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
 
 
@@ -162,10 +162,10 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
         num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    found = describe(tmp_path).facts
-    assert found.config.tie_embeddings
-    own = transformers.AutoModelForCausalLM.from_config(config)
-    assert found.parameters == found.step_parameters == sum(p.numel() for p in own.parameters())
+    facts = describe(tmp_path).facts
+    assert facts.config.tie_embeddings
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    assert facts.parameters == facts.step_parameters == sum(p.numel() for p in module.parameters())
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
@@ -174,15 +174,15 @@ CODE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "mo
 
 
 def test_code_of_a_checkpoint_is_refused_and_that_of_a_draft_even_where_the_targets_is_trusted(folder, tmp_path):
-    own = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
+    damaged_folder = damaged(folder, tmp_path, model_type="own", auto_map=CODE)
     (tmp_path / "configuration_own.py").write_text("raise SystemExit('the code was run')\n")
     named = r"brings its own Python code.*trust_remote_code=True.*--trust-remote-code"
     with pytest.raises(UnsupportedModelError, match=named):
-        LLM(own)
+        LLM(damaged_folder)
     with pytest.raises(LoadError, match="own"):
-        LLM(folder, own, trust_remote_code=True)
+        LLM(folder, damaged_folder, trust_remote_code=True)
     with pytest.raises(UnsupportedModelError, match="does not hold for its draft"):
-        LLM(random_model("gpt-neox"), own, trust_remote_code=True)
+        LLM(random_model("gpt-neox"), damaged_folder, trust_remote_code=True)
 
 
 def test_code_that_is_trusted_runs(tmp_path: Path) -> None:
@@ -215,10 +215,10 @@ NAME = "gpt_neox.layers.1.attention.dense.weight"
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(damage, error, says, folder, tmp_path):
-    own = damaged(folder, tmp_path)
-    damage(own)
+    damaged_folder = damaged(folder, tmp_path)
+    damage(damaged_folder)
     with pytest.raises(error, match=says):
-        LLM(own)
+        LLM(damaged_folder)
 
 
 def rwkv() -> Any:
@@ -256,16 +256,16 @@ def test_settings_that_transformers_does_not_have_are_refused(folder: Path, name
 def test_a_model_that_needs_more_than_a_text_is_refused_with_its_own_words(kind: str, monkeypatch: Any) -> None:
     shape = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     if kind == "Bert":
-        own: Any = transformers.BertLMHeadModel(transformers.BertConfig(**shape, is_decoder=True)).eval()
+        module: Any = transformers.BertLMHeadModel(transformers.BertConfig(**shape, is_decoder=True)).eval()
     else:
-        own = random_encoder_decoder("t5")
+        module = random_encoder_decoder("t5")
 
     def forward(**given: Any) -> None:
         raise ValueError("pixel_values are missing")
 
-    monkeypatch.setattr(own, "forward", forward)
+    monkeypatch.setattr(module, "forward", forward)
     with pytest.raises(UnsupportedModelError, match=f"a {kind}.* does not run on a text alone: ValueError: pixel_val"):
-        LLM(own)
+        LLM(module)
 
 
 def test_a_model_whose_own_positions_begin_elsewhere_is_run_as_generate_runs_it() -> None:
@@ -275,21 +275,21 @@ def test_a_model_whose_own_positions_begin_elsewhere_is_run_as_generate_runs_it(
         max_position_embeddings=64, is_decoder=True, initializer_range=0.25, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(1)
-    own = transformers.RobertaForCausalLM(config).double().eval()
-    own.generation_config.eos_token_id = None
-    done = LLM(own, "ngram", draft_tokens=4).generate(PROMPTS, SHORT)
-    assert [one.token_ids for one in done] == texts_of(own)
+    module = transformers.RobertaForCausalLM(config).double().eval()
+    module.generation_config.eos_token_id = None
+    done = LLM(module, "ngram", draft_tokens=4).generate(PROMPTS, SHORT)
+    assert [one.token_ids for one in done] == texts_of(module)
 
 
 def test_draft_heads_are_refused_where_layers_pass_on_several_streams() -> None:
-    own = transformers.Gemma3nForCausalLM(
+    module = transformers.Gemma3nForCausalLM(
         transformers.Gemma3nTextConfig(
             vocab_size=VOCAB, vocab_size_per_layer_input=VOCAB, hidden_size=32, intermediate_size=48, head_dim=8,
             num_hidden_layers=4, num_attention_heads=4, hidden_size_per_layer_input=8, laurel_rank=8,
             layer_types=2 * ["sliding_attention", "full_attention"], num_kv_shared_layers=2, eos_token_id=None,
         )
     ).eval()  # fmt: skip
-    target = of_module(own)
+    target = of_module(module)
     assert target.capabilities.head_host is None
     with pytest.raises(TargetError, match="not one residual stream"):
         target.run([Sequence(PROMPTS[0])], Draft.empty(1), (1,))

@@ -17,9 +17,9 @@ from tests.targets.huggingface.encoder_decoders import SOURCES, TOKENS, VOCAB, W
 
 @pytest.fixture
 def own() -> Any:
-    made = random_encoder_decoder("bart")
-    made.generation_config.forced_eos_token_id = None
-    return made
+    module = random_encoder_decoder("bart")
+    module.generation_config.forced_eos_token_id = None
+    return module
 
 
 RULES: dict[str, dict[str, Any]] = {
