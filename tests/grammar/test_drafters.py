@@ -4,21 +4,24 @@ import re
 from functools import cache
 
 import pytest
+import torch
 
 from slipstream import LLM, SamplingParams, Structured, Trigger
+from slipstream.core.step import _certain
 from slipstream.drafters.registry import DRAFTERS
 from slipstream.settings import RULES
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.conformance import Case
 from tests.drafters.makers import VARIANTS, V, maker, target
-from tests.end_to_end.sampling import sample
-from tests.oracle import Oracle, joint_distribution
-from tests.significance import LEVEL, beginnings, g_test
+from tests.enumeration import enumerate_texts
+from tests.heads.tiny_heads import eagle_drafter
+from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 FORM = Structured(regex="(a[bcd]|b[ac]+d|c(a|b|d)|d[a-e]|e[ab])+")  # always goes on
 CALLS = Structured(regex="a(bc|cb|d)", trigger=Trigger(["a"], repeats=True))
-MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS}
+SMALL_TREE = {"small tree": lambda target: eagle_drafter(V, 3, shape="tree", width=2, nodes=3)}
+MAKERS = {**{name: maker(name) for name in DRAFTERS}, **VARIANTS, **SMALL_TREE}
 TRIGGERED = ("suffix", "model", "eagle tree, drawn", "medusa", "eagle3")
 
 
@@ -51,24 +54,43 @@ def test_greedy_text_is_that_of_plain_constrained_decoding(name: str, form: Stru
         assert form is FORM or all(re.fullmatch("([b-e]|a(bc|cb|d))*(a[bc]?)?", each.text) for each in done)
 
 
-SAMPLED = [
-    (name, rule, FORM, 6000)
-    for name in ("model", "suffix", "medusa", "eagle3", "eagle tree, drawn")
-    for rule, lossless in RULES.items()
-    if lossless and rule != "greedy" and (rule != "block" or name in ("model", "suffix"))  # which takes chains only
-] + [(name, "rejection", CALLS, 1500) for name in ("suffix", "eagle tree, drawn")]
+DRAWING = ("model", "suffix", "medusa", "eagle3", "small tree")
+REJECTION = [(name, "rejection", FORM, 2) for name in DRAWING]
+LONGER = [(name, rule, FORM, 3) for name in ("model", "suffix") for rule in ("rejection", "block")]
+CALLED = [("suffix", "rejection", CALLS, 4), ("small tree", "rejection", CALLS, 2)]
+PROMPT = [0, 1, 2, 0, 1, 2, 0]
 
 
-@pytest.mark.parametrize(("name", "rule", "form", "n"), SAMPLED)
-def test_sampled_text_has_the_constrained_distribution(name: str, rule: str, form: Structured, n: int) -> None:
-    """G-test on the joint distribution of the first three tokens, fails at p < 1e-6. Under `rejection` each request has
-    its own constraint, as in production. Of calls, n = 1500: a form that held for half of the calls that come second
-    would be found in every run."""
-    prompt, params = [0, 1, 2, 0, 1, 2, 0], SamplingParams(temperature=1.0, max_tokens=4, structured=form)
-    llm = llm_of(name, draft_tokens=2, max_batch=n, rule=rule)
-    seqs = sample(llm, prompt, params, n, seed=6, share_form=rule != "rejection")
-    assert not any(seq.stats.drafter_faults for seq in seqs)
-    assert g_test(beginnings(seq.output for seq in seqs), joint_distribution(Oracle(target()), prompt, params)) >= LEVEL
+@pytest.mark.parametrize(("name", "rule", "form", "steps"), REJECTION + LONGER + CALLED)
+def test_every_text_is_exactly_as_probable_as_in_plain_decoding(name: str, rule: str, form: Structured, steps: int):
+    """By enumeration of the first token and so many steps. Of calls, a second one may begin in the text."""
+    params = SamplingParams(temperature=1.0, top_k=3, max_tokens=2 + steps, structured=form)
+    (texts,) = enumerate_texts(lambda: llm_of(name, draft_tokens=2, rule=rule), PROMPT, params, steps=steps)
+    texts.check(Oracle(target()), PROMPT, params)
+    assert texts.accepted > 0
+
+
+def test_control_a_drawn_token_that_is_cut_because_it_is_forbidden_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model draws without the form here."""
+    monkeypatch.setattr("slipstream.drafters.chains.distributions_after", lambda logits, *_: torch.softmax(logits, -1))
+    params = SamplingParams(temperature=1.0, max_tokens=4, structured=FORM)
+    for certain, found in ((_certain, False), (lambda draft, i: True, True)):
+        monkeypatch.setattr("slipstream.core.step._certain", certain)
+        (texts,) = enumerate_texts(lambda: llm_of("model", draft_tokens=2), PROMPT, params)
+        assert (texts.error(Oracle(target()), PROMPT, params) > 1e-3) == found
+
+
+@cache
+def coupled(name: str) -> list[list[int]]:
+    each = [SamplingParams(temperature=1.0, seed=seed, max_tokens=16, structured=FORM) for seed in range(60)]
+    done = llm_of(name, rule="coupled", max_batch=60).generate([PROMPT] * 60, each)
+    assert name == "none" or any(one.stats.accepted for one in done)
+    return [one.token_ids for one in done]
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_coupled_text_is_that_of_plain_constrained_decoding(name: str) -> None:
+    assert coupled(name) == coupled("none")
 
 
 @pytest.mark.parametrize("name", ["none", "model", "suffix", "eagle3", "medusa", "lookahead"])
