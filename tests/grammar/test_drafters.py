@@ -9,7 +9,6 @@ import torch
 from slipstream import LLM, SamplingParams, Structured, Trigger
 from slipstream.core.step import _certain
 from slipstream.drafters.registry import DRAFTERS
-from slipstream.settings import RULES
 from tests.core.letter_tokenizer import constraint_of, letter_tokenizer
 from tests.drafters.conformance import Case
 from tests.drafters.makers import VARIANTS, V, maker, target
