@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slipstream.targets.pair_check import PairReport
 
 SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "source_context",
-         "position")  # fmt: skip
+         "position", "parameters", "active_parameters")  # fmt: skip
 """Fields of a configuration that are shown as they are."""
 
 
@@ -64,28 +64,29 @@ def fit(target: Described, *models: Described) -> MemoryPlan:
     """With a KV cache for one text as long as the context, if that has a bound."""
     from slipstream.targets.described import plan
 
-    tokens = target.usual_kv_tokens(1) or target.facts.config.context
+    tokens = target.usual_kv_tokens(1) or target.config.context
     return plan(target, tokens if tokens < UNBOUNDED else 0, models)
 
 
 def as_json_values(seen: Described, name: str) -> dict[str, Any]:
     """What is known of a model, by names; `rows` and a check of a pair show it."""
     from slipstream.models.config import DecoderConfig
+    from slipstream.models.facts import has_chat_template
     from slipstream.plan.support_matrix import cell
 
-    facts, config = seen.facts, seen.facts.config
-    device, dtype, experts, in_folder = seen.settings.device, seen.settings.dtype, config.experts, facts.folder.is_dir()
+    config, tokens, device, experts = seen.config, seen.token_map, seen.settings.device, seen.config.experts
+    ours = seen.runner == "native" and seen.place.is_dir() and isinstance(config, DecoderConfig)
     windows = [w for w in config.windows if w is not None]
     return {
         "model": name,
-        "folder": str(facts.folder),
+        "folder": str(seen.place),
         "architecture": config.model_type,
         **{name: getattr(config, name) for name in SHAPE},
-        **{name: getattr(facts, name) for name in ("parameters", "active_parameters", "chat_template")},
-        "stored_bytes": facts.stored,
-        "loaded_dtype": str(dtype).removeprefix("torch."),
+        "chat_template": has_chat_template(seen.place),
+        "stored_bytes": seen.stored,
+        "loaded_dtype": str(seen.settings.dtype).removeprefix("torch."),
         "loaded_bytes": seen.weight_bytes,
-        "tokens": None if facts.tokenizer is None else len(facts.tokenizer.tokens),
+        "tokens": None if tokens is None else len(tokens.tokens),
         "kv_bytes_per_token": seen.kv_bytes,
         "mtp_kv_bytes_per_token": round(seen.mtp_share * seen.kv_bytes),
         "tied_head": config.tie_embeddings,
@@ -93,15 +94,13 @@ def as_json_values(seen: Described, name: str) -> dict[str, Any]:
         "sliding_layers": len(windows),
         "experts": None if experts is None else {"count": experts.count, "per_token": experts.per_token},
         "rope": dict(config.rope_parameters),
-        "special_tokens": None if facts.tokenizer is None else dict(facts.tokenizer.roles),
+        "special_tokens": None if tokens is None else dict(tokens.roles),
         "eos_ids": list(seen.eos_ids),
         "executor": seen.runner,
         "device": str(device),
         "not_native": seen.refusals.get("native") if device.type == "cpu" else None,
         "drafters": [name for name, spec in DRAFTERS.items() if cell(seen.kind, spec).works],
-        "native": native(config)
-        if isinstance(config, DecoderConfig) and in_folder and seen.runner == "native"
-        else None,
+        "native": native(config) if ours else None,  # type: ignore[arg-type]
         "supported": True,
     }
 
@@ -231,7 +230,7 @@ def tokens_in_common(report: PairReport) -> str:
 
     width = report.target.config.vocab_size, report.draft.config.vocab_size
     try:
-        shared = vocabularies(tokenizer_of(report.target.folder), tokenizer_of(report.draft.folder), width)
+        shared = vocabularies(tokenizer_of(report.target.place), tokenizer_of(report.draft.place), width)
     except PairError as refused:
         return f"--draft-tokenizer does not help: {refused.what}"
     return f"with --draft-tokenizer {STRING} the draft model keeps its tokenizer: {shared}"

@@ -146,5 +146,5 @@ def check_requests(models: ModelOptions, target: str | Described, asked: Iterabl
     for params in asked:
         check_params(rule_named(models.rule), params)
         if params.logprobs is not None or params.token_ids:
-            width = described(models, target).facts.config.vocab_size
+            width = described(models, target).config.vocab_size
             RequestChecks(None, width, 0).in_vocabulary(params)

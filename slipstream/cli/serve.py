@@ -157,7 +157,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
     needed = plan(target, wanted, *draft.loads)
-    if models.kv_tokens is None and needed.most_tokens >= target.facts.config.context:
+    if models.kv_tokens is None and needed.most_tokens >= target.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     render.err().print(render.facts_table(render.memory(needed)))
     return needed.kv_tokens

@@ -208,7 +208,7 @@ def _model(name: str, role: str) -> ModelSize:
     if unit and not isinstance(figure, str):
         return ModelSize.like_llama(figure * unit, name)
     if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
-        return ModelSize.of(describe(name, LoadSettings(role=role)).facts, name)
+        return ModelSize.of(describe(name, LoadSettings(role=role)).config, name)
     raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
 
 
@@ -363,7 +363,7 @@ def known_pairs(place: Hardware, alpha: float | None) -> Section:
         rows.append(
             [
                 f"{pair.target}\n+ {pair.draft}",
-                "\n".join(count(MODELS[name].facts.parameters) for name in (pair.target, pair.draft)),
+                "\n".join(count(MODELS[name].shape.parameters) for name in (pair.target, pair.draft)),
                 published(pair.acceptance, "%", numbers.get(pair.acceptance_source)),
                 published(pair.speedup, "x", numbers.get(pair.speedup_source)),
                 hardware.devices,

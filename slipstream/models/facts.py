@@ -1,17 +1,15 @@
-"""Facts about a checkpoint that do not need its weights: shape, sizes, tokenizer. `targets.described` has those of each
-model."""
+"""What the files of a checkpoint say beside its shape: tokens, whether there is a chat template, sizes of the weights.
+`targets.described` has it of each model. place: a folder, or a GGUF file."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from slipstream.errors import CheckpointError, LoadError
+from slipstream.errors import LoadError
 from slipstream.models.checkpoint import tensor_shapes
 from slipstream.models.folder_tokenizer import ROLES, content_of, settings_of
-from slipstream.models.gguf_header import CONTROL, GgufHeader, read_header
-from slipstream.models.module_shape import ModelShape
+from slipstream.models.gguf_header import CONTROL, read_header
 from slipstream.models.text import tokenizer_of
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2}
@@ -29,97 +27,31 @@ class TokenMap:
     roles: Mapping[str, int | None]
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """Of a model in a folder. checkpoint: the requested folder, hub id or GGUF file. folder: of its small files, or the
-    GGUF file."""
-
-    checkpoint: str
-    folder: Path
-    config: ModelShape
-
-    @cached_property
-    def tokenizer(self) -> TokenMap | None:
-        """None if the checkpoint has none. Raises LoadError."""
-        return _tokens_in_folder(self.folder)
-
-    @property
-    def chat_template(self) -> bool:
-        files = [self.folder / f"chat_template.{kind}" for kind in ("jinja", "json")]
-        return any(file.exists() for file in files) or "chat_template" in settings_of(self.folder)
-
-    @cached_property
-    def parameters(self) -> int:
-        """Number of weights; a tied head is counted once."""
-        return sum(math.prod(shape) for shape in self.config.shapes().values())
-
-    @cached_property
-    def active_parameters(self) -> int:
-        """Number of weights used for one token: of each mixture, only the experts that the router picks."""
-        experts = self.config.experts
-        idle = 1 - experts.per_token / experts.count if experts else 0.0
-        mixed = sum(math.prod(s) for name, s in self.config.shapes().items() if ".mlp.experts." in name)
-        return round(self.parameters - idle * mixed)
-
-    @cached_property
-    def step_parameters(self) -> int:
-        """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
-        step reads one row, and without an encoder, which runs once."""
-        shapes = self.config.shapes()
-        looked_up = ["embed_positions.weight", *([] if self.config.tie_embeddings else ["embed_tokens.weight"])]
-        if self.config.source_context is not None:
-            looked_up += [name for name in shapes if "encoder." in name]
-        return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
-
-    @property
-    def stored(self) -> dict[str, int] | None:
-        """Bytes of the weight files per dtype, as safetensors names it ("F16"); None for a hub id whose weights are not
-        downloaded. Raises CheckpointError if files of a folder are missing or damaged."""
-        try:
-            return self._stored
-        except CheckpointError:
-            if Path(self.checkpoint).expanduser().is_dir():
-                raise
-            return None
-
-    @cached_property
-    def _stored(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for shape, dtype in tensor_shapes(self.folder).values():
-            total[dtype] = total.get(dtype, 0) + math.prod(shape) * _BYTES.get(dtype, 1)
-        return total
-
-    def kv_bytes(self, itemsize: int = 4) -> int:
-        """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
-        return 2 * self.config.kv_width * itemsize
+def token_map(place: Path) -> TokenMap | None:
+    """None if the checkpoint has no tokenizer. Raises LoadError."""
+    if place.is_dir():
+        return _tokens_in_folder(place)
+    header = read_header(place)
+    roles = {role: header.token_id(role) for role in ROLES}
+    return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
 
 
-@dataclass(frozen=True)
-class GgufFacts(ModelFacts):
-    """Of a model in a GGUF file."""
-
-    @property
-    def header(self) -> GgufHeader:
-        return read_header(self.folder)
-
-    @cached_property
-    def tokenizer(self) -> TokenMap | None:
-        header = self.header
-        roles = {role: header.token_id(role) for role in ROLES}
-        return TokenMap(header.token_texts, header.tokens_of(CONTROL), roles) if header.has_tokenizer else None
-
-    @property
-    def chat_template(self) -> bool:
-        return "tokenizer.chat_template" in self.header.metadata
-
-    @property
-    def stored(self) -> dict[str, int]:
-        return self.header.stored
+def has_chat_template(place: Path) -> bool:
+    if not place.is_dir():
+        return "tokenizer.chat_template" in read_header(place).metadata
+    files = [place / f"chat_template.{kind}" for kind in ("jinja", "json")]
+    return any(file.exists() for file in files) or "chat_template" in settings_of(place)
 
 
-def facts_of(checkpoint: str | Path, place: Path, config: ModelShape) -> ModelFacts:
-    """place: the folder of the small files, or a GGUF file."""
-    return (ModelFacts if place.is_dir() else GgufFacts)(str(checkpoint), place, config)
+def stored_bytes(place: Path) -> dict[str, int]:
+    """Bytes of the weights per dtype, as safetensors names it ("F16"), or type of GGUF. Raises CheckpointError if files
+    are missing or damaged."""
+    if not place.is_dir():
+        return read_header(place).stored
+    total: dict[str, int] = {}
+    for shape, dtype in tensor_shapes(place).values():
+        total[dtype] = total.get(dtype, 0) + math.prod(shape) * _BYTES.get(dtype, 1)
+    return total
 
 
 def _tokens_in_folder(folder: Path) -> TokenMap | None:

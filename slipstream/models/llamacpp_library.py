@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape, read_header
+from slipstream.models.gguf_header import CONTROL, ENDS, USER_DEFINED, GgufHeader, gguf_shape, read_header
 
 _ERROR, _CONTINUED = 4, 5
 """Levels of llama.cpp's log (ggml.h)."""
@@ -97,13 +97,13 @@ class LlamaModel:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a text for llama.cpp: those that the file names, and special tokens that it knows by name.
-        Ordinary ones are left out: they are its defaults for files that name none."""
-        if not self.header.has_tokenizer:
-            return ()
+        """Ids that end a text: those that `slipstream convert` wrote, else those that the file names and special tokens
+        that llama.cpp knows by name. Ordinary ones are left out: they are its defaults for files that name none."""
         ends, named = self.library.llama_vocab_is_eog, gguf_shape(self.header).eos_ids
+        if ENDS in self.header.metadata or not self.header.has_tokenizer:
+            return named
         special = self.header.tokens_of(CONTROL, USER_DEFINED) | set(named)
-        return tuple(token for token in sorted(special) if ends(self.vocab, token))
+        return tuple(token for token in sorted(special) if ends(self.vocab, token)) or named
 
 
 def _not_loaded(header: GgufHeader) -> LoadError:

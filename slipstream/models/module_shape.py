@@ -2,8 +2,10 @@
 transformers runs, from its configuration, whose names differ between families. Importing it does not import torch.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,33 @@ class ModelShape:
     tie_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
     mask_token: int | None = None
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of weights; a tied head is counted once."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Number of weights used for one token: of each mixture, only the experts that the router picks."""
+        experts = self.experts
+        idle = 1 - experts.per_token / experts.count if experts else 0.0
+        mixed = sum(math.prod(s) for name, s in self.shapes().items() if ".mlp.experts." in name)
+        return round(self.parameters - idle * mixed)
+
+    @cached_property
+    def step_parameters(self) -> int:
+        """Number of weights that one decode step reads: the active ones without an untied input embedding, of which a
+        step reads one row, and without an encoder, which runs once."""
+        shapes = self.shapes()
+        looked_up = ["embed_positions.weight", *([] if self.tie_embeddings else ["embed_tokens.weight"])]
+        if self.source_context is not None:
+            looked_up += [name for name in shapes if "encoder." in name]
+        return self.active_parameters - sum(math.prod(shapes[name]) for name in looked_up if name in shapes)
+
+    def kv_bytes(self, itemsize: int = 4) -> int:
+        """Bytes of KV cache per token of context, with `itemsize` bytes per number."""
+        return 2 * self.kv_width * itemsize
 
     @property
     def routed(self) -> tuple[int, int] | None:

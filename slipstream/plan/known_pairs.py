@@ -8,13 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from slipstream.core.params import Strict
 from slipstream.models.config import DecoderConfig
-from slipstream.models.facts import ModelFacts
 from slipstream.plan.roofline import CONTEXT, Hardware, ModelSize, pair_costs, placed
 from slipstream.theory.forecast import ASSUMED_ACCEPTANCE, LONGEST_DRAFT, Forecast, Rates, forecast
 
@@ -36,13 +34,12 @@ class KnownModel(Strict):
     config: Mapping[str, Any]
 
     @cached_property
-    def facts(self) -> ModelFacts:
-        """As those of its checkpoint, without a tokenizer."""
-        return ModelFacts(self.name, Path(), DecoderConfig.from_dict(self.config))
+    def shape(self) -> DecoderConfig:
+        return DecoderConfig.from_dict(self.config)
 
     @property
     def size(self) -> ModelSize:
-        return ModelSize.of(self.facts, self.name)
+        return ModelSize.of(self.shape, self.name)
 
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",

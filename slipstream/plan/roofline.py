@@ -33,7 +33,7 @@ from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import Rates, StepCosts, forecast
 
 if TYPE_CHECKING:
-    from slipstream.models.facts import ModelFacts
+    from slipstream.models.module_shape import ModelShape
 
 CONTEXT = 1024
 """Default number of tokens in a sequence, for costs that depend on it."""
@@ -147,18 +147,17 @@ class ModelSize(Strict):
         super().__post_init__()
 
     @staticmethod
-    def of(facts: ModelFacts, name: str = "") -> ModelSize:
-        """The sizes of a checkpoint."""
-        config, experts = facts.config, facts.config.experts
+    def of(config: ModelShape, name: str) -> ModelSize:
+        experts = config.experts
         mixed = sum(math.prod(shape) for key, shape in config.shapes().items() if ".mlp.experts." in key)
         return ModelSize(
-            name=name or facts.checkpoint,
-            parameters=facts.parameters,
-            step=facts.step_parameters,
+            name=name,
+            parameters=config.parameters,
+            step=config.step_parameters,
             layers=config.layers,
             width=config.hidden_size,
             attention=config.heads * config.head_dim,
-            kv=facts.kv_bytes(1),
+            kv=config.kv_bytes(1),
             experts=experts.count if experts else 0,
             picked=experts.per_token if experts else 0,
             mixtures=mixed,

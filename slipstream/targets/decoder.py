@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from slipstream.errors import ParameterError, TargetError
 from slipstream.models.checkpoint import resolve as resolve_folder
 from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor, batch_of
-from slipstream.models.facts import ModelFacts, facts_of
 from slipstream.models.gguf_config import in_blocks
 from slipstream.models.gguf_header import read_header
 from slipstream.models.load_settings import LoadSettings
@@ -224,9 +222,8 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DescribedDecoder(Described):
-    """A checkpoint that our own decoder runs. place: of its small files, or its GGUF file."""
+    """A checkpoint that our own decoder runs."""
 
-    place: Path = field(kw_only=True)
     config: DecoderConfig = field(kw_only=True)
 
     @staticmethod
@@ -246,10 +243,6 @@ class DescribedDecoder(Described):
         chosen, refusals = choose(config, resolved)
         return DescribedDecoder(checkpoint, resolved, chosen.name, refusals, place=place, config=config)
 
-    @cached_property
-    def facts(self) -> ModelFacts:
-        return facts_of(self.checkpoint, self.place, self.config)
-
     @property
     def kind(self) -> Kind:
         return DECODER
@@ -265,19 +258,19 @@ class DescribedDecoder(Described):
     @property
     def weight_bytes(self) -> int:
         """The native executor keeps 16-bit weights as they are stored."""
-        seen, quantised = self.facts, self.settings.weight_format
+        parameters, quantised = self.config.parameters, self.settings.weight_format
         if quantised is not None:
             head = FORMATS[quantised.head or quantised.name].bytes_per_weight - quantised.bytes_per_weight
-            of_head = seen.config.vocab_size * seen.config.hidden_size
-            return round(seen.parameters * quantised.bytes_per_weight + of_head * head)
-        whole = seen.parameters * self.settings.dtype.itemsize
-        return min(whole, sum(seen.stored.values())) if self.runner == "native" and seen.stored else whole
+            of_head = self.config.vocab_size * self.config.hidden_size
+            return round(parameters * quantised.bytes_per_weight + of_head * head)
+        whole = parameters * self.settings.dtype.itemsize
+        return min(whole, sum(self.stored.values())) if self.runner == "native" and self.stored else whole
 
     @property
     def kv_bytes(self) -> int:
         if self.runner != "native":
             return super().kv_bytes
-        return self.facts.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
+        return self.config.kv_bytes(2 if self.settings.kv_dtype == "float16" else 4)
 
     def usual_kv_tokens(self, requests: int) -> int:
         return self.settings.kv_tokens or requests * self.config.context

@@ -12,15 +12,16 @@ from typing import Any
 
 from slipstream.backends.table import backend, choose_for_head
 from slipstream.core.target import Runtime, Target
-from slipstream.errors import LoadError, SlipstreamError
+from slipstream.errors import CheckpointError, LoadError, SlipstreamError
 from slipstream.heads.mtp_names import mtp_layer_count
 from slipstream.heads.recognition import SCALE
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.checkpoint import read_json, resolve, tensor_shapes
 from slipstream.models.config import DecoderConfig, object_of
-from slipstream.models.facts import ModelFacts
+from slipstream.models.facts import TokenMap, stored_bytes, token_map
 from slipstream.models.load_settings import LoadSettings
+from slipstream.models.module_shape import ModelShape
 from slipstream.models.weight_formats import QUANTISED
 from slipstream.models.weights import Progress
 from slipstream.settings import BACKENDS
@@ -46,6 +47,7 @@ class Described(ABC):
     checkpoint    folder, hub id or GGUF file.
     settings  resolved: device and dtype are those of PyTorch.
     runner    what runs it: a backend of our own decoder, "transformers" or "llamacpp".
+    place     folder of the small files, or the GGUF file.
     refusals  runner that "auto" prefers -> why it does not run it. "decoder": our own, with whichever backend.
     """
 
@@ -53,11 +55,32 @@ class Described(ABC):
     settings: LoadSettings
     runner: str
     refusals: Mapping[str, str] = field(default_factory=dict)
+    place: Path = field(kw_only=True)
+
+    @cached_property
+    def config(self) -> ModelShape:
+        """Its sizes. Raises UnsupportedModelError for a model whose own code says them."""
+        raise NotImplementedError
+
+    @cached_property
+    def token_map(self) -> TokenMap | None:
+        """None if it has no tokenizer. Raises LoadError."""
+        return token_map(self.place)
+
+    @cached_property
+    def _stored(self) -> dict[str, int]:
+        return stored_bytes(self.place)
 
     @property
-    @abstractmethod
-    def facts(self) -> ModelFacts:
-        """Shape, sizes and tokenizer, read once. Raises UnsupportedModelError for a model whose own code says them."""
+    def stored(self) -> dict[str, int] | None:
+        """Bytes of the weight files by dtype; None for a hub id whose weights are not downloaded. Raises
+        CheckpointError if files of a folder are missing or damaged."""
+        try:
+            return self._stored
+        except CheckpointError:
+            if Path(self.checkpoint).expanduser().is_dir():
+                raise
+            return None
 
     @property
     @abstractmethod
@@ -72,17 +95,17 @@ class Described(ABC):
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache of one token."""
-        return self.facts.kv_bytes(self.settings.dtype.itemsize)
+        return self.config.kv_bytes(self.settings.dtype.itemsize)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a text when it decodes."""
-        return self.facts.config.eos_ids
+        return self.config.eos_ids
 
     @cached_property
     def mtp_share(self) -> float:
         """The MTP layers that its checkpoint brings, by its own layers: about what they add to weights and KV cache."""
-        return mtp_layer_count(self.checkpoint) / self.facts.config.layers
+        return mtp_layer_count(self.checkpoint) / self.config.layers
 
     @property
     def stored_as(self) -> str | None:
@@ -164,7 +187,7 @@ def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quanti
         decoder = None if kind == "medusa" else DecoderConfig.from_dict({**layers, "model_type": "llama"})
     except SlipstreamError:
         return 0, 0
-    of, device = target.facts.config, target.settings.device
+    of, device = target.config, target.settings.device
     dtype = (backend(target.runner).load_dtype if target.runner in BACKENDS else None) or target.settings.dtype
     runtime = Runtime(target.runner, target.settings.dtype, target.stored_as)
     chosen, settings, _ = choose_for_head(decoder, runtime, device, dtype, quantize)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import PairError, ParameterError
-from slipstream.models.facts import ModelFacts
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.module_shape import differ
 from slipstream.targets.describe import describe
@@ -41,8 +40,8 @@ class PairReport:
     ordinary, special  the ids of these that map to different tokens; special: in both models special tokens.
     """
 
-    target: ModelFacts
-    draft: ModelFacts
+    target: Described
+    draft: Described
     common: int
     ordinary: tuple[Difference, ...]
     special: tuple[Difference, ...]
@@ -50,7 +49,7 @@ class PairReport:
     @property
     def compared(self) -> bool:
         """Whether both models have a token map; if not, only sizes were compared."""
-        return self.target.tokenizer is not None and self.draft.tokenizer is not None
+        return self.target.token_map is not None and self.draft.token_map is not None
 
     @property
     def differing(self) -> int:
@@ -69,7 +68,7 @@ class PairReport:
     def problem(self) -> str:
         """Why the pair is incompatible, in one sentence; empty if it is compatible."""
         target, draft = self.target, self.draft
-        names = f"target {target.checkpoint!r} and draft {draft.checkpoint!r}"
+        names = f"target {str(target.checkpoint)!r} and draft {str(draft.checkpoint)!r}"
         if kinds := kind_problem(target.config.source_context is not None, draft.config.source_context is not None):
             return kinds
         if self.ordinary:
@@ -79,13 +78,13 @@ class PairReport:
             )
         for whole, other in ((target, draft), (draft, target)):  # a token without a row in the other head
             width = other.config.vocab_size
-            if whole.tokenizer and not other.tokenizer and max(whole.tokenizer.tokens, default=0) >= width:
+            if whole.token_map and not other.token_map and max(whole.token_map.tokens, default=0) >= width:
                 return (
-                    f"{names} do not share a vocabulary: {whole.checkpoint!r} has {len(whole.tokenizer.tokens)} "
-                    f"tokens, {other.checkpoint!r} has an output of {width} ids and no tokenizer to compare"
+                    f"{names} do not share a vocabulary: {str(whole.checkpoint)!r} has {len(whole.token_map.tokens)} "
+                    f"tokens, {str(other.checkpoint)!r} has an output of {width} ids and no tokenizer to compare"
                 )
         widths = target.config.vocab_size, draft.config.vocab_size
-        if target.tokenizer is draft.tokenizer is None and differ(*widths):
+        if target.token_map is draft.token_map is None and differ(*widths):
             return (
                 f"{names} have outputs of {widths[0]} and {widths[1]} ids, and neither has a tokenizer: the difference "
                 "is too large to be padding"
@@ -103,7 +102,7 @@ class PairReport:
         """Differences with which the pair works all the same, one sentence each."""
         notes, target, draft = list[str](), self.target.config, self.draft.config
         if not self.compared:
-            lacking = [name for name in ("target", "draft") if getattr(self, name).tokenizer is None]
+            lacking = [name for name in ("target", "draft") if getattr(self, name).token_map is None]
             who = "neither model has" if len(lacking) == 2 else f"the {lacking[0]} has no"
             sizes = f"{target.vocab_size} and {draft.vocab_size} ids"
             notes.append(f"only sizes were compared ({sizes}): {who} tokenizer files")
@@ -126,7 +125,7 @@ class PairReport:
         Decoding is memory-bound, so this estimates the cost of a draft token in decode steps; small models cost more
         than that. It is also the acceptance rate above which some draft length saves time (Leviathan et al. 2211.17192,
         corollary 3.9): if it is above 1, no draft length does."""
-        return self.draft.step_parameters / self.target.step_parameters
+        return self.draft.config.step_parameters / self.target.config.step_parameters
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -148,21 +147,21 @@ def check_pair(target: str | Path | Described, draft: str | Path | Described) ->
 
     Raises LoadError or a subclass if one of them cannot be read, ParameterError for what is no model in files.
     """
-    a, b = _facts(target, "target"), _facts(draft, "draft")
-    if a.tokenizer is None or b.tokenizer is None:
+    a, b = _described(target, "target"), _described(draft, "draft")
+    if a.token_map is None or b.token_map is None:
         return PairReport(a, b, 0, (), ())
-    tokens, draft_tokens = a.tokenizer.tokens, b.tokenizer.tokens
-    ids, special = sorted(tokens.keys() & draft_tokens.keys()), a.tokenizer.special & b.tokenizer.special
+    tokens, draft_tokens = a.token_map.tokens, b.token_map.tokens
+    ids, special = sorted(tokens.keys() & draft_tokens.keys()), a.token_map.special & b.token_map.special
     differences = [Difference(i, tokens[i], draft_tokens[i]) for i in ids if tokens[i] != draft_tokens[i]]
     ordinary = tuple(each for each in differences if each.id not in special)
     return PairReport(a, b, len(ids), ordinary, tuple(each for each in differences if each.id in special))
 
 
-def _facts(model: str | Path | Described, role: str) -> ModelFacts:
+def _described(model: str | Path | Described, role: str) -> Described:
     if isinstance(model, (str, Path)):
-        model = describe(model, LoadSettings(role=role))
+        return describe(model, LoadSettings(role=role))
     if isinstance(model, Described):
-        return model.facts
+        return model
     raise ParameterError(
         f"the {role} is a {type(model).__name__}",
         why="tokens are compared, and a model in memory has no tokenizer",

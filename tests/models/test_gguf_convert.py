@@ -56,7 +56,7 @@ def test_a_file_has_the_tokenizer_of_its_checkpoint(tiny: Tiny, tmp_path: Path) 
     assert tokenizer.apply_chat_template(CHAT, **named) == source.apply_chat_template(CHAT, **named)
     assert (tokenizer.eos_token, tokenizer.eos_token_id, tokenizer.pad_token_id) == ("<|endoftext|>", 0, 0)
     assert tokenizer.transformers.encode(TEXT) == source.encode(TEXT)
-    assert describe(file).facts.tokenizer.tokens == describe(tiny.target).facts.tokenizer.tokens  # type: ignore[union-attr]
+    assert describe(file).token_map.tokens == describe(tiny.target).token_map.tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("split", [None, SPLITS["qwen2"][0]], ids=["gpt2", "qwen2"])
@@ -100,7 +100,7 @@ def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp
     conversion = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
     assert (conversion.tokens, conversion.differing) == (0, None)
     assert not read_header(conversion.file).has_tokenizer
-    assert describe(conversion.file).facts.parameters == describe(checkpoint("llama")).facts.parameters
+    assert describe(conversion.file).config.parameters == describe(checkpoint("llama")).config.parameters
 
 
 def test_a_parallel_draft_model_stays_one(tiny: Tiny, tmp_path: Path) -> None:

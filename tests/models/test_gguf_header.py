@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.errors import CheckpointError, SlipstreamError, UnsupportedModelError
 from slipstream.models.checkpoint import is_gguf
+from slipstream.models.facts import has_chat_template
 from slipstream.models.gguf_header import gguf_shape, read_header
 from slipstream.models.text import load_tokenizer, tokenizer_of
 from slipstream.targets.describe import describe
@@ -42,15 +43,15 @@ def test_metadata_and_tensors_are_what_was_written(tmp_path: Path) -> None:
 
 
 def test_facts_are_those_of_the_model(tmp_path: Path) -> None:
-    seen = describe(write(tmp_path, tiny_model(**WITH_TOKENS))).facts
+    seen = describe(write(tmp_path, tiny_model(**WITH_TOKENS)))
     assert (seen.config.layers, seen.config.heads, seen.config.kv_heads, seen.config.head_dim) == (1, 2, 1, 16)
     assert (seen.config.vocab_size, seen.config.context, seen.config.eos_ids) == (8, 64, (0,))
     assert seen.config.tie_embeddings
-    assert seen.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
-    assert seen.stored == {"F32": 4 * seen.parameters}
-    assert seen.chat_template
-    assert seen.tokenizer.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
-    assert (seen.tokenizer.special, seen.tokenizer.roles["eos"], seen.tokenizer.roles["bos"]) == ({0}, 0, None)
+    assert seen.config.parameters == 8 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
+    assert seen.stored == {"F32": 4 * seen.config.parameters}
+    assert has_chat_template(seen.place)
+    assert seen.token_map.tokens == dict(enumerate(TOKENS[:6]))  # the others are padding
+    assert (seen.token_map.special, seen.token_map.roles["eos"], seen.token_map.roles["bos"]) == ({0}, 0, None)
 
 
 def test_a_file_is_recognised_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
@@ -109,6 +110,6 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
 def test_a_file_without_a_tokenizer_has_token_ids_as_prompts(tmp_path: Path) -> None:
     file = write(tmp_path, tiny_model())
     assert tokenizer_of(file) is None
-    assert describe(file).facts.tokenizer is None
+    assert describe(file).token_map is None
     with pytest.raises(SlipstreamError, match=r"model\.gguf has no tokenizer"):
         load_tokenizer(file)

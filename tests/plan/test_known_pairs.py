@@ -24,7 +24,7 @@ def test_every_figure_has_a_source():
 )  # fmt: skip
 def test_shapes_give_the_published_parameter_counts(name, parameters):
     """To the last weight, as the model cards count them."""
-    assert MODELS[name].facts.parameters == parameters
+    assert MODELS[name].shape.parameters == parameters
 
 
 def test_names_are_found_in_any_spelling():

@@ -31,7 +31,7 @@ def texts(llm: LLM) -> list[list[int]]:
 def test_our_own_decoder_runs_a_file_with_the_weights_that_it_holds(file: Path) -> None:
     described = describe(file)
     assert (described.runner, described.refusals, described.kind.name) == ("native", {}, "decoder")
-    assert described.weight_bytes == sum(described.facts.stored.values())  # type: ignore[union-attr]
+    assert described.weight_bytes == sum(described.stored.values())  # type: ignore[union-attr]
     runtime = as_target(file).capabilities.runtime
     assert (runtime.backend, runtime.quantize, runtime.checkpoint) == ("native", "Q8_0", file)
     assert as_target(file, executor="torch", dtype="float64").capabilities.runtime.dtype == torch.float64

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from slipstream.errors import LoadError, PairError, ParameterError
+from slipstream.models.facts import has_chat_template
 from slipstream.targets.describe import describe
 from slipstream.targets.pair_check import check_pair
 from tests.checkpoints import CONTEXT, OTHER_TEXTS, clone, make_model, make_tokenizer, rewrite
@@ -40,7 +41,7 @@ def edit_tokenizer(folder: Path, old: str, new: str) -> Path:
 def test_the_same_tokens_are_compatible(tiny):
     report = check_pair(tiny.target, tiny.draft)
     assert (report.fits, report.compared, report.differing, report.notes) == (True, True, 0, ())
-    assert report.common == len(describe(tiny.target).facts.tokenizer.tokens)
+    assert report.common == len(describe(tiny.target).token_map.tokens)
     check_pair(tiny.target, str(tiny.draft)).require()
 
 
@@ -59,7 +60,7 @@ def test_other_tokens_are_incompatible_and_the_first_five_are_listed(tiny, tmp_p
     make_model(tmp_path)
     make_tokenizer(tmp_path, texts=OTHER_TEXTS)
     report = check_pair(tiny.target, tmp_path)
-    tokens, draft_tokens = (describe(path).facts.tokenizer.tokens for path in (tiny.target, tmp_path))
+    tokens, draft_tokens = (describe(path).token_map.tokens for path in (tiny.target, tmp_path))
     wrong = [i for i in sorted(tokens.keys() & draft_tokens.keys()) if tokens[i] != draft_tokens[i]]
     assert report.differing == len(wrong) > 5
     first = [(i, tokens[i], draft_tokens[i]) for i in wrong[:5]]
@@ -116,15 +117,15 @@ def test_a_broken_tokenizer_is_an_error_of_loading(tiny, tmp_path):
 
 
 def test_sizes_are_those_of_the_files(tiny, tmp_path):
-    seen = describe(tiny.target).facts
+    seen = describe(tiny.target)
     count = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny.target).parameters())
-    assert seen.parameters == seen.active_parameters == count
+    assert seen.config.parameters == seen.config.active_parameters == count
     assert seen.stored == {"F32": 4 * count}
     assert replace(seen, checkpoint="a/hub-id").stored == {"F32": 4 * count}
-    assert replace(seen, checkpoint="a/hub-id", folder=tmp_path).stored is None, "weights that are not downloaded"
-    assert seen.step_parameters == count - 320 * 48  # a step reads one row of the input embedding
-    assert seen.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
-    assert seen.chat_template
+    assert replace(seen, checkpoint="a/hub-id", place=tmp_path).stored is None, "weights that are not downloaded"
+    assert seen.config.step_parameters == count - 320 * 48  # a step reads one row of the input embedding
+    assert seen.config.kv_bytes(4) == 2 * 2 * 2 * 16 * 4
+    assert has_chat_template(seen.place)
 
 
 def test_only_the_chosen_experts_count_as_active(tmp_path):
@@ -132,10 +133,10 @@ def test_only_the_chosen_experts_count_as_active(tmp_path):
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=1,
     ).save_pretrained(tmp_path)  # fmt: skip
-    seen = describe(tmp_path).facts
+    seen = describe(tmp_path)
     expert = 3 * 16 * 24
-    assert seen.parameters - seen.active_parameters == 2 * 3 * expert
-    assert seen.tokenizer is None
+    assert seen.config.parameters - seen.config.active_parameters == 2 * 3 * expert
+    assert seen.token_map is None
 
 
 def test_the_cost_of_a_draft_token_follows_from_the_weights_that_are_read(tiny, tmp_path):
@@ -143,7 +144,7 @@ def test_the_cost_of_a_draft_token_follows_from_the_weights_that_are_read(tiny, 
     make_tokenizer(tmp_path)
     report = check_pair(tmp_path, tiny.target)
     c = report.cost_ratio
-    assert c == describe(tiny.target).facts.step_parameters / describe(tmp_path).facts.step_parameters
+    assert c == describe(tiny.target).config.step_parameters / describe(tmp_path).config.step_parameters
     assert 0.2 < c < 0.5
     assert json.loads(json.dumps(report.as_dict()))["cost_ratio"] == c
 

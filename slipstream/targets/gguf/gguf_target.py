@@ -20,8 +20,7 @@ from slipstream.errors import LoadError, ParameterError, TargetError, Unsupporte
 from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import unknown_ids
-from slipstream.models.facts import ModelFacts, facts_of
-from slipstream.models.gguf_header import ENDS, GgufShape, gguf_shape, read_header
+from slipstream.models.gguf_header import GgufShape, gguf_shape, read_header
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Progress
@@ -119,7 +118,7 @@ class GgufTarget:
 class DescribedGguf(Described):
     """A GGUF file."""
 
-    shape: GgufShape = field(kw_only=True)
+    config: GgufShape = field(kw_only=True)
 
     @staticmethod
     def of(checkpoint: str | Path, settings: LoadSettings, refusals: Mapping[str, str]) -> DescribedGguf:
@@ -143,23 +142,15 @@ class DescribedGguf(Described):
         plain = shape.header.file_type == "F32"
         kv_dtype = settings.kv_dtype or ("float32" if plain else "float16")  # else that of llama.cpp
         resolved = replace(settings, device=torch.device("cpu"), dtype=torch.float32, kv_dtype=kv_dtype)
-        return DescribedGguf(checkpoint, resolved, LLAMACPP, refusals, shape=shape)
-
-    @cached_property
-    def facts(self) -> ModelFacts:
-        return facts_of(self.checkpoint, self.shape.header.path, self.shape)
+        return DescribedGguf(checkpoint, resolved, LLAMACPP, refusals, place=shape.header.path, config=shape)
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Those of llama.cpp, which knows further ones by name; of the file if it is not installed or refuses it."""
         try:
-            return self._ends(LlamaModel(self.checkpoint, vocab_only=True))
+            return LlamaModel(self.checkpoint, vocab_only=True).eos_ids
         except LoadError:
-            return self.shape.eos_ids
-
-    def _ends(self, model: LlamaModel) -> tuple[int, ...]:
-        named = self.shape.eos_ids
-        return named if ENDS in self.shape.header.metadata else model.eos_ids or named
+            return self.config.eos_ids
 
     @property
     def kind(self) -> Kind:
@@ -167,17 +158,17 @@ class DescribedGguf(Described):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(self.shape.header.stored.values())
+        return sum(self.config.header.stored.values())
 
     @property
     def kv_bytes(self) -> int:
-        return max(1, 2 * self.shape.kv_width * (4 if self.settings.kv_dtype == "float32" else 2))
+        return max(1, 2 * self.config.kv_width * (4 if self.settings.kv_dtype == "float32" else 2))
 
     def usual_kv_tokens(self, requests: int = 0) -> int:
         """Not more than is usual: the cache is filled with zeros when it is made."""
         if self.settings.kv_tokens is not None:
             return self.settings.kv_tokens
-        each = self.shape.context + MOST_DRAFT_TOKENS
+        each = self.config.context + MOST_DRAFT_TOKENS
         wanted = max(each, min(_USUAL_REQUESTS * each, _USUAL_CELLS))
         fits = _MOST_MEMORY * available_bytes(torch.device("cpu")) / self.kv_bytes
         return max(BLOCK, min(wanted, int(fits)))
@@ -185,7 +176,7 @@ class DescribedGguf(Described):
     def load(self, progress: Progress | None = None) -> GgufTarget:
         """Raises UnsupportedModelError for a model that llama.cpp refuses or that cannot be rolled back, LoadError
         without llama-cpp-python."""
-        shape, kv_dtype = self.shape, self.settings.kv_dtype
+        shape, kv_dtype = self.config, self.settings.kv_dtype
         try:
             model = LlamaModel(self.checkpoint, progress=progress)
         except LoadError as fault:  # our own decoder's reason may be the better one
@@ -194,7 +185,7 @@ class DescribedGguf(Described):
         _check_rollback(model)
         threads = self.settings.threads or available_cores()
         context = LlamaContext(model, self.usual_kv_tokens(), kv_dtype, threads)
-        shape = replace(shape, eos_ids=self._ends(model))
+        shape = replace(shape, eos_ids=model.eos_ids)
         quantize = None if shape.header.file_type == "F32" else shape.header.file_type
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
         for why in self.refusals.values():

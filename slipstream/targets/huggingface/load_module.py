@@ -15,10 +15,9 @@ from slipstream.backends.table import resolve
 from slipstream.core.target import Target
 from slipstream.errors import CheckpointError, LoadError, ParameterError, UnsupportedModelError
 from slipstream.models.checkpoint import read_json, resolve as resolve_folder, weight_files
-from slipstream.models.facts import ModelFacts
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
-from slipstream.models.module_shape import shape_in, unknown_architecture
+from slipstream.models.module_shape import ModelShape, shape_in, unknown_architecture
 from slipstream.models.weights import Progress, check_finite
 from slipstream.settings import TRANSFORMERS
 from slipstream.targets.described import Described
@@ -38,21 +37,21 @@ class DescribedModule(Described):
         """Raises ParameterError for settings that transformers does not have."""
         _refuse(settings)
         resolved = resolve(replace(settings, executor="torch"))
-        return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals)
+        place = resolve_folder(checkpoint, weights=False)
+        return DescribedModule(checkpoint, resolved, TRANSFORMERS, refusals, place=place)
 
     @cached_property
-    def facts(self) -> ModelFacts:
-        folder = resolve_folder(self.checkpoint, weights=False)
-        return ModelFacts(str(self.checkpoint), folder, shape_in(folder))
+    def config(self) -> ModelShape:
+        return shape_in(self.place)
 
     @property
     def kind(self) -> Kind:
-        model_type = self.facts.config.model_type
-        return ARCHITECTURES.get(model_type, PACKED if self.facts.config.source_context is None else ENCODER_DECODER)
+        config = self.config
+        return ARCHITECTURES.get(config.model_type, PACKED if config.source_context is None else ENCODER_DECODER)
 
     @property
     def weight_bytes(self) -> int:
-        return self.facts.parameters * self.settings.dtype.itemsize
+        return self.config.parameters * self.settings.dtype.itemsize
 
     def load(self, progress: Progress | None = None) -> Target:
         settings, checkpoint = self.settings, self.checkpoint

@@ -136,24 +136,24 @@ def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(fol
 def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     module = random_model(name, torch.float32)
     module.config.save_pretrained(tmp_path)
-    facts = describe(tmp_path).facts
-    assert facts.parameters == sum(p.numel() for p in module.parameters())
-    assert not facts.config.tie_embeddings
-    assert facts.config.layers == module.config.get_text_config().num_hidden_layers
-    assert facts.config.vocab_size == VOCAB
-    assert 0 < facts.step_parameters <= facts.active_parameters <= facts.parameters
+    shape = describe(tmp_path).config
+    assert shape.parameters == sum(p.numel() for p in module.parameters())
+    assert not shape.tie_embeddings
+    assert shape.layers == module.config.get_text_config().num_hidden_layers
+    assert shape.vocab_size == VOCAB
+    assert 0 < shape.step_parameters <= shape.active_parameters <= shape.parameters
 
 
 def test_keys_and_values_are_counted_by_layer(tmp_path: Path) -> None:
     """Gemma 4 has other heads in layers of full attention than in those with a window, and layers that keep none."""
     moe = random_model("gemma4-experts", torch.float32)
     moe.config.save_pretrained(tmp_path)
-    facts = describe(tmp_path).facts
-    assert (facts.config.kv_heads, facts.config.head_dim, facts.config.windows) == (2, 12, (6, None))
-    assert facts.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
+    shape = describe(tmp_path).config
+    assert (shape.kv_heads, shape.head_dim, shape.windows) == (2, 12, (6, None))
+    assert shape.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
     moe.config.update({"num_hidden_layers": 4, "layer_types": 2 * moe.config.layer_types, "num_kv_shared_layers": 2})
     moe.config.save_pretrained(tmp_path)
-    assert describe(tmp_path).facts.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
+    assert describe(tmp_path).config.kv_bytes(1) == 2 * (2 * 8 + 1 * 12)
 
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
         num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    facts = describe(tmp_path).facts
-    assert facts.config.tie_embeddings
+    shape = describe(tmp_path).config
+    assert shape.tie_embeddings
     module = transformers.AutoModelForCausalLM.from_config(config)
-    assert facts.parameters == facts.step_parameters == sum(p.numel() for p in module.parameters())
+    assert shape.parameters == shape.step_parameters == sum(p.numel() for p in module.parameters())
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
