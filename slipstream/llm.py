@@ -139,16 +139,13 @@ class LLM:
             )
         self.max_batch = max_batch
         self._lock = Turns()  # steps of several Python threads take turns, and a fork waits for them
-        plan = DraftPlan.of(draft, draft_options)
         described = describe(target, load) if isinstance(target, (str, Path)) else target
-        if isinstance(described, Described):
-            plan = plan.ready(described, load.of_draft())
-            # A model with code of its own says how large it is once it is loaded.
-            with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
-                check_memory(described, load.kv_tokens, *plan.loads)
-        else:
-            described = None
+        described = described if isinstance(described, Described) else None
+        plan = DraftPlan.of(draft, draft_options).ready(described, load.of_draft())
         check_draft_settings(load, [plan])
+        # A model with code of its own says how large it is once it is loaded.
+        with suppress(UnsupportedModelError) if load.trust_remote_code else nullcontext():
+            check_memory(described, load.kv_tokens, *plan.loads)
         self.target: Target = loaded(target, load, progress) if described is None else described.load(progress)
         path = None if described is None else described.checkpoint
         self.tokenizer: Any = tokenizer if tokenizer is not None or path is None else tokenizer_of(path)
@@ -216,8 +213,7 @@ class LLM:
     def use(self, draft: Any, **options: Any) -> None:
         """Change the drafter between requests; `draft` as in the class."""
         plan = DraftPlan.of(draft, options).ready(self._factory.described, self.settings.of_draft())
-        for model in plan.loads[0]:
-            check_memory(model)
+        check_memory(None, None, *plan.loads)
         self._use(plan)
 
     def _use(self, plan: DraftPlan) -> None:

@@ -170,9 +170,8 @@ class DraftPlan:
         return [path for path in named if isinstance(path, (str, Path))]
 
     def has_model(self, loaded: bool) -> bool:
-        """Whether it has a draft model, which is loaded here or, if `loaded`, is a target already. Of those on the hub
-        the small files are downloaded."""
-        models = [one.recognised(weights=False).options.get("model") for one in self.each]
+        """Whether a plan that is ready has a draft model, which is loaded here or, if `loaded`, is a target already."""
+        models = [one.options.get("model") for one in self.each]
         return any(model is not None and (loaded or not _is_target(model)) for model in models)
 
     def recognised(self, weights: bool = True) -> DraftPlan:
@@ -213,7 +212,7 @@ class DraftPlan:
         if plan.members:
             return replace(plan, members=tuple(member.ready(target, settings, weights) for member in plan.members))
         model = options.get("model")
-        if not isinstance(model, (str, Path)) or not spec.reads_model or (plan.bare and not _has_tokens(model)):
+        if not isinstance(model, (str, Path)) or (plan.bare and not _has_tokens(model)):
             return plan
         from slipstream.targets.describe import describe, describe_model
 
@@ -317,17 +316,16 @@ class DrafterFactory:
     progress: Progress | None = None
 
     def make(self, plan: DraftPlan) -> Drafter:
-        """Raises ParameterError for unknown options and for objects that are no draft, and the families of LoadError
-        and PairError."""
+        """The drafter of a plan that is ready. Raises ParameterError for objects that are no draft, and the families of
+        LoadError and PairError."""
         if plan.drafter is not None:
             return plan.drafter
-        plan = plan.ready(self.described, self.settings.of_draft())
         if plan.members:
             return make_drafter(STACK, self.target, members=list(map(self.make, plan.members)), **plan.options)
         spec, options = DRAFTERS[plan.name], dict(plan.options)
         if spec.needs is Needs.DRAFT_HEAD and options.get("head") == EMBEDDED:
             del options["head"]  # without one, the maker takes the head that ships for this target
-        if spec.reads_model and options.get("model") is not None:
+        if options.get("model") is not None:
             options["model"] = self._model(options["model"], plan.pair)
         elif spec.needs is Needs.DRAFT_MODEL:
             raise _without_model(plan.name)

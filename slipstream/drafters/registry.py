@@ -79,11 +79,6 @@ class DrafterSpec:
         return self.needs in (Needs.DRAFT_MODEL, Needs.DRAFT_HEAD, Needs.MEMBERS)
 
     @property
-    def reads_model(self) -> bool:
-        """Whether that is a draft model, or a stack that has one."""
-        return self.needs in (Needs.DRAFT_MODEL, Needs.MEMBERS)
-
-    @property
     def weightless(self) -> bool:
         """Whether it holds nothing but what it has seen: quickly created, and created again for each timed pass, so
         that it cannot repeat in one pass what it learned in the pass before."""

@@ -208,11 +208,17 @@ def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quanti
     return round(total), 0 if decoder is None else 2 * decoder.kv_width * (4 if native else dtype.itemsize)
 
 
-def check_memory(target: Described, kv_tokens: int | None = None, models: Seq[Described] = (), *more: Any) -> None:
-    """Raise LoadError if a model and what is loaded with it do not fit; arguments as of `plan`. Weights on the hub are
-    downloaded before: their files say how large they are. Of other runners than our own decoder, nothing is foretold
-    but of a cache of a size that was asked for; nor of several devices, of which a plan knows one."""
-    if target.settings.device_map is None and (kv_tokens is not None or target.runner in BACKENDS):
+def check_memory(
+    target: Described | None, kv_tokens: int | None = None, models: Seq[Described] = (), *more: Any
+) -> None:
+    """Raise LoadError if a model and what is loaded with it do not fit; arguments as of `plan`; target: None: it is in
+    memory. Weights on the hub are downloaded before: their files say how large they are. Of other runners than our own
+    decoder, nothing is foretold but of a cache of a size that was asked for; nor of several devices: a plan knows one.
+    """
+    if target is None:
+        for model in models:
+            check_memory(model)
+    elif target.settings.device_map is None and (kv_tokens is not None or target.runner in BACKENDS):
         for each in (target, *models):
             resolve(each.checkpoint)
         plan(target, kv_tokens or 0, models, *more).check()
