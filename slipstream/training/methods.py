@@ -95,6 +95,12 @@ class DraftOptions(Strict):
                 why="each key head serves a whole group of query heads",
                 fix="change one of them",
             )
+        if self.hidden_size % (2 * self.heads):
+            raise ParameterError(
+                f"hidden_size={self.hidden_size} is not a multiple of twice heads={self.heads}",
+                why="the dimensions of a head are rotated in pairs",
+                fix="change one of them",
+            )
 
 
 @dataclass(frozen=True)

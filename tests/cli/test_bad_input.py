@@ -170,6 +170,7 @@ TABLE: list[tuple[str, str]] = [
     (f"train medusa {BUDGET} --heads 0", "heads is 0"),
     (f"train eagle3 {BUDGET} --optimiser moun", "did you mean 'muon'"),
     (f"train draft {BUDGET} --decai 1", "--decai"),
+    (f"train draft {BUDGET} --hidden-size 20", "hidden_size=20 is not a multiple of twice heads=4"),
     ("train medsua", "medusa"),
     *((name, f"Fix: slipstream {now}") for name, now in FORMER.items()),
 ]
