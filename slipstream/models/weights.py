@@ -87,16 +87,16 @@ class Weights(Mapping[str, Tensor]):
         step = max(1, _PIECE // columns // 64) * 64
         return [slice(first, first + step) for first in range(0, outs, step)]
 
-    def part(self, name: str, rows: slice) -> Tensor:
-        """Some rows of a tensor, as `weights[name]`."""
+    def part(self, name: str, rows: slice, as_stored: bool = False) -> Tensor:
+        """Some rows of a tensor, as `weights[name]`, or in the stored dtype."""
         stored, read = self._readers[name]
         try:
             raw = read(rows)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored} cannot be read: {error}", fix="download the checkpoint again") from error
         check_finite(stored, raw)
-        tensor = raw.detach().to(self.dtype).contiguous()
-        self._read += tensor.nbytes
+        tensor = raw.detach().to(raw.dtype if as_stored else self.dtype).contiguous()
+        self._read += tensor.numel() * self.dtype.itemsize
         if self._progress:
             self._progress(min(self._read, self.nbytes), self.nbytes)
         return tensor

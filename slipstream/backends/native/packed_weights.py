@@ -118,13 +118,14 @@ class Layout:
         whole, scale = self.room(padded * columns * number.itemsize, added), np.zeros(padded, np.float32)
         panels = whole.view(number).reshape(padded // PANEL, columns // kind.step, PANEL, kind.step)
         for at, part in _in_panels(parts, torch.cat):
-            each = np.full((-(-len(part) // PANEL) * PANEL, columns), added, number)
             if kind.integer:
                 rounded, units = quantise_rows(part.float())
                 scale[at : at + len(part)] = units.numpy()[:, 0]
-                each[: len(part), :width] = rounded.numpy().view(number) ^ number.type(added)  # adds 128
+                each = rounded.numpy().view(number) ^ number.type(added)  # adds 128
             else:
-                each[: len(part), :width] = _bits(part, fmt).view(number)
+                each = _bits(part, fmt).view(number)
+            if len(part) % PANEL or columns > width:
+                each = np.pad(each, ((0, -len(part) % PANEL), (0, columns - width)), constant_values=added)
             rows = each.reshape(-1, PANEL, columns // kind.step, kind.step).transpose(0, 2, 1, 3)
             panels[at // PANEL : at // PANEL + len(rows)] = rows
         return self._record(kind, whole, bias, padded, width, columns, self.keep(scale) if kind.integer else 0)
@@ -196,9 +197,9 @@ class Layout:
 
 
 def _read(weights: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-    """Shape and rows of a matrix, of a checkpoint some at a time."""
+    """Shape and rows of a matrix, of a checkpoint some at a time, as they are stored."""
     if isinstance(weights, Weights):
-        return weights.shapes[name], (weights.part(name, rows) for rows in weights.slices(name))
+        return weights.shapes[name], (weights.part(name, rows, True) for rows in weights.slices(name))
     return tuple(weights[name].shape), iter([weights[name]])
 
 

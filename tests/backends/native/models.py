@@ -118,8 +118,8 @@ def executor(
     given = weights(decoder, FORMATS[form][0])
     read = given.part  # reading from a checkpoint refuses what is not finite
 
-    def part(name: str, rows: slice) -> Tensor:
-        tensor = read(name, rows)
+    def part(name: str, rows: slice, as_stored: bool = False) -> Tensor:
+        tensor = read(name, rows, as_stored)
         if name == "embed_tokens.weight" and spoilt is not None:
             tensor = tensor.clone()
             tensor[spoilt, 0] = math.inf
