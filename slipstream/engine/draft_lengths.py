@@ -189,10 +189,9 @@ class DraftLengths:
 
     def choose(self, ids: Seq[int], limits: Seq[int], prompt_rows: int = 0) -> list[int]:
         """Draft lengths for these requests, each at most its limit. prompt_rows: see `Step`."""
-        limits = [min(limit, self.most) for limit in limits]
-        none = [0] * len(ids)
-        if self.resting or not any(limits) or self._drafted >= self._renew:
-            return none
+        limits = [] if self.resting else [min(limit, self.most) for limit in limits]
+        if not any(limits) or self._drafted >= self._renew:
+            return [0] * len(ids)
         if not self._drafting or not self._compared:
             return [min(FIRST, limit) for limit in limits]
         key, lengths, used = self._chosen
@@ -204,7 +203,7 @@ class DraftLengths:
                 least = 1.0 if self.state is State.DRAFTING else 1 + MARGIN
                 if self._saved < 0 if self.whole else gain < least:
                     self._begin_rest(gain)
-                    return none
+                    return [0] * len(ids)
                 self.state, self._pause = State.DRAFTING, FIRST_REST
         self._chosen = tuple(ids), lengths, used + 1
         return list(map(min, lengths, limits))
@@ -249,14 +248,13 @@ class DraftLengths:
         self.row_costs = tuple(np.clip(each * speed, CHEAPEST, DEAREST).tolist())
         levels = self._levels(count)
         if levels.numbers > 2 and levels.most > 1:  # 0, and two that were drawn
-            first, last = levels.estimate(np.array([1, levels.most])).tolist()
-            self.draw_cost = min(DEAREST, speed * (last - first) / (levels.most - 1))
+            self.draw_cost = min(DEAREST, speed * (levels.at(levels.most) - levels.at(1)) / (levels.most - 1))
 
     def _levels(self, drafting: int) -> Times:
         return self._drafting[min(self._drafting, key=lambda known: abs(known - drafting))]
 
     def _plainly(self, count: int) -> float:
-        return self._plain.nearest(count) if len(self._plain) else float(self._forward.estimate(np.array([count]))[0])
+        return self._plain.nearest(count) if self._plain.numbers else self._forward.at(count)
 
     def _without_drafts(self, count: int, prompt_rows: int) -> tuple[float, float]:
         """Of a step over the pending tokens of so many requests and these rows: (seconds for its prompts, seconds for
@@ -264,7 +262,7 @@ class DraftLengths:
         it is what they add to a step without them."""
         if not prompt_rows:
             return 0.0, self._plainly(count)
-        prompts, tokens, together = self._forward.estimate(np.array([prompt_rows, count, count + prompt_rows])).tolist()
+        prompts, tokens, together = map(self._forward.at, (prompt_rows, count, count + prompt_rows))
         added = together - tokens
         owed = added + self._with_prompts.value * (prompts - added)
         return owed, together - owed
@@ -278,7 +276,6 @@ class DraftLengths:
 
     def learn(self, step: Step) -> None:
         """Take note of a step: of its time, and of what became of its draft tokens."""
-        count, drafting = len(step.ids), sum(length > 0 for length in step.lengths)
         if self.resting:
             learning = self._rest <= LEARN_LAST
             self._rest -= step.repeats
@@ -288,6 +285,7 @@ class DraftLengths:
                 self._begin_trial()
             if not learning:
                 return
+        count, drafting = len(step.ids), len(step.lengths) - step.lengths.count(0)
         self._with_prompts.add(float(step.prompt_rows > 0))
         if step.prompt_rows:
             step = self._without_prompts(step)
@@ -307,10 +305,8 @@ class DraftLengths:
             each = (np.array(values)[drafted] for values in (step.lengths, step.nodes, step.accepted))
             self._survival.learn([step.ids[b] for b in drafted], *each)
         tokens, plain = 1 + sum(step.accepted) / count, max(SHORTEST, self._plainly(count))
-        if self.whole and not step.prompt_rows:  # just timed; estimates take 2 % of a step of SmolLM2 in 4 bits
-            usual = self._forward.nearest(rows)
-        else:
-            usual = float(self._forward.estimate(np.array([rows]))[0])
+        just_timed = self.whole and not step.prompt_rows
+        usual = self._forward.nearest(rows) if just_timed else self._forward.at(rows)
         self._late = self._late + 1 if step.catching_up else 0
         if 0 < self._late <= PATIENCE:
             self._enter(tokens - (step.draft + usual) / plain, bounded=False)  # a long prompt is no bad moment
@@ -341,8 +337,7 @@ class DraftLengths:
         if read and not any(step.lengths) and not self.resting:  # a drafter that rests reads none
             self._reading.add(step.draft / read)
         draft = max(0.0, step.draft - read * self._reading.value)
-        without, with_them = self._forward.estimate(np.array([tokens, whole])).tolist()
-        return replace(step, draft=draft, rest=step.rest - (with_them - without))
+        return replace(step, draft=draft, rest=step.rest - (self._forward.at(whole) - self._forward.at(tokens)))
 
     def _enter(self, gained: float, bounded: bool = True) -> None:
         """Into the account. What a drafter that ends its drafts itself owes has a bound: else one bad moment would end

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Sequence as Seq
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from slipstream.core.draft import Draft, Verdict
@@ -120,7 +119,7 @@ class RowDrafts:
         """What a further row costs a step of so many requests, in tokens gained in that time; 0 if it is not known."""
         if not self.timed or len(self._forward) < KNOWN:
             return 0.0
-        plain, more = self._forward.estimate(np.array([requests, requests + max(4, requests)])).tolist()
+        plain, more = map(self._forward.at, (requests, requests + max(4, requests)))
         each = max(0.0, more - plain) / max(4, requests)
         now = each * self._gained.value / max(self._seconds.value, SHORTEST)
         self._cost = min(DEAREST, max(now, FORGET * self._cost, CHEAPEST))

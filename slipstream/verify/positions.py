@@ -160,7 +160,7 @@ class Positions:
             return []
         edge = never is not None and bool((never == (p == 0)).all())
         tested = outcomes.sets(p, proposal.favoured(p), context, edge)
-        inside = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested]
+        inside = [(name, bool((ids == token).any()), float(p[ids].sum())) for name, ids in tested if len(ids)]
         u, v = outcomes.ranks(p, token, self._shares.random())
         late = len(prompt) + len(output) >= outcomes.LATE_FROM
         pooled = [outcomes.ALL, *[outcomes.BEHIND] * proposal.behind, *[outcomes.LATE] * late, *self.further]

@@ -52,9 +52,9 @@ def edited(logits: np.ndarray, context: Context) -> np.ndarray:
     for token, bias in (params.logit_bias or {}).items():
         x[token] = -np.inf if bias <= -100 else x[token] + bias
     penalty = params.repetition_penalty or 1.0
-    for token in {*prompt, *output}:
+    for token in {*prompt, *output} if penalty != 1 else ():
         x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
-    for token, times in Counter(output).items():
+    for token, times in Counter(output if params.presence_penalty or params.frequency_penalty else ()).items():
         x[token] -= params.presence_penalty + times * params.frequency_penalty
     if len(output) < params.min_tokens:
         x[[token for token in stop_ids if token < vocab]] = -np.inf

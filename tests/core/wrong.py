@@ -45,23 +45,28 @@ def chain_rule(
     """
 
     def decide(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
-        start = torch.tensor(draft.splits[:-1])  # [B]
-        length, row = torch.tensor(draft.splits[1:]) - start, start + torch.arange(draft.batch)
-        accepted, mass, running = torch.zeros_like(start), probs[row], length >= 0
-        for i in range(int(length.max())):
-            live = (running & (i < length)).nonzero()[:, 0]
-            if not len(live):
-                break
-            x, p = draft.tokens[start[live] + i][:, None], probs[row[live] + i]
-            q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q[start[live] + i]
-            chance = torch.zeros(draft.batch, dtype=p.dtype)
-            chance[live] = accept(p.gather(1, x)[:, 0], q.gather(1, x)[:, 0], i + 1)
-            running = torch.tensor(dice.accept(chance.tolist())) & running & (i < length)
-            after = probs[row[live] + i + torch.where(length[live] == i + 1, bonus, 1)]
-            mass[live] = torch.where(running[live, None], after, otherwise(p, q).roll(-neighbour, 0))
-            accepted += running
+        batch, length = range(draft.batch), [len(draft.nodes(b)) for b in range(draft.batch)]
+        first = [draft.splits[b] + b for b in batch]  # rows of the last pending tokens
+        p = probs[[first[b] + i for b in batch for i in range(length[b])]]  # [N, V], before each node
+        x = draft.tokens[:, None]
+        q = torch.zeros_like(p).scatter_(1, x, 1.0) if draft.q is None else draft.q
+        p_of, q_of = p.gather(1, x)[:, 0], q.gather(1, x)[:, 0]  # [N]
+        accepted, rejected, running = [0 for _ in batch], dict[int, int](), list(batch)
+        while running := [b for b in running if accepted[b] < length[b]]:
+            depth = accepted[running[0]]
+            nodes = [draft.splits[b] + depth for b in running]
+            chances = dict(zip(running, accept(p_of[nodes], q_of[nodes], depth + 1).tolist(), strict=True))
+            answers = dice.accept([chances.get(b, 0.0) for b in batch])
+            for b, other in zip(running, nodes[neighbour:] + nodes[:neighbour], strict=True):
+                accepted[b] += answers[b]
+                rejected |= {} if answers[b] else {b: other}
+            running = [b for b in running if answers[b]]
+        mass = probs[[first[b] + accepted[b] + (bonus - 1 if length[b] else 0) for b in batch]]  # [B, V]
+        if rejected:
+            of_rejected = list(rejected.values())
+            mass[list(rejected)] = otherwise(p[of_rejected], q[of_rejected])
         chosen = dice.choose(mass / mass.sum(-1, keepdim=True)).tolist()
-        return [list(range(n)) for n in accepted.tolist()], chosen
+        return [list(range(n)) for n in accepted], chosen
 
     return Rule(name, how.pop("lossless", False), decide, **how)
 

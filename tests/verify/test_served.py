@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -82,6 +83,16 @@ def serve() -> Iterator[Callable[..., Endpoint]]:
         server.server_close()
 
 
+@dataclass(frozen=True)
+class Near(Endpoint):
+    """Such a server in this process, without a connection."""
+
+    choose: Sampler = sampled
+
+    def _call(self, path: str, body: dict[str, Any] | None) -> Any:
+        return {"data": [{"id": "letters"}]} if body is None else completion(body, self.choose, 0.0, True)
+
+
 def test_equal_servers_pass(serve):
     calls = []
     result = verify_served(serve(), serve(), PROMPTS, SMALL, advance=lambda: calls.append(1))
@@ -111,22 +122,25 @@ def test_rounding_between_servers_is_no_bug(serve):
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.6])
-def test_a_wrong_temperature_of_samples_is_found(serve, factor):
+def test_a_wrong_temperature_of_samples_is_found(factor):
     def wrong(logits, temperature, rng):
         return sampled(logits, factor * temperature, rng)
 
-    data = verify_served(serve(wrong), serve(), PROMPTS, ServedConfig(tokens=24, clients=2)).data
+    data = verify_served(
+        Near("http://a", choose=wrong), Near("http://b"), PROMPTS, ServedConfig(tokens=24, clients=1)
+    ).data
     assert {row["verdict"] for row in data["greedy"]} == {"identical"}
     assert "BUG" in {row["verdict"] for row in data["sampled"]}
 
 
-def test_a_fault_after_one_letter_alone_is_found(serve):
+def test_a_fault_after_one_letter_alone_is_found():
     """After the letter a, its likeliest follower is always taken, as if draft tokens were always accepted there."""
 
     def wrong(logits, temperature, rng):
         return int(logits.argmax()) if (logits == TABLE[0]).all() else sampled(logits, temperature, rng)
 
-    data = verify_served(serve(wrong), serve(), [("two", "hc")], ServedConfig(tokens=8, samples=200, clients=2)).data
+    config = ServedConfig(tokens=8, samples=200, clients=1)
+    data = verify_served(Near("http://a", choose=wrong), Near("http://b"), [("two", "hc")], config).data
     assert [row["verdict"] for row in data["sampled"]] == ["BUG"]
 
 

@@ -29,8 +29,10 @@ from tests.targets.huggingface.encoder_decoders import random_encoder_decoder
 from tests.targets.toy import ToyTarget
 
 PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two")], "0")
-FEW = VerifyConfig(params=SamplingParams(max_tokens=24), texts=3)
-SAMPLED = replace(FEW, checks=("distribution",), texts=20, reach=0)
+FEW = VerifyConfig(params=SamplingParams(max_tokens=12), texts=3)
+SAMPLED = VerifyConfig(SamplingParams(max_tokens=24), ("distribution",), texts=20, reach=0)
+STRONG = replace(SAMPLED, texts=6)
+"""For faults that shift some test by 7 standard deviations or more in so many texts: a power above 0.999."""
 
 
 def toy(drafter=None, rule="rejection", **target) -> LLM:
@@ -106,28 +108,31 @@ class LyingDrafter(RandomDrafter):
 
 
 def test_a_q_that_is_not_what_was_sampled_from_is_a_bug():
-    assert verify(toy(LyingDrafter(5)), PROMPTS, SAMPLED).data["verdict"] == "BUG"
+    """It shifts the draft tokens that are favoured by 7 standard deviations."""
+    assert verify(toy(LyingDrafter(5)), PROMPTS, STRONG).data["verdict"] == "BUG"
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_rules_are_bugs(name):
+    """A shifts some test by 7 standard deviations in 20 texts; B, C and D by 8, 7 and 15 in 6."""
     llm = toy(SkewedDrafter(5))
     llm._rule = chain_rule("planted", **FAULTS[name], lossless=True)
-    outcome = verify(llm, PROMPTS, SAMPLED)
+    outcome = verify(llm, PROMPTS, SAMPLED if name[0] == "A" else STRONG)
     assert outcome.data["verdict"] == "BUG"
     assert llm.rule.name == "planted"
 
 
 def test_a_wrong_block_is_a_bug(monkeypatch):
-    """The residual of a rejected prefix without its weight, so that neighbouring tokens depend on each other."""
-    right, config = core_rules._block_residual, replace(SAMPLED, texts=10)
-    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, config).data["verdict"] == "ok"
+    """The residual of a rejected prefix without its weight, so that neighbouring tokens depend on each other: that
+    shifts a test by over 30 standard deviations."""
+    right = core_rules._block_residual
+    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, STRONG).data["verdict"] == "ok"
 
     def unweighted(draft, w, P, node, more):
         return right(draft, torch.ones_like(w), P, node, more)
 
     monkeypatch.setattr(core_rules, "_block_residual", unweighted)
-    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, config).data["verdict"] == "BUG"
+    assert verify(toy(SkewedDrafter(5), "block"), PROMPTS, STRONG).data["verdict"] == "BUG"
 
 
 def test_tokens_that_depend_on_the_one_before_are_seen():
