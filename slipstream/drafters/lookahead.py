@@ -48,6 +48,7 @@ from slipstream.errors import ParameterError
 
 TRIAL = 16  # steps after which to decide whether drafting saves time
 FADE = 31 / 32  # weight that the record keeps with each step
+PAUSE, LONGEST = 16, 256  # steps without a draft if it does not, doubled each time up to the longest
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class LookaheadConfig(Strict):
     guesses    most n-grams to verify in a step (G), and to keep for one first token.
     from_text  whether n-grams of the prompt and of the output enter the pool, too.
     row_cost   cost of verifying one more row, as a share of a step. Only half of the window runs until the accepted
-               draft tokens save more than the rows cost, window included. 0: always run the whole window.
+               draft tokens save more than the rows cost, window included. If they do not, the drafter pauses, each time
+               for longer. 0: always run the whole window.
     pool       most first tokens in the pool; the least recently used are dropped first. About 0.15 kB an n-gram.
     """
 
@@ -101,28 +103,40 @@ class Pool:
         return list(self._tails.get(first, ()))[::-1]
 
 
-class Balance:
-    """Whether the accepted draft tokens of recent steps saved more than their rows cost: one accepted draft token saves
-    a step, one row costs `row_cost` of a step."""
+class BackOff:
+    """Decides whether to draft: one row costs `row_cost` of a step, one accepted draft token saves a step. Uses earlier
+    steps only. Where draft lengths are fixed, nothing else ends drafts that do not pay."""
 
     def __init__(self, row_cost: float):
-        self.row_cost, self._steps, self._rows, self._accepted = row_cost, 0, 0.0, 0.0
+        self.row_cost = row_cost
+        self.steps, self.rows, self.accepted = 0, 0.0, 0.0
+        self.remaining, self.pause = 0, PAUSE  # steps left of this pause, length of the next
+        self.saves_time = row_cost == 0  # in the steps so far
 
-    @property
-    def saves_time(self) -> bool:
-        known = self._steps >= TRIAL or not self.row_cost
-        return known and self._accepted >= self.row_cost * self._rows
+    def pausing(self) -> bool:
+        """Whether to skip drafting in this step."""
+        self.remaining -= self.remaining > 0
+        return self.remaining > 0
 
     def learn(self, rows: int, accepted: int) -> None:
         """Record a step with `rows` draft tokens and window cells, and `accepted` accepted draft tokens."""
-        self._steps += 1
-        self._rows, self._accepted = self._rows * FADE + rows, self._accepted * FADE + accepted
+        self.steps += 1
+        self.rows = self.rows * FADE + rows
+        self.accepted = self.accepted * FADE + accepted
+        if self.steps < TRIAL:
+            return
+        self.saves_time = self.accepted >= self.row_cost * self.rows
+        if self.saves_time:
+            self.pause = PAUSE
+        else:
+            self.remaining, self.pause = self.pause + 1, min(2 * self.pause, LONGEST)
+            self.steps, self.rows, self.accepted = 0, 0.0, 0.0
 
 
 @dataclass
 class _State:
     pool: Pool
-    balance: Balance
+    back_off: BackOff
     levels: list[list[int]]  # [level][column] of the window; fewer than N - 1 levels at first
     indexed: int = 0  # tokens of the sequence whose n-grams are in the pool
     drafted: list[int] | None = None  # tokens of the last draft
@@ -146,14 +160,15 @@ class LookaheadDrafter:
         for seq, depth in zip(seqs, budget, strict=True):
             if depth > 0:
                 state = self._state(seq)
-                pending: tuple[list[int], list[int]] = ([], [])
-                self._add_ngrams(state, seq.tokens[-1], depth, *pending)
-                acceptable += [True] * len(pending[0])
-                self._add_window(state, depth, *pending)
-                acceptable += [False] * (len(pending[0]) + len(tokens) - len(acceptable))
-                state.drafted = pending[0]
-                tokens += pending[0]
-                parents += pending[1]
+                if not state.back_off.pausing():
+                    pending: tuple[list[int], list[int]] = ([], [])
+                    self._add_ngrams(state, seq.tokens[-1], depth, *pending)
+                    acceptable += [True] * len(pending[0])
+                    self._add_window(state, depth, *pending)
+                    acceptable += [False] * (len(pending[0]) + len(tokens) - len(acceptable))
+                    state.drafted = pending[0]
+                    tokens += pending[0]
+                    parents += pending[1]
             splits.append(len(tokens))
         return Draft.of(tokens, parents, splits, acceptable=None if all(acceptable) else acceptable, device=self.device)
 
@@ -166,7 +181,7 @@ class LookaheadDrafter:
                 ran = len(draft.nodes(b)) > 0 and draft.ids[draft.splits[b] : draft.splits[b + 1]] == state.drafted
                 columns = state.columns if ran else 0
                 if ran:
-                    state.balance.learn(len(draft.nodes(b)), verdict.accepted(b))
+                    state.back_off.learn(len(draft.nodes(b)), verdict.accepted(b))
                 state.drafted, state.columns = None, 0
                 state.gained += len(verdict.path[b]) + 1
                 if columns:
@@ -185,7 +200,7 @@ class LookaheadDrafter:
         speculation is off costs nothing."""
         config, state, text = self.config, self._states.get(seq.id), seq.readable
         if state is None:
-            state = _State(Pool(config.pool, config.guesses), Balance(config.row_cost), [[]])
+            state = _State(Pool(config.pool, config.guesses), BackOff(config.row_cost), [[]])
             state.indexed = max(0, len(text) - config.pool)
             self._fill(state, seq)
             self._states[seq.id] = state
@@ -210,7 +225,7 @@ class LookaheadDrafter:
 
     def _add_window(self, state: _State, depth: int, tokens: list[int], parents: list[int]) -> None:
         """Append as many columns of the window as fit into `depth`."""
-        window = self.config.window if state.balance.saves_time else -(-self.config.window // 2)
+        window = self.config.window if state.back_off.saves_time else -(-self.config.window // 2)
         columns = state.columns = max(0, min(window, depth - len(state.levels) + 1))
         first = len(tokens)
         for level, row in enumerate(state.levels):

@@ -44,7 +44,7 @@ import numpy as np
 
 from slipstream.core.sequence import Sequence
 from slipstream.drafters.lookups import ROW_COST
-from slipstream.engine.step_history import Mean, Survival, Times
+from slipstream.engine.step_history import SHORTEST, Mean, Survival, Times
 
 log = logging.getLogger("slipstream")
 
@@ -72,8 +72,6 @@ PATIENCE = 8
 counts."""
 SAME = 1 / 8
 """Forwards with prompts whose numbers of rows differ by less than this share are one number among the times."""
-SHORTEST = 1e-9
-"""Seconds that a forward takes at least, whatever estimates and the clock say."""
 LEARN_LAST = 64
 """Plain tokens per request at the end of a rest whose times are learned: the next trial is compared with them. Learning
 from all of a rest took 1 % of the time of a target of 14M parameters with int8 weights."""

@@ -7,6 +7,9 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+SHORTEST = 1e-9
+"""Seconds that a step takes at least, whatever estimates and the clock say."""
+
 STALE = 8
 """Samples of a number are used until STALE * n^2 of others came, where n is how many there are."""
 

@@ -22,7 +22,7 @@ from slipstream.core.drafter import Drafter
 from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
-from slipstream.engine.step_history import Mean, Times
+from slipstream.engine.step_history import SHORTEST, Mean, Times
 
 NO_LOGITS = TargetOut(torch.empty(0, 0))
 """Another engine shows none; lookups read none."""
@@ -34,8 +34,6 @@ KNOWN = 6
 """Steps that are timed before a row has a cost."""
 FORGET, CHEAPEST = 63 / 64, 1e-3
 """A cost that is not measured again falls by this factor in each step, so that drafts are tried again, and measured."""
-SHORTEST = 1e-9
-"""Seconds that a step takes at least, whatever the clock says."""
 
 
 @dataclass(frozen=True)

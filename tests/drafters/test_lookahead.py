@@ -8,7 +8,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import TargetOut
 from slipstream.drafters.guard import MAX_NODES
-from slipstream.drafters.lookahead import TRIAL, Balance, LookaheadConfig, LookaheadDrafter, Pool
+from slipstream.drafters.lookahead import PAUSE, TRIAL, BackOff, LookaheadConfig, LookaheadDrafter, Pool
 from slipstream.errors import RuleError
 from slipstream.llm import LLM
 from tests.oracle import Oracle
@@ -150,14 +150,23 @@ def test_cells_of_the_window_are_not_counted_as_draft_tokens() -> None:
     assert stats.proposed / stats.steps < 4
 
 
-def test_the_whole_window_runs_while_draft_tokens_save_more_than_the_rows_cost() -> None:
-    pays, does_not = Balance(0.05), Balance(0.05)
+def test_it_pauses_ever_longer_if_it_is_too_slow() -> None:
+    back_off, pauses, paused = BackOff(0.05), [], 0
+    for _ in range(600):
+        if back_off.pausing():
+            paused += 1
+        else:
+            if paused:
+                pauses.append(paused)
+            paused = 0
+            back_off.learn(20, 0)
+    assert pauses[:3] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
+    back_off = BackOff(0.05)
     for n in range(200):
-        assert pays.saves_time == (n >= TRIAL)
-        assert not does_not.saves_time
-        pays.learn(20, 2)
-        does_not.learn(20, 0)
-    assert Balance(0.0).saves_time
+        assert not back_off.pausing()
+        assert back_off.saves_time == (n >= TRIAL)
+        back_off.learn(20, 2)
+    assert not any(BackOff(0.0).pausing() for _ in range(10))
 
 
 def test_rule_block_refuses_it() -> None:
