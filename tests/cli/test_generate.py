@@ -5,12 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-from importlib import import_module
+from pkgutil import resolve_name
 
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.cli.options import ModelOptions
+from slipstream.cli.serve import checked_model
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.described import MemoryPlan
 from tests.checkpoints import EXACT
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -30,30 +33,42 @@ def test_text_goes_out_and_the_rest_to_standard_error(cli, pair, plain):
 
 
 ONCE = {
-    "targets.describe.describe_model": 2, "models.facts.token_map": 2,
-    "heads.recognition.recognise": 2, "targets.pair_check.check_pair": 1, "targets.described.plan": 1,
+    "targets.describe.describe_model": 2, "models.facts.token_map": 2, "heads.recognition.recognise": 2,
+    "targets.pair_check.check_pair": 1, "targets.described.MemoryPlan.check": 1,
 }  # fmt: skip
 """What reads a target and a draft model before their weights are, and how often."""
 
 
-@pytest.mark.parametrize("named", [(), ("--drafter", "suffix,model")])
-def test_each_model_is_described_once_and_the_pair_compared_once(cli, pair, monkeypatch, named):
-    calls = dict.fromkeys(ONCE, 0)
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each function of `ONCE` is called."""
+    counts = dict.fromkeys(ONCE, 0)
 
     def counted(path, function):
         def call(*given, **more):
-            calls[path] += 1
+            counts[path] += 1
             return function(*given, **more)
 
         return call
 
-    for path in ONCE:
-        module, name = path.rsplit(".", 1)
-        function = getattr(import_module(f"slipstream.{module}"), name)
-        for each in [each for full, each in sys.modules.items() if full.startswith("slipstream")]:
+    functions = {path: resolve_name(f"slipstream.{path}") for path in ONCE}  # all are imported first
+    for path, function in functions.items():
+        name = path.rpartition(".")[2]
+        for each in [MemoryPlan, *(module for full, module in sys.modules.items() if full.startswith("slipstream"))]:
             if vars(each).get(name) is function:
                 monkeypatch.setattr(each, name, counted(path, function))
+    return counts
+
+
+@pytest.mark.parametrize("named", [(), ("--drafter", "suffix,model")])
+def test_each_model_is_described_once_and_the_pair_compared_once(cli, pair, calls, named):
     cli("generate", "def add(", "-n", "4", *pair, *named, code=0)
+    assert calls == ONCE
+
+
+def test_a_server_describes_each_model_once_and_checks_its_memory_once(tiny, calls):
+    target, draft, arguments = checked_model(ModelOptions(target=str(tiny.target), draft=str(tiny.draft)), 2)
+    LLM(target, draft, **arguments)
     assert calls == ONCE
 
 
