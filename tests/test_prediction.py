@@ -1,17 +1,19 @@
 """Predictions change no distribution, whatever they are made of."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import pytest
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Structured
 from slipstream.drafters.registry import make_drafter
 from slipstream.engine.messages import Ask
 from slipstream.llm import LLM
-from tests.oracle import Oracle, joint_distribution
-from tests.significance import assert_distribution, beginnings
+from tests.enumeration import Branch, enumerate_runs
+from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 PROMPT = [0, 1, 2, 0]
@@ -35,10 +37,13 @@ def seeded(seed: int) -> SamplingParams:
     return replace(PARAMS, seed=seed)
 
 
-def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
+def decoded(llm: LLM, asks: list[Ask], streams: Seq[Stream] = ()) -> list[Sequence]:
+    """streams: instead of those of their seeds."""
     engine, seqs = llm.engine(), []
-    for ask in asks:
+    for i, ask in enumerate(asks):
         prepared = llm.prepared(ask)
+        if streams:
+            streams[i].nonce, prepared.seq.random = prepared.seq.random.nonce, streams[i]
         seqs.append(prepared.seq)
         engine.add(prepared.seq, prepared.rule, prepared.draft_tokens, prepared.chosen)
     while engine.unfinished:
@@ -46,13 +51,22 @@ def decoded(llm: LLM, asks: list[Ask]) -> list[Sequence]:
     return seqs
 
 
-def test_a_prediction_that_the_same_seed_made_keeps_the_distribution() -> None:
-    """Its tokens were drawn with the request's own random numbers. G-test of 4000 requests; fails at p < 1e-6."""
-    llm = LLM(toy(), max_batch=500, draft_tokens=4)
-    first = decoded(llm, [Ask(PROMPT, seeded(seed)) for seed in range(4000)])
-    again = decoded(llm, [Ask(PROMPT, seeded(i), prediction=seq.output) for i, seq in enumerate(first)])
-    assert sum(seq.stats.accepted for seq in again) > 1000
-    assert_distribution(beginnings(seq.output for seq in again), joint_distribution(Oracle(toy()), PROMPT, PARAMS))
+@pytest.mark.parametrize("same", [False, True], ids=["as it is", "control: with the same numbers for both"])
+def test_a_prediction_that_the_same_seed_made_keeps_the_distribution(same: bool, monkeypatch) -> None:
+    """Its tokens were drawn with the request's own random numbers. All numbers of both requests are enumerated."""
+    target, prompt = ToyTarget(2, order=2, seed=21, sharpness=1.0), [0, 1, 0, 0]
+    if same:
+        monkeypatch.setattr(Branch, "nonce", property(lambda branch: 0, lambda branch, nonce: None))
+
+    def run(branches: list[Branch]) -> list[Sequence]:
+        llm = LLM(target, max_batch=len(branches), draft_tokens=4)
+        first = decoded(llm, [Ask(prompt, PARAMS)] * len(branches), branches)
+        return decoded(llm, [Ask(prompt, PARAMS, prediction=seq.output) for seq in first], branches)
+
+    (texts,) = enumerate_runs(run, Branch())
+    assert texts.accepted > 0.5
+    error = texts.error(Oracle(target), prompt, PARAMS)
+    assert error > 0.05 if same else error < 1e-9
 
 
 def test_a_seeded_request_with_a_prediction_repeats_its_text() -> None:

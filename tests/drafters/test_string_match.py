@@ -24,10 +24,9 @@ from slipstream.models.token_texts import TokenTexts
 from slipstream.targets.decoder import Decoder
 from tests.checkpoints import OTHER_TEXTS, Tiny, make_model, make_tokenizer
 from tests.drafters.fakes import MultiStepToy, string_match
-from tests.end_to_end.sampling import sample
+from tests.enumeration import enumerate_texts
 from tests.models.tokenizer_kinds import FAITHFUL, byte_level, sentencepiece, unigram, vocabularies_of, wordpiece
-from tests.oracle import Oracle, joint_distribution
-from tests.significance import assert_distribution, beginnings, needed
+from tests.oracle import Oracle
 from tests.targets.toy import ToyTarget
 
 PAIRS = [("byte-level", "sentencepiece"), ("sentencepiece", "byte-level"), ("byte-level", "unigram"),
@@ -201,23 +200,21 @@ def test_the_end_of_the_text_is_drafted() -> None:
     assert ids[-1] == mine.roles["eos"]
 
 
-def test_sampled_text_has_the_targets_distribution() -> None:
-    """Under penalties and filters, which name the target's tokens. G-test on the first three tokens; it would fail if
-    one of these parameters were ignored."""
+def test_every_text_is_exactly_as_probable_as_in_plain_decoding() -> None:
+    """By enumeration, under penalties and filters, which name the target's tokens; another penalty would be seen."""
 
-    def target() -> ToyTarget:
-        return ToyTarget(5, order=3, seed=21, sharpness=1.5)
+    def llm() -> LLM:
+        target = ToyTarget(5, order=3, seed=21, sharpness=1.5)
+        return LLM(target, string_match(target), draft_tokens=2)
 
     params = SamplingParams(
         temperature=1.2, top_p=0.95, presence_penalty=0.5, logit_bias={1: 0.5}, bad_words=((2, 3),), max_tokens=4
     )
-    n, prompt, drawn = 4000, [0, 1, 2, 0, 3, 1, 2], target()
-    llm = LLM(drawn, string_match(drawn), draft_tokens=2, max_batch=n, rule="rejection")
-    seqs = sample(llm, prompt, params, n, seed=7)
-    assert sum(seq.stats.accepted for seq in seqs) > 0.1 * n
-    truth = joint_distribution(Oracle(target()), prompt, params)
-    assert needed(truth, joint_distribution(Oracle(target()), prompt, replace(params, presence_penalty=0.0))) < n
-    assert_distribution(beginnings(seq.output for seq in seqs), truth)
+    oracle, prompt = Oracle(llm().target), [0, 1, 2, 0, 3, 1, 2]
+    (texts,) = enumerate_texts(llm, prompt, params, steps=3)
+    texts.check(oracle, prompt, params)
+    assert texts.accepted > 0.1
+    assert texts.error(oracle, prompt, replace(params, presence_penalty=0.0)) > 1e-3
 
 
 def test_a_form_is_kept_and_no_drawn_token_is_cut() -> None:
