@@ -98,7 +98,8 @@ def test_a_computed_block_is_up_to_date(name: str, tmp_path: Path) -> None:
 TIMED = {"tok/s", "speed-up (95%)", "predicted"}
 """Columns of tables whose cells are measured times or follow from them."""
 SAME = (
-    r"^slipstream .*$", r"^ (?:target|draft) \(.*\d", r"^The models .*$", r"^- .*$", r"^(?:target|draft|KV cache)  .*$",
+    r"^slipstream .*$", r"^ ?(?:architecture|parameters|stored|context|vocabulary|target|draft|KV cache)  .*$",
+    r"^The models .*$", r"^- .*$",
     r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
     r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
 )  # fmt: skip

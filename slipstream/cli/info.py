@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from slipstream.bench.tables import Column, Table, words
+from slipstream.bench.tables import Table, words
 from slipstream.cli import render
 from slipstream.cli.loading import quieten
 from slipstream.cli.option_groups import argument, grouped, option
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context", "source_context",
          "position", "parameters", "active_parameters")  # fmt: skip
 """Fields of a configuration that are shown as they are."""
+COMPARED = ("architecture", "parameters", "stored", "context", "vocabulary", "executor")
+"""Rows that are shown of both sides of a pair."""
 
 
 @grouped
@@ -196,19 +198,9 @@ def show_pair(target: Described, draft: Described, as_json: bool) -> NoReturn:
 
 def show(report: PairReport, sides: dict[str, dict[str, Any]], needed: MemoryPlan) -> None:
     console = render.out()
-    columns = [words(""), *map(Column, ("parameters", "stored", "vocabulary", "tokens", "context"))]
-    lines = [
-        [
-            f"{role} ({each['architecture']})",
-            render.count(each["parameters"]),
-            "unknown" if each["stored_bytes"] is None else render.size(sum(each["stored_bytes"].values())),
-            each["vocab_size"],
-            "none" if each["tokens"] is None else each["tokens"],
-            context(each["context"]),
-        ]
-        for role, each in sides.items()
-    ]
-    console.print(render.rendered(Table("", columns, lines)))
+    shown = [dict(rows(each)) for each in sides.values()]
+    lines = [[name, *(each[name] for each in shown)] for name in COMPARED]
+    console.print(render.rendered(Table("", list(map(words, ("", *sides))), lines)))
     if not report.fits:
         console.print(f"The models are not compatible: {report.problem}.", style="bold")
         if report.target.config.source_context is report.draft.config.source_context is None:

@@ -14,7 +14,6 @@ from slipstream.backends.table import backend, choose_for_head
 from slipstream.core.target import Runtime, Target
 from slipstream.errors import CheckpointError, LoadError, SlipstreamError
 from slipstream.heads.mtp_names import mtp_layer_count
-from slipstream.heads.recognition import SCALE
 from slipstream.host.machine import available_bytes
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.checkpoint import read_json, resolve, tensor_shapes
@@ -68,15 +67,11 @@ class Described(ABC):
         return token_map(self.place)
 
     @cached_property
-    def _stored(self) -> dict[str, int]:
-        return stored_bytes(self.place)
-
-    @property
     def stored(self) -> dict[str, int] | None:
-        """Bytes of the weight files by dtype; None for a hub id whose weights are not downloaded. Raises
-        CheckpointError if files of a folder are missing or damaged."""
+        """Bytes of the weight files by dtype; None for a hub id whose weights are not downloaded when this is asked
+        first. Raises CheckpointError if files of a folder are missing or damaged."""
         try:
-            return self._stored
+            return stored_bytes(self.place)
         except CheckpointError:
             if Path(self.checkpoint).expanduser().is_dir():
                 raise
@@ -187,23 +182,21 @@ def _of_head(target: Described, kind: str, checkpoint: str | Path | None, quanti
         decoder = None if kind == "medusa" else DecoderConfig.from_dict({**layers, "model_type": "llama"})
     except SlipstreamError:
         return 0, 0
-    of, device = target.config, target.settings.device
-    dtype = (backend(target.runner).load_dtype if target.runner in BACKENDS else None) or target.settings.dtype
-    runtime = Runtime(target.runner, target.settings.dtype, target.stored_as)
-    chosen, settings, _ = choose_for_head(decoder, runtime, device, dtype, quantize)
-    native, in_8_bits = chosen.name == "native", any(name.endswith(SCALE) for name in tensors)
-    kinds = {dtype for shape, dtype in tensors.values() if len(shape) > 1}
+    on, runtime = target.settings, Runtime(target.runner, target.settings.dtype, target.stored_as)
+    dtype = (backend(target.runner).load_dtype if target.runner in BACKENDS else None) or on.dtype
+    chosen, settings, _ = choose_for_head(decoder, runtime, on.device, dtype, quantize)
+    native, kinds = chosen.name == "native", {stored for shape, stored in tensors.values() if len(shape) > 1}
     whole = per_weight = float(dtype.itemsize if not native else 2 if kinds <= {"F16", "BF16"} else 4)
-    if native and (quantised := settings.weight_format or (QUANTISED["w8a8"] if in_8_bits and decoder else None)):
+    if native and (quantised := settings.weight_format or (QUANTISED["w8a8"] if "I8" in kinds and decoder else None)):
         per_weight = quantised.bytes_per_weight
     read = {name.removeprefix("model."): shape for name, (shape, _) in tensors.items() if not _UNREAD.match(name)}
     total = sum(math.prod(shape) * (per_weight if len(shape) > 1 and "embed" not in name else whole)
                 for name, shape in read.items())  # fmt: skip
-    table = of.vocab_size * of.hidden_size
+    table, tied = target.config.vocab_size * target.config.hidden_size, target.config.tie_embeddings
     own_head = any("lm_head" in name for name in read) or kind == "eagle3"
     if not own_head and not (native and kind == "dflash"):
         total += table * per_weight
-    if decoder and not native and "embed_tokens.weight" not in read and (own_head or not of.tie_embeddings):
+    if decoder and not native and "embed_tokens.weight" not in read and (own_head or not tied):
         total += table * whole
     return round(total), 0 if decoder is None else 2 * decoder.kv_width * (4 if native else dtype.itemsize)
 
