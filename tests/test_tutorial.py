@@ -99,7 +99,7 @@ TIMED = {"tok/s", "speed-up (95%)", "predicted"}
 """Columns of tables whose cells are measured times or follow from them."""
 SAME = (
     r"^slipstream .*$", r"^ ?(?:architecture|parameters|stored|context|vocabulary|target|draft|KV cache)  .*$",
-    r"^The models .*$", r"^- .*$",
+    r"^The models .*$", r"^- `slipstream .*$",
     r"(draft model, K=\d+) .* (\d+%) +([\d.]+) +(\w+)",
     r"^(\w+) +(\d+%) +((?:\d+% )+\.\.\.) +([\d.]+) ",
 )  # fmt: skip
