@@ -15,6 +15,7 @@ from slipstream.cli.serve import checked_model
 from slipstream.targets.decoder import Decoder
 from slipstream.targets.described import MemoryPlan
 from tests.checkpoints import EXACT
+from tests.spying import spied
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -41,35 +42,26 @@ ONCE = {
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often each function of `ONCE` is called."""
-    counts = dict.fromkeys(ONCE, 0)
-
-    def counted(path, function):
-        def call(*given, **more):
-            counts[path] += 1
-            return function(*given, **more)
-
-        return call
-
-    functions = {path: resolve_name(f"slipstream.{path}") for path in ONCE}  # all are imported first
+    """Counts the calls of the functions of `ONCE`, under whatever name they were imported."""
+    functions, seen = {path: resolve_name(f"slipstream.{path}") for path in ONCE}, {path: [] for path in ONCE}
+    owners = [MemoryPlan, *(module for name, module in sys.modules.items() if name.startswith("slipstream"))]
     for path, function in functions.items():
-        name = path.rpartition(".")[2]
-        for each in [MemoryPlan, *(module for full, module in sys.modules.items() if full.startswith("slipstream"))]:
-            if vars(each).get(name) is function:
-                monkeypatch.setattr(each, name, counted(path, function))
-    return counts
+        for owner in owners:
+            for name in [name for name, value in vars(owner).items() if value is function]:
+                seen[path].append(spied(monkeypatch, owner, name, lambda *_, **__: None))
+    return lambda: {path: sum(map(len, each)) for path, each in seen.items()}
 
 
 @pytest.mark.parametrize("named", [(), ("--drafter", "suffix,model")])
 def test_each_model_is_described_once_and_the_pair_compared_once(cli, pair, calls, named):
     cli("generate", "def add(", "-n", "4", *pair, *named, code=0)
-    assert calls == ONCE
+    assert calls() == ONCE
 
 
 def test_a_server_describes_each_model_once_and_checks_its_memory_once(tiny, calls):
     target, draft, arguments = checked_model(ModelOptions(target=str(tiny.target), draft=str(tiny.draft)), 2)
     LLM(target, draft, **arguments)
-    assert calls == ONCE
+    assert calls() == ONCE
 
 
 @pytest.mark.parametrize("where", [["for name\n"], ["-"], ["--file", "prompt"]], ids=["argument", "stdin", "file"])
