@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,7 @@ def mean(cells: ArrayLike, weights: ArrayLike | None = None) -> Estimate:
     return ratio(cells, np.ones_like(cells, float), weights)
 
 
+@cache
 def t_quantile(p: float, freedom: float) -> float:
     """The quantile p > 1/2 of Student's t. With x = sqrt(freedom) tan(a), its density is cos(a)^(freedom - 1)."""
     angles = np.linspace(0.0, math.pi / 2, 4001)

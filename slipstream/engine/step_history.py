@@ -66,8 +66,7 @@ class Times:
     @property
     def most(self) -> int:
         """The greatest number that `estimate` knows; there must be one."""
-        self._line = self._line or self._line_of_medians()
-        return self._line[0][-1]
+        return (self._line or self._line_of_medians())[0][-1]
 
     def add(self, n: int, seconds: float, sets_pace: bool = False) -> None:
         """sets_pace: whether it may tell that all steps take longer now. Such a sample is kept when the pace is known
@@ -115,16 +114,14 @@ class Times:
         time, and a share of the other half. A number that was timed once or twice, while others were timed more often,
         counts as not timed: a sample from a moment in which others had the processor would rule it out for good. So
         does one whose samples are old."""
-        self._line = self._line or self._line_of_medians()
-        xs, ys, slope = self._line
+        xs, ys, slope = self._line = self._line or self._line_of_medians()
         inside = np.interp(numbers, xs, ys)
         beyond = np.where(numbers > xs[-1], ys[-1] + slope / 2 * (numbers - xs[-1]), inside)
         return np.where(numbers < xs[0], ys[0] * (1 + numbers / max(1, xs[0])) / 2, beyond) * self.pace.value
 
     def at(self, n: int) -> float:
         """`estimate` of one number, in a tenth of the time."""
-        self._line = self._line or self._line_of_medians()
-        xs, ys, slope = self._line
+        xs, ys, slope = self._line = self._line or self._line_of_medians()
         i = bisect_right(xs, n) - 1
         if i < 0:
             return ys[0] * (1 + n / max(1, xs[0])) / 2 * self.pace.value

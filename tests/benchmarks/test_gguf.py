@@ -57,7 +57,7 @@ def test_a_small_target_is_compared_in_every_kind(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(kinds, "larger", lambda files: zoo.target_dir())
     text = tmp_path / "text.txt"
     text.write_text("\n".join(entry["prompt"] for entry in zoo.prompts("code")[:4]))
-    options = f"--text {text} --model 79M --scored 600 --files {tmp_path} --only F16 Q8_0"
+    options = f"--text {text} --model 79M --scored 200 --files {tmp_path} --only F16 Q8_0"
     assert kinds.main(options.split()) in (0, 1)
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row[0].strip("| ") for row in rows[2:4]] == ["F16", "Q8_0"]

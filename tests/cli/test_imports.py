@@ -11,28 +11,29 @@ HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "numba", "mat
          "prometheus_client")  # fmt: skip
 
 
-def imported(*lines: str) -> tuple[list[int], set[str]]:
-    """Exit codes of commands that run one after another in a new process, and which of HEAVY they have imported."""
+def imported(*lines: str) -> tuple[list[int], list[set[str]]]:
+    """Exit codes of commands that run one after another in a new process, and which of HEAVY each leaves imported."""
     code = f"""
 import json, shlex, sys
 from slipstream.cli.main import main
-codes = []
+codes, modules = [], []
 for line in {lines!r}:
     try:
         main(shlex.split(line))
     except SystemExit as left:
         codes.append(left.code)
-print("\\n" + json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]))
+    modules.append([name for name in {HEAVY!r} if name in sys.modules])
+print("\\n" + json.dumps([codes, modules]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     codes, modules = json.loads(done.stdout.splitlines()[-1])
-    return codes, set(modules)
+    return codes, list(map(set, modules))
 
 
 def test_help_and_lists_import_nothing_heavy():
     lines = ["--version", "--help", "generate --help", "bench --help", "train --help", "simulate --help", "drafters",
              "serve --help"]  # fmt: skip
-    assert imported(*lines) == ([0] * len(lines), set())
+    assert imported(*lines) == ([0] * len(lines), [set()] * len(lines))
 
 
 def test_mistakes_in_the_options_are_reported_before_anything_heavy_is_imported():
@@ -46,15 +47,15 @@ def test_mistakes_in_the_options_are_reported_before_anything_heavy_is_imported(
         "bench --draft-tokens x",
         "tune nowhere.jsonl", "report nowhere", "serve --port 70000", "serve --max-batch 0", "serve --drafter sufix",
     ]  # fmt: skip
-    assert imported(*lines) == ([2] * len(lines), set())
+    assert imported(*lines) == ([2] * len(lines), [set()] * len(lines))
 
 
 def test_generating_imports_neither_transformers_nor_what_plots_need():
     """Nor does a chat template."""
-    codes, modules = imported("generate 'def f(' --max-tokens 2")
-    assert codes == [0]
-    assert modules == {"torch", "numpy", "tokenizers", "numba"}
-    assert imported("generate --chat 'def f(' --max-tokens 2")[1] == modules | {"jinja2"}
+    codes, (text, chat) = imported("generate 'def f(' --max-tokens 2", "generate --chat 'def f(' --max-tokens 2")
+    assert codes == [0, 0]
+    assert text == {"torch", "numpy", "tokenizers", "numba"}
+    assert chat == text | {"jinja2"}
 
 
 def test_the_process_that_answers_http_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from slipstream.core import step
 from slipstream.core.rules import follow
 
-QUICK = ["-n", "8", "--texts", "3", "--reach", "0", "--seed", "1", "-k", "3"]
+QUICK = ["-n", "4", "--texts", "2", "--reach", "0", "--seed", "1", "-k", "3"]
 
 
 def test_the_report_for_people(cli, report, pair, texts, tmp_path):

@@ -31,7 +31,7 @@ def talker(pair: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
         yield host
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def openai(talker: Host) -> Any:
     """OpenAI's client of that server."""
     return clients.openai.OpenAI(base_url=f"{talker.url}/v1", api_key="key", max_retries=0)

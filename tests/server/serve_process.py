@@ -38,7 +38,7 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Clien
                 line = process.stderr.readline()
                 assert line, said
                 said += line
-            with httpx.Client(base_url=url[0], timeout=60) as http:
+            with httpx.Client(base_url=url[0], timeout=60, verify=False) as http:
                 eventually(lambda: http.get("/ready").status_code == 200)
                 (engine,) = children(process.pid)
                 yield process, http, engine

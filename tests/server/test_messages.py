@@ -16,7 +16,7 @@ FUNCTIONS: list[Any] = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(talker: Host) -> Any:
     return clients.anthropic.Anthropic(base_url=talker.url, api_key="key", max_retries=0)
 

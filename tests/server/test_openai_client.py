@@ -11,7 +11,7 @@ from tests.server.hosting import Host, hosted
 USER: list[Any] = [{"role": "user", "content": "Write a function that adds two numbers."}]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(host: Host) -> Any:
     return clients.openai.OpenAI(base_url=f"{host.url}/v1", api_key="any", max_retries=0)
 
