@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.padding import Padding
@@ -20,6 +21,7 @@ from slipstream.plan.roofline import CONTEXT, PRESETS, Hardware, ModelSize, Serv
 from slipstream.templates import FOLDER
 from slipstream.theory.cost_curve import CostCurve
 from slipstream.theory.forecast import LONGEST_DRAFT, WEIGHTS_READ, Forecast, Rates, StepCosts, forecast
+from slipstream.zoo import NAMES
 
 _TIMED_LENGTH = 8
 BATCHES = "1,4,16,64,256"
@@ -207,9 +209,9 @@ def _model(name: str, role: str) -> ModelSize:
     figure = number(name[:-1])
     if unit and not isinstance(figure, str):
         return ModelSize.like_llama(figure * unit, name)
-    if "/" in name or "\\" in name or name == "embedded" or name.startswith("."):
+    if "/" in name or name in NAMES or Path(name).exists():
         return ModelSize.of(describe(name, LoadSettings(role=role)).config, name)
-    raise ParameterError(f"{name!r} is not a model of the registry", fix=did_you_mean(name, MODELS))
+    raise ParameterError(f"{name!r} is not a folder, nor a model of --pairs", fix=did_you_mean(name, [*MODELS, *NAMES]))
 
 
 def _hardware(place: HardwareOptions) -> Hardware:

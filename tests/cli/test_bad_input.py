@@ -161,6 +161,7 @@ TABLE: list[tuple[str, str]] = [
     ("simulate --batch 1,8", "2 batch sizes were given"),
     ("simulate --c -1", "c is -1"),
     ("simulate --row-cost -1", "row_cost is -1"),
+    ("simulate -m smolm2 -md 1B", "did you mean 'smollm2'?"),
     ("simulate -m embedded", "--target and --draft give the cost of a draft token together"),
     ("simulate -m embedded -md embedded --c 0.1", "in place of --c"),
     # train

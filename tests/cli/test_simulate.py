@@ -142,11 +142,12 @@ def test_lists_and_predictions_agree_for_the_same_pair_and_assumptions(cli, hard
     assert listed["acceptance"] == (alpha or 0.775)
 
 
-def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path):
+def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path, monkeypatch):
     for name, layers in (("target", 8), ("draft", 1)):
         make_model(tmp_path / name, num_hidden_layers=layers)
         make_tokenizer(tmp_path / name)
-    target, draft = tmp_path / "target", tmp_path / "draft"
+    monkeypatch.chdir(tmp_path)
+    target, draft = "target", "draft"  # names of folders
     ratio = json.loads(cli("info", target, draft, "--json").out)["cost_ratio"]
     by_models, given = (
         predicted(cli, "--alpha", "0.8", *costs) for costs in (("-m", target, "-md", draft), ("--c", ratio))
