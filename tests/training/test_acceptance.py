@@ -59,7 +59,7 @@ def test_an_objective_learns_and_its_simulated_acceptance_length_is_what_decodin
     card = (tmp_path / "final" / "README.md").read_text()
     assert "simulated acceptance length, greedy" in card
     assert "texts.bin" in card
-    llm = LLM(Decoder.load(tiny_target, "torch", "float32", threads=1), draft_tokens=K, max_batch=64)
+    llm = LLM(Decoder.load(tiny_target, "native", threads=1), draft_tokens=K, max_batch=64)
     for heldout in run.loop.texts:
         llm.use(str(tmp_path / "final"), **drafter)
         prompts = [t.tokens[: t.prompt] for t in heldout.texts]
