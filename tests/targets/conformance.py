@@ -162,15 +162,16 @@ class Conformance:
         case.roll_back(case.prefilled(5))
 
     def test_commit_of_a_branch_that_is_not_the_first(self, case: Case) -> None:
-        for path in ([1, 4, 5], [0, 3], [1], [0, 2, 6], [1, 4]):
-            seq = case.prefilled(7)
-            draft = case.forest([TREE])
-            case.run([seq], draft)
-            case.keep([seq], draft, [path])
-            again = case.forest([TREE])
-            case.run([seq], again)
-            case.keep([seq], again, [[]])
-            case.run([seq], case.forest([CHAIN]))
+        """Of a sequence alone, and of some in a batch."""
+        for paths in ([[1, 4, 5]], [[0, 3], [1], [0, 2, 6], [1, 4]]):
+            seqs = [case.prefilled(7) for _ in paths]
+            draft = case.forest([TREE] * len(seqs))
+            case.run(seqs, draft)
+            case.keep(seqs, draft, paths)
+            again = case.forest([TREE] * len(seqs))
+            case.run(seqs, again)
+            case.keep(seqs, again, [[] for _ in seqs])
+            case.run(seqs, case.forest([CHAIN] * len(seqs)))
 
     def test_ragged_batches_equal_each_sequence_alone(self, case: Case) -> None:
         shapes = [CHAIN, TREE, [], [-1, -1, -1], [-1]]

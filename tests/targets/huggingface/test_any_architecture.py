@@ -22,7 +22,7 @@ from tests.targets.huggingface.architectures import ARCHITECTURES, ONE_EACH, PAC
 from tests.targets.reference import CLOSE, Wide, assert_close, rows_of
 
 PROMPTS = [[5, 9, 33], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 61, 2, 17, 17], [11, 11, 40]]
-TOKENS = 12
+TOKENS = 8
 
 
 @functools.cache
