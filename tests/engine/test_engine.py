@@ -453,7 +453,7 @@ def test_a_draft_model_equal_to_the_target_is_right_after_rests_too(kind: type[T
 def test_sampled_texts_keep_their_distribution_whatever_lengths_are_chosen(name: str) -> None:
     """G-test on the first three tokens of 2000 requests; fails at p < 1e-6."""
     target, lengths = toy(), ErraticLengths(7)
-    toy_engine = engine(target, maker(name)(target), draft_tokens=lengths, max_batch=8, prefix_cache=True)
+    toy_engine = engine(target, maker(name)(target), draft_tokens=lengths, max_batch=16, prefix_cache=True)
     text = prompt(random.Random(5), 20)
     params = SamplingParams(temperature=1.0, max_tokens=4)
     seqs = [Sampled(text, params, stream=Stream(seed)) for seed in range(2000)]
