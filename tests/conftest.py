@@ -1,7 +1,5 @@
 """Fixtures for every test."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging
@@ -67,7 +65,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Callable[[str], Path]) -> Callable[[str, torch.dtype], Reference]:
+def reference(checkpoint: Callable[[str], Path]) -> Callable[[str, torch.dtype], "Reference"]:
     """(family, dtype) -> transformers' own model of that checkpoint."""
     from tests.targets.reference import Reference
 

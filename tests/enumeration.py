@@ -212,15 +212,9 @@ def enumerate_runs(run: Callable[[list[Branch]], Seq[Sequence]], *requests: Bran
 
 
 def enumerate_texts(
-    make: Callable[[], LLM],
-    prompt: Seq[int],
-    params: SamplingParams,
-    seeds: Collection[int] = (0,),
-    after: int = 0,
-    steps: int = 2,
-    share_form: bool = True,
-    **how: Any,
-) -> list[Texts]:
+    make: Callable[[], LLM], prompt: Seq[int], params: SamplingParams, seeds: Collection[int] = (0,), after: int = 0,
+    steps: int = 2, share_form: bool = True, **how: Any,
+) -> list[Texts]:  # fmt: skip
     """All outputs of a request to an `LLM`, which `make` makes for each batch of runs: the first `after` tokens are
     those of each seed, then come `steps` steps with all numbers. share_form: as in `sample`; how: as in `Branch`."""
 

@@ -48,13 +48,9 @@ class Oracle:
 
 
 def joint_distribution(
-    oracle: Oracle,
-    prompt: Seq[int],
-    params: SamplingParams | Seq[SamplingParams],
-    stop_ids: frozenset[int] = frozenset(),
-    length: int = 3,
-    begun: Distribution | None = None,
-) -> Distribution:
+    oracle: Oracle, prompt: Seq[int], params: SamplingParams | Seq[SamplingParams],
+    stop_ids: frozenset[int] = frozenset(), length: int = 3, begun: Distribution | None = None,
+) -> Distribution:  # fmt: skip
     """Probability of each possible prefix of `length` tokens, or shorter if ended by a stop id. `params` may differ
     from token to token. begun: of outputs that there are already, each of which goes on; at first there is none."""
     stops = {(token,) for token in stop_ids}

@@ -52,7 +52,5 @@ def distribution(after: Callable[[list[int]], Seq[float]], length: int) -> dict[
     """Of the first `length` tokens of an output; `after` says how probable each token is after a beginning."""
     reached: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
-        reached = {
-            (*text, token): mass * p for text, mass in reached.items() for token, p in enumerate(after(list(text))) if p
-        }
+        reached = {(*text, t): mass * p for text, mass in reached.items() for t, p in enumerate(after(list(text))) if p}
     return reached

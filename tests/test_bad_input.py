@@ -42,15 +42,13 @@ def test_a_prompt_that_is_empty_or_too_long(llm: LLM, prompt: object, said: str)
     [
         ([{"rol": "user", "content": "x"}], "message 0 of the conversation has no role: {'rol': 'user'"),
         ([{"role": "user", "content": "x"}, {"role": ["user"]}], "message 1 of the conversation has no role"),
-        (["x"], "message 0 of the conversation is 'x'"),
-        ([], "the conversation is [], must be a list"),
-        ({"role": "user", "content": "x"}, "must be a list of messages"),
-        (5, "the conversation is 5, must be a list"),
+        (["x"], "message 0 of the conversation is 'x'"), ([], "the conversation is [], must be a list"),
+        ({"role": "user", "content": "x"}, "must be a list of messages"), (5, "the conversation is 5, must be a list"),
         ([{"role": "user"}], "chat template refuses this conversation. 'dict object' has no attribute 'content'"),
         ([{"role": "user", "content": 5}], "chat template refuses this conversation. can only concatenate str"),
         ("a\ud800", "the conversation is no UTF-8 text: it has half of a surrogate pair, '\\ud800', at character"),
     ],
-)
+)  # fmt: skip
 def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> None:
     with pytest.raises(PromptError, match=re.escape(said)):
         llm.chat(messages)  # type: ignore[arg-type]

@@ -120,14 +120,6 @@ def test_two_threads_give_the_text_of_one(executor: str) -> None:
     assert done.token_ids == expected["ids"]
 
 
-@pytest.mark.parametrize("quantize", ["int8", "w8a16"])
-def test_a_quantised_draft_model_does_not_change_the_text(quantize: str) -> None:
-    llm = LLM("embedded", "embedded", executor="native", draft_quantize=quantize, threads=1, draft_tokens=4)
-    for name, done in ask(llm, GREEDY).items():
-        assert text_of(done) == TEXTS["greedy"]["texts"][name]
-        assert done.stats.accepted
-
-
 @pytest.mark.parametrize("line", cases.COMMANDS)
 def test_a_command_ends_as_it_was_pinned(scratch: Path, line: str) -> None:
     """The exit code, whether there is text, help or JSON, whether there is an error, and no traceback. The wording may

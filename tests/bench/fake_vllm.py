@@ -21,10 +21,8 @@ class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        environment = {name: os.environ.get(name) for name in ("PYTHONPATH", "VLLM_API_KEY", "OMP_NUM_THREADS")}
-        self.wfile.write(
-            json.dumps({"data": [{"id": "fake", "given": arguments, "environment": environment}]}).encode()
-        )
+        seen = {name: os.environ.get(name) for name in ("PYTHONPATH", "VLLM_API_KEY", "OMP_NUM_THREADS")}
+        self.wfile.write(json.dumps({"data": [{"id": "fake", "given": arguments, "environment": seen}]}).encode())
         if mode == "ends":
             threading.Timer(0.5, lambda: os._exit(5)).start()
 

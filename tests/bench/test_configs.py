@@ -88,9 +88,8 @@ def test_a_stack_is_a_list_for_programs_with_stacks():
     stack = Choice("ngram,model", 6, draft="d")
     assert llama_server(stack).values["spec-type"] == "ngram-simple,draft-simple"
     assert vllm(stack).values is None
-    assert vllm(Choice("suffix,ngram", 6)).values["additional_config"] == {
-        "slipstream": {"drafter": ["suffix", "ngram"]}
-    }
+    more = vllm(Choice("suffix,ngram", 6)).values["additional_config"]
+    assert more == {"slipstream": {"drafter": ["suffix", "ngram"]}}
     assert llama_server(Choice("suffix,model", 6, draft="d")).values is None
 
 

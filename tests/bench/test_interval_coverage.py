@@ -48,9 +48,8 @@ def race(
     slots = (passes, prompts, ways)
     speed = lfilter([1.0], [1.0, -0.98], rng.normal(0.0, noise.drift, math.prod(slots))).reshape(slots)
     switches = rng.random(math.prod(slots)) < 0.3
-    busy = (rng.random(math.prod(slots)) < noise.busy)[
-        np.maximum.accumulate(np.where(switches, np.arange(len(switches)), 0))
-    ]
+    since = np.maximum.accumulate(np.where(switches, np.arange(len(switches)), 0))
+    busy = (rng.random(math.prod(slots)) < noise.busy)[since]
     speed += math.log(4 / 3) * busy.reshape(slots)
     speed[:, :, 1:] -= noise.after
     seconds = np.empty((ways, prompts, passes))
@@ -70,9 +69,8 @@ def identical_work(prompts: int, passes: int, noise: Noise, trials: int) -> list
     """The estimates of ways that do the same."""
     estimates = []
     for trial in range(trials):
-        plain, same, tokens = race(
-            np.random.default_rng((trial, prompts, passes)), prompts, passes, noise, ways=2 + trial % 3
-        )
+        rng = np.random.default_rng((trial, prompts, passes))
+        plain, same, tokens = race(rng, prompts, passes, noise, ways=2 + trial % 3)
         estimates.append(ratio(plain, same, weights=tokens))
     return estimates
 

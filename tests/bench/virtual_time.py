@@ -1,7 +1,5 @@
 """An event loop whose clock jumps to the next timer instead of waiting, and a server of exactly known latencies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import selectors
@@ -65,7 +63,7 @@ class ScriptedServer(httpx.AsyncBaseTransport):
 
     script: Callable[[int], Script] = lambda i: Script()
     places: int = 10**6
-    metrics: Callable[[ScriptedServer], str] | None = None
+    metrics: Callable[["ScriptedServer"], str] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     arrived: list[float] = field(default_factory=list)
     _free: asyncio.Semaphore | None = None

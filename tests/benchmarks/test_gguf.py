@@ -85,9 +85,7 @@ def test_the_loss_is_compared_text_by_text() -> None:
         "Q4_K_M (75% Q4_K, 25% F32 of the bytes): the negative log-likelihood of the 4 texts is 1.0100 times that of "
         "F16 (1.0100 to 1.0100)."
     )
-    assert "| Q4_K_M | 4.0 | 100 | 1.20x (1.10-1.30) | 100 | 1.20x (1.10-1.30) | 50% | 2.746 | 4.010 |" in table(
-        results
-    )
+    assert "| Q4_K_M | 4.0 | 100 | 1.20x (1.10-1.30) | 100 | 1.20x (1.10-1.30) | 50% | 2.746 | 4.010 " in table(results)
 
 
 def test_a_run_has_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

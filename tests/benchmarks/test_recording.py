@@ -23,15 +23,13 @@ def take(name: str, step: int, seconds: float) -> Take:
 @pytest.fixture(params=[False, True], ids=["wide", "narrow"])
 def drawn(request: pytest.FixtureRequest) -> str:
     takes = [take("Plain decoding", 1, 0.12), take("Speculative decoding", 4, 0.04)]
-    return draw(
-        Recording("Edit <this>.", takes, 50, "2026-01-01, a machine; command: python --rounds 3"), request.param
-    )
+    return draw(Recording("Edit <it>.", takes, 50, "2026-01-01, a machine; command: python --rounds 3"), request.param)
 
 
 def test_the_picture_shows_both_texts_and_their_figures(drawn: str) -> None:
     root = ElementTree.fromstring(drawn)
     shown = [element.text for element in root.iter(f"{SVG}text")]
-    for text in ("Edit <this>.", "100 tokens/s", "300 tokens/s", "mean acceptance length 4.00"):
+    for text in ("Edit <it>.", "100 tokens/s", "300 tokens/s", "mean acceptance length 4.00"):
         assert shown.count(text) == 1
     assert shown.count("return") == 2
     assert "3.0x faster" in " ".join(map(str, shown))

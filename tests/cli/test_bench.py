@@ -99,8 +99,6 @@ def test_what_a_drafter_is_called_and_given():
     assert [c.label for c in LabModels(target="elsewhere").contenders()] == ["suffix"]
 
 
-# --- options that the commands which measure share --------------------------------------------------------------------
-
 MEASURE = {
     "bench": ["--drafter", "ngram", "--rounds", "1", "-n", "4"],
     "tune": ["--drafter", "ngram", "-k", "2", "--rounds", "1", "-n", "4"],

@@ -194,10 +194,9 @@ def test_tune_goes_on_where_a_setting_does_not_start_and_keeps_what_was_measured
     monkeypatch.setattr(tune_module, "finish", lambda result, files: shown.append(result))
     models = TuneModels(target="t", draft="d", drafter=["suffix", "model"])
     out = tmp_path / "choice.json"
+    how = LoadOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
     with pytest.raises(typer.Exit) as ended:
-        tune_module.tune_vllm(
-            models, LoadOptions(), SamplingParams(), PromptOptions(), 3, 1.0, out, VLLM, OutputOptions()
-        )
+        tune_module.tune_vllm(models, *how)
     assert ended.value.exit_code == 130
     assert [each["name"] for each in shown[0].data["arms"]] == ["plain", "suffix", "plain", "model:draft_tokens=4"]
     assert shown[0].data["arms"][3]["against"] == 2

@@ -101,9 +101,8 @@ async def main():
 asyncio.run(main())
 print(json.dumps([name for name in ("torch", "transformers") if name in sys.modules]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
-    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
 

@@ -168,9 +168,8 @@ def test_unknown_and_damaged_results_are_refused(bench_result, tmp_path):
 
 def test_a_command_stands_once_in_its_section_and_without_private_paths(bench_result):
     private = Result(**vars(bench_result))
-    private.provenance = bench_result.provenance | {
-        "command": "slipstream bench /home/me/my-prompts.jsonl -m org/model"
-    }
+    line = "slipstream bench /home/me/my-prompts.jsonl -m org/model"
+    private.provenance = bench_result.provenance | {"command": line}
     text = page([private])
     assert text.count("slipstream bench my-prompts.jsonl -m org/model") == 2  # in its line, and among the conditions
     assert "/home/me" not in text

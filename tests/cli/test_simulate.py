@@ -37,11 +37,7 @@ def test_measured_rates_and_a_row_cost(cli):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["--alpha", "1", "--c", "0"],
-        ["--alpha", "0"],
-        ["--rates", ".73,.52,.35"],
-        ["--pairs"],
+        [], ["--alpha", "1", "--c", "0"], ["--alpha", "0"], ["--rates", ".73,.52,.35"], ["--pairs"],
         ["--hardware", "h100", "-m", "Llama-3.1-70B", "-md", "Llama-3.2-3B", "--users", "5000", "--latency-ms", "25"],
         ["--hardware", "h200", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--batch", "1,512"],
         ["--bandwidth", "100", "--tflops", "2", "--memory", "64", "-m", "7B", "-md", "1B", "--bits", "4"],
@@ -79,9 +75,7 @@ def test_assumptions_are_stated(cli):
 
 def test_costs_measured_here(cli, tiny, monkeypatch):
     """The tiny pair; real times are replaced, so that nothing depends on the machine."""
-    monkeypatch.setattr(
-        "slipstream.targets.target_costs.measure_costs", lambda target: CostCurve((1, 8), (0.01, 0.012))
-    )
+    monkeypatch.setattr("slipstream.targets.target_costs.measure_costs", lambda _: CostCurve((1, 8), (0.01, 0.012)))
     monkeypatch.setattr(
         "slipstream.targets.target_costs.measure_draft_costs",
         lambda target, drafter, lengths: CostCurve((1, 8), (0.001, 0.008)),
@@ -149,9 +143,7 @@ def test_costs_by_weights_read_agree_with_costs_that_are_given(cli, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     target, draft = "target", "draft"  # names of folders
     ratio = json.loads(cli("info", target, draft, "--json").out)["cost_ratio"]
-    by_models, given = (
-        predicted(cli, "--alpha", "0.8", *costs) for costs in (("-m", target, "-md", draft), ("--c", ratio))
-    )
+    by_models, given = (predicted(cli, "--alpha", "0.8", *c) for c in (("-m", target, "-md", draft), ("--c", ratio)))
     assert (by_models["costs"], by_models["best"]) == (given["costs"], given["best"])
     assert [row["speedup"] for row in by_models["lengths"]] == [row["speedup"] for row in given["lengths"]]
 

@@ -13,9 +13,8 @@ CAFE = "café".encode("latin-1")
 def in_shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`slipstream` is the command of this source, in bash."""
     script = f"slipstream() {{ '{sys.executable}' -m slipstream \"$@\"; }}; set -o pipefail; {command}"
-    return subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-    )
+    whole = {**os.environ, **environment}
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, env=whole)
 
 
 def test_without_standard_input_there_is_no_prompt(refused) -> None:

@@ -79,7 +79,6 @@ def test_targets_and_data_that_cannot_be_used_are_refused_with_one_message(cli, 
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(60))
     (tmp_path / "gptj").mkdir()
     (tmp_path / "gptj" / "config.json").write_text('{"model_type": "gptj"}')
-
     for trained, data, more, said in (
         (target, "nowhere", (), "does not exist"),
         (tiny.target, "short.txt", (), "the training data is too short"),

@@ -64,9 +64,6 @@ def test_a_choice_in_another_format_is_read_again(cli, texts, tmp_path):
     cli("generate", "def add", "--config", choice, "-n", "4", code=0)
 
 
-# --- generate --config ---------------------------------------------------------------------------------------------
-
-
 def test_the_command_line_wins_over_the_file(cli, pair, tmp_path):
     path = tmp_path / "c.json"
     path.write_text(json.dumps({"drafter": "ngram", "draft_tokens": 3, "drafter_option": "max_ngram=2", "seed": 1}))

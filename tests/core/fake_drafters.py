@@ -108,9 +108,8 @@ class Sampling(Scripted):
                 text = [*seq.tokens, *chain]
                 rng = torch.Generator().manual_seed(random.Random(str(text[-2:])).randrange(2**31))
                 logits = self.target.logits(text) + self.noise * torch.randn(self.target.vocab_size, generator=rng)
-                probs = warping.warp(
-                    logits[None], seq.params, seq.tokens[: seq.prompt], [[*seq.output, *chain]], seq.stop_ids
-                )
+                before = seq.tokens[: seq.prompt], [[*seq.output, *chain]]
+                probs = warping.warp(logits[None], seq.params, *before, seq.stop_ids)
                 distributions.append(probs[0])
                 chain.append(int(sample_draft_tokens(probs, [seq], i)[0]))
             chains.append(chain)

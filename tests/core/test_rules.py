@@ -86,9 +86,7 @@ def test_accepting_with_p_and_removing_the_draft_token_is_exact_for_any_drafter(
     """Draft tokens without q: accept with p(x), on rejection sample p without x. Exact although the draft token was
     sampled."""
     world = steady(P, Q)
-    drafts = [
-        WeightedDraft(world, Shape.chain("p"), draft.tokens, draft.q, draft.weight) for draft in every_draft(world, ONE)
-    ]
+    drafts = [WeightedDraft(world, Shape.chain("p"), d.tokens, d.q, d.weight) for d in every_draft(world, ONE)]
     outcomes = weighed(REJECTION, drafts)
     assert first_token(outcomes, 3) == P
     assert accepted(outcomes) == Fraction(430, 1000)

@@ -68,7 +68,7 @@ def test_a_tree_keeps_the_targets_distribution(rule: str, parents: tuple[int, ..
                 assert_lossless(rule, random_world(seed, vocab), Shape(parents, kinds))
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("rule", [*LOSSLESS, "typical"])
 def test_at_temperature_zero_every_rule_emits_the_argmax(rule: str) -> None:
     for vocab, seed in product((2, 3, 4), range(6)):
         world = random_world(seed, vocab, greedy=True)

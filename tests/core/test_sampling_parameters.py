@@ -114,8 +114,6 @@ def test_a_mixed_batch_is_warped_bit_for_bit_as_each_request_alone(temperature, 
         assert torch.equal(probs, torch.cat(alone))
 
 
-# --- what is derived from the declarations, compared with `warp` ------------------------------------------------------
-
 R = 12
 PROMPT = [1, 2, 3, 1]
 OUTPUTS = [random.Random(r).choices(range(V), k=r) for r in range(R)]
@@ -201,7 +199,6 @@ def test_one_declared_field_reaches_the_check_the_batch_key_and_the_command_line
     assert more(top_a=0.2).argmax_only
     assert more(top_a=0.2).distribution_key != more().distribution_key
     assert more(top_a=0.2).unfiltered.top_a == 0.0
-
     options, made = sampling_options(more), []
 
     def command(sampling: Any) -> None:

@@ -4,8 +4,6 @@ All probabilities are fractions with one small denominator, so that what verific
 can be converted back to the fraction it represents (see `tests.core.exact`).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,7 +78,7 @@ class Shape:
     kinds: str
 
     @staticmethod
-    def chain(kinds: str) -> Shape:
+    def chain(kinds: str) -> "Shape":
         return Shape(tuple(range(-1, len(kinds) - 1)), kinds)
 
     @cached_property

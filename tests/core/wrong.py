@@ -29,13 +29,9 @@ def ratio(p: Tensor, q: Tensor, depth: int) -> Tensor:
 
 
 def chain_rule(
-    name: str,
-    accept: Accept = ratio,
-    otherwise: Callable[[Tensor, Tensor], Tensor] = residual,
-    bonus: int = 1,
-    neighbour: int = 0,
-    **how: Any,
-) -> Rule:
+    name: str, accept: Accept = ratio, otherwise: Callable[[Tensor, Tensor], Tensor] = residual, bonus: int = 1,
+    neighbour: int = 0, **how: Any,
+) -> Rule:  # fmt: skip
     """The rejection rule for chains, with something changed.
 
     otherwise  p, q [B, V] -> the mass to draw from after a rejection.

@@ -15,8 +15,6 @@ before it. Covered are
     a drafter with a known fault, which must be found; wrong rules are in `tests/test_enumeration.py`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace

@@ -88,13 +88,10 @@ class BusyServer:
     reading: float = 0.0
 
     def run(
-        self,
-        choose: Callable[[Seq[int], Seq[int], int], Seq[int]],
-        requests: int,
-        learn: Callable[[Step], None] | None = None,
-        resting: Callable[[], bool] = lambda: False,
+        self, choose: Callable[[Seq[int], Seq[int], int], Seq[int]], requests: int,
+        learn: Callable[[Step], None] | None = None, resting: Callable[[], bool] = lambda: False,
         joined: Callable[[], None] = lambda: None,
-    ) -> float:
+    ) -> float:  # fmt: skip
         """Output tokens per second. choose: (ids, most draft tokens, rows of prompts) -> lengths. resting: whether the
         drafter reads no prompts. joined: called when a request begins."""
         world, ended, spent, tokens_out, ids = self.world, 0, 0.0, 0, itertools.count()

@@ -218,9 +218,8 @@ def test_a_seeded_text_does_not_depend_on_how_its_prompt_was_read(case: str) -> 
             target = toy()
             toy_engine = engine(target, maker("model")(target), prefix_cache=cached, prompt_rows=None if cached else 12)
             if not alone:  # another one is decoded while the prompt is read, or has left its prompt
-                toy_engine.add(
-                    Sequence([*text, 0] if cached else [1, 2], SamplingParams(max_tokens=1 if cached else 30))
-                )
+                before, tokens = ([*text, 0], 1) if cached else ([1, 2], 30)
+                toy_engine.add(Sequence(before, SamplingParams(max_tokens=tokens)))
                 toy_engine.step()
             seq = Sequence(text, SamplingParams(temperature=1.0, seed=seed, max_tokens=8))
             drain(toy_engine, seq)

@@ -62,9 +62,7 @@ def test_masks_are_those_of_brute_force_in_any_order_of_asking(name: str, stops:
     """Tails of up to three tokens below outputs that grow, and jump to other texts."""
     form, language = LANGUAGES[name]
     tested, rng = constraint(form, stops), random.Random(1)
-    outputs = [()] + [
-        tokens for n in (1, 2) for tokens in product(range(EOS), repeat=n) if _goes_on(language, tokens, stops)
-    ]
+    outputs = [()] + [out for n in (1, 2) for out in product(range(EOS), repeat=n) if _goes_on(language, out, stops)]
     tails = [tail for n in range(3) for tail in product(range(V), repeat=n)]
     for _ in range(60):
         output, some = rng.choice(outputs), rng.choices(tails, k=6)

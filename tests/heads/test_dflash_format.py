@@ -142,9 +142,8 @@ def test_what_is_missing_or_unknown_or_would_draft_wrong_tokens_is_refused(folde
 
 def test_a_mask_embedding_of_its_own_or_a_draft_vocabulary_without_an_output_head_is_refused(folder: Path) -> None:
     maps = {"d2t": torch.zeros(3)}
-    assert_refused(
-        folder, lambda s: s.update(maps), load_dflash, CheckpointError, r"lacks 1 tensors \(lm_head\.weight\)"
-    )
+    lacks = r"lacks 1 tensors \(lm_head\.weight\)"
+    assert_refused(folder, lambda s: s.update(maps), load_dflash, CheckpointError, lacks)
     (folder / "mask_embedding.pt").touch()
     assert_refused(folder, {}, load_dflash, UnsupportedModelError, "a mask embedding")
 

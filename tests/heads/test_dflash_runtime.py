@@ -136,9 +136,8 @@ def test_a_head_beside_a_native_target_reads_its_tables_and_has_its_own_weights_
     for matrix in (p for p in head.parameters() if p.ndim == 2 and quantize):
         if matrix is not head.markov_head["markov_w1"].weight:  # an embedding
             values, scale = quantise_rows(matrix)
-            matrix.copy_(
-                torch.from_numpy(quantise_blocks(matrix, 4).floats()) if quantize == "int4" else values * scale
-            )
+            few = torch.from_numpy(quantise_blocks(matrix, 4).floats()) if quantize == "int4" else None
+            matrix.copy_(values * scale if few is None else few)
     exact, taps = TorchDFlash(head), taps_of(head, 9)
     for each in (runtime, exact):
         read(each, [(0, 0, taps)])

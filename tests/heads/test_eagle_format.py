@@ -73,9 +73,8 @@ class TestLayouts:
         assert torch.equal(load_eagle(folder).t2d, head(VARIANTS["3"]).t2d)
 
     def test_buffers_and_the_targets_own_weights_are_ignored(self, folder: Path) -> None:
-        rewrite(
-            folder, lambda s: s.update({"verifier_norm.weight": torch.ones(3), "rotary_emb.inv_freq": torch.ones(2)})
-        )
+        more = {"verifier_norm.weight": torch.ones(3), "rotary_emb.inv_freq": torch.ones(2)}
+        rewrite(folder, lambda s: s.update(more))
         same_logits(load_eagle(folder), head(VARIANTS["3"]))
 
     @pytest.mark.parametrize(

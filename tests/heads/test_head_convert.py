@@ -191,9 +191,6 @@ def test_the_target_of_a_head_may_be_a_gguf_file(tiny: Tiny, source: Path, out: 
     assert written(out)[0]["target_model"] == str(file)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("to", HEAD_FORMATS)
 @pytest.mark.parametrize("kind", ["EAGLE-1", "DFlash"])
 def test_a_head_that_no_format_holds_is_refused(tiny: Tiny, source: Path, out: Path, to: str, kind: str) -> None:
@@ -275,9 +272,6 @@ def test_every_tensor_that_is_missing_or_misshapen_is_refused_by_name(tiny, sour
             load(out)
         rewrite(out, lambda state, name=name: state.update({name: tensors[name]}))
     load(out)
-
-
-# --- Medusa -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": 2, "bias": False}, {"own_lm_head": False, "layers": 2}], ids=str)

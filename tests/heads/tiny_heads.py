@@ -62,9 +62,8 @@ def eagle_drafter(
 ) -> EagleDrafter:
     """A drafter with a random head for a `ToyTarget` of `vocab` ids; that of version 3 can draft all ids but one.
     changes: as `config` takes them."""
-    head_config = config(
-        version, vocab, target=vocab, **{"draft_vocab": vocab if version == 1 else vocab - 1} | (changes or {})
-    )
+    more = {"draft_vocab": vocab if version == 1 else vocab - 1} | (changes or {})
+    head_config = config(version, vocab, target=vocab, **more)
     if version == 1:  # the target's hidden state is its row of logits
         head_config = config(version, vocab, width=vocab, target=vocab)
     return EagleDrafter(TorchEagle(head(head_config, seed)), vocab, EagleDraftConfig(**options))
@@ -104,14 +103,9 @@ def knowing_head(target: ToyTarget, eps: float = 1e-12, head_dim: int = 0) -> Ea
 
 
 def head_host(
-    hidden: int,
-    layers: int,
-    vocab: int,
-    dtype: torch.dtype,
-    lm_head: torch.Tensor,
-    backend: str = "torch",
+    hidden: int, layers: int, vocab: int, dtype: torch.dtype, lm_head: torch.Tensor, backend: str = "torch",
     packed_tables: Any = None,
-) -> HeadHost:
+) -> HeadHost:  # fmt: skip
     """What a target with this untied output head [vocab, hidden] shares; its embedding is all zeros."""
     return HeadHost(
         hidden_size=hidden, layers=layers, vocab_size=vocab, context=256, device=torch.device("cpu"), dtype=dtype,

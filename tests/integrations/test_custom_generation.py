@@ -1,7 +1,5 @@
 """`model.generate(..., custom_generate=slipstream.custom_generate(...))` against `model.generate` alone."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from pathlib import Path
@@ -134,16 +132,14 @@ def test_a_dictionary_has_the_sequences() -> None:
 @pytest.mark.parametrize("draft", ["a model", "a lookup"])
 def test_sampled_texts_have_the_distribution_of_generate(draft: str) -> None:
     """The first two tokens, with filters and a penalty: G-test at a p-value of 1e-6."""
-    how = {"temperature": 0.8, "top_k": 4, "top_p": 0.9, "repetition_penalty": 1.4}
+    how = {"do_sample": True, "temperature": 0.8, "top_k": 4, "top_p": 0.9, "repetition_penalty": 1.4}
     fast = slipstream.custom_generate(draft=DRAFTS[draft](), draft_tokens=2)
     torch.manual_seed(3)
     counts: Counter[tuple[int, ...]] = Counter()
     for _ in range(5):
-        out = model().generate(
-            ONE, do_sample=True, max_new_tokens=3, num_return_sequences=300, custom_generate=fast, **how
-        )
+        out = model().generate(ONE, max_new_tokens=3, num_return_sequences=300, custom_generate=fast, **how)
         counts.update(tuple(row[5:7]) for row in out.tolist())
-    prepared = transformers.GenerationConfig(do_sample=True, **how)
+    prepared = transformers.GenerationConfig(**how)
     processors = model()._get_logits_processor(prepared, input_ids_seq_length=5, device="cpu")
 
     def after(text: list[int]) -> list[float]:

@@ -1,8 +1,6 @@
 """`integrations.vllm` without vLLM: its modules are stand-ins with what the plug-in uses of them, and a call sequence
 of the real runner is replayed. `make test-vllm` runs the real one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -211,14 +209,10 @@ def test_lengths_are_learned_unless_several_ranks_must_draft_alike(vllm: SimpleN
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"drafter": "model"}, "does not run inside vLLM"),
-        ({"drafter": "lookahead"}, "does not run inside vLLM"),
-        ({"drafter": "sufix"}, "suffix"),
-        ({"drafter": ["suffix", ["eagle3", {}]]}, "does not run inside vLLM"),
-        ({"drafter": [["ngram", {"max_ngram": 0}], "suffix"]}, "max_ngram"),
-        ({"options": {"nonsense": 1}}, "nonsense"),
-        ({"length": "full"}, "length"),
-        ({"lengths": "some"}, "lengths"),
+        ({"drafter": "model"}, "does not run inside vLLM"), ({"drafter": "lookahead"}, "does not run inside vLLM"),
+        ({"drafter": "sufix"}, "suffix"), ({"drafter": ["suffix", ["eagle3", {}]]}, "does not run inside vLLM"),
+        ({"drafter": [["ngram", {"max_ngram": 0}], "suffix"]}, "max_ngram"), ({"options": {"nonsense": 1}}, "nonsense"),
+        ({"length": "full"}, "length"), ({"lengths": "some"}, "lengths"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_honoured_are_refused(vllm, settings, words):

@@ -24,12 +24,9 @@ SPREAD = {"Q8_0": 0.0015, "Q4_K": 5e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}
 
 
 def gguf_bytes(
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray],
-    version: int = 3,
-    alignment: int = 32,
+    metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], version: int = 3, alignment: int = 32,
     kinds: Mapping[str, str] | None = None,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """A file with tensors of float32, or in blocks of `kinds`: uint8 [..., outs, blocks, bytes of a block]."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
@@ -91,9 +88,8 @@ def family_config(family: str, tied: bool = False, **shape: int) -> DecoderConfi
         "model_type": family, "vocab_size": VOCAB, "eos_token_id": [1], "tie_word_embeddings": tied,
     }  # fmt: skip
     if family == "gpt2":
-        return DecoderConfig.from_dict(
-            common | {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 128, "n_inner": 512}
-        )
+        sizes = {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 128, "n_inner": 512}
+        return DecoderConfig.from_dict(common | sizes)
     if family in ("mixtral", "qwen3_moe"):
         common |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
         common["norm_topk_prob"] = True

@@ -69,9 +69,6 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-# --- layouts ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_all_weights_have_one_set_of_names(family, checkpoint, reference):
     """From the file and from the model in memory (where experts are fused), bit for bit."""
@@ -119,9 +116,6 @@ def test_progress_reaches_the_total(checkpoint: Callable[[str], Path]) -> None:
 def test_weights_in_the_stored_dtype_are_not_copied(reference: Callable[..., Reference]) -> None:
     model = reference("llama", torch.float32).model
     assert from_module(model)["norm.weight"].data_ptr() == model.model.norm.weight.data_ptr()
-
-
-# --- config.json -------------------------------------------------------------------------------------------------
 
 
 def test_rope_of_transformers_4_and_5_is_the_same() -> None:
@@ -211,8 +205,6 @@ def test_of_a_model_on_the_hub_no_weights_are_downloaded_to_describe_it(tiny, mo
     assert not any(pattern.endswith(".safetensors") for pattern in asked)
 
 
-# --- damage ------------------------------------------------------------------------------------------------------
-
 BROKEN, DOWN = "truncated or corrupt", "model.layers.1.mlp.down_proj.weight"
 
 
@@ -281,9 +273,6 @@ def test_the_hub_cache_may_link_to_its_blobs(copy: Callable[..., Path], tmp_path
     (snapshot / SINGLE).rename(blobs / "0123")
     (snapshot / SINGLE).symlink_to(Path("..") / ".." / "blobs" / "0123")
     load(snapshot)
-
-
-# --- settings ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,10 @@ def test_rows_that_do_not_divide_into_blocks_are_refused_by_name(tmp_path: Path)
     file, _ = gguf_model(tmp_path, family_config("llama"), ("Q8_0",))
     header = read_header(file)
     config = replace(DecoderConfig.load(file), hidden_size=240)
-    tensors = tuple(
-        replace(each, shape=(*each.shape[:-1], 240)) if "attn_q" in each.name else each for each in header.tensors
-    )
+    tensors = tuple(replace(t, shape=(*t.shape[:-1], 240)) if "attn_q" in t.name else t for t in header.tensors)
+    narrow = replace(header, tensors=tensors), replace(config, hidden_size=256)
     with pytest.raises(CheckpointError, match=r"attn_q.*240"):
-        GgufTensors(replace(header, tensors=tensors), replace(config, hidden_size=256)).blocks(
-            "layers.0.self_attn.q_proj.weight"
-        )
+        GgufTensors(*narrow).blocks("layers.0.self_attn.q_proj.weight")
 
 
 @pytest.mark.parametrize("name", READERS)

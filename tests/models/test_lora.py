@@ -128,9 +128,8 @@ def test_a_merged_weight_keeps_the_dtype_that_it_is_stored_in(tmp_path: Path) ->
 
 @pytest.fixture
 def good(tiny: Tiny, tmp_path: Path) -> Path:
-    return write_adapter(
-        tmp_path / "adapter", factors(load_file(tiny.target / "model.safetensors"), dict.fromkeys(LLAMA, 4))
-    )
+    stored = load_file(tiny.target / "model.safetensors")
+    return write_adapter(tmp_path / "adapter", factors(stored, dict.fromkeys(LLAMA, 4)))
 
 
 def test_a_draft_stays_as_it_is_and_the_text_is_that_of_the_merged_target(tiny: Tiny, good: Path) -> None:

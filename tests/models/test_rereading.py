@@ -23,12 +23,8 @@ def vocabularies(request: pytest.FixtureRequest) -> Vocabularies:
 def test_shared_tokens_write_the_same_whatever_they_are_called(target, draft) -> None:
     vocabularies = vocabularies_of(target(), draft())
     assert {vocabularies.target.roles["eos"]: vocabularies.draft.roles["eos"]}.items() <= vocabularies.to_draft.items()
-    words = {
-        id_: draft_id for id_, draft_id in vocabularies.to_draft.items() if vocabularies.target.written[id_] is not None
-    }
-    assert all(
-        vocabularies.target.written[id_] == vocabularies.draft.written[draft_id] for id_, draft_id in words.items()
-    )
+    words = {a: b for a, b in vocabularies.to_draft.items() if vocabularies.target.written[a] is not None}
+    assert all(vocabularies.target.written[a] == vocabularies.draft.written[b] for a, b in words.items())
     assert any(vocabularies.target.written[id_] == b" the" for id_ in words)
     assert vocabularies.to_target == {draft_id: id_ for id_, draft_id in vocabularies.to_draft.items()}, (
         "each has one counterpart at most"
@@ -50,14 +46,12 @@ def test_ids_beyond_the_logits_are_not_shared() -> None:
 
 def test_large_vocabularies_are_compared_in_one_pass() -> None:
     """12,000 tokens each: to compare each with each would take minutes."""
-
     words = [f"t{n}" for n in range(16_000)]
     vocabularies = vocabularies_of(letters(tuple(words[:12_000])), letters(tuple(words[4_000:])))
     assert len(vocabularies.to_draft) == 8_000
     assert vocabularies.to_draft[6_000] == 2_000
-    assert str(vocabularies).startswith(
-        "8000 tokens are shared, 67% of the target's 12000 and 67% of the draft model's"
-    )
+    said = "8000 tokens are shared, 67% of the target's 12000 and 67% of the draft model's"
+    assert str(vocabularies).startswith(said)
 
 
 def fresh(vocabularies: Vocabularies, tokens: list[int]) -> list[int]:
@@ -76,9 +70,8 @@ def test_the_ids_depend_on_the_tokens_alone(vocabularies: Vocabularies) -> None:
         back = rng.choice((0, 0, 1, 2, 5))
         same = max(0, len(text) - back)
         wrong = [rng.choice(tokens) for _ in range(rng.randrange(3))]
-        text = (
-            [*text[:same], *wrong] if rng.random() < 0.3 else [*text[:same], *tokens[same : same + rng.randrange(1, 6)]]
-        )
+        more = wrong if rng.random() < 0.3 else tokens[same : same + rng.randrange(1, 6)]
+        text = [*text[:same], *more]
         kept = reading.update(text, same)
         assert reading.ids == fresh(vocabularies, text)
         assert reading.ids[:kept] == seen[:kept]

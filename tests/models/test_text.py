@@ -88,9 +88,7 @@ def test_pieces_keep_tokens_and_their_origin(tokenizer, decode):
     ids = tokenizer.encode(TEXT)
     origin = [i % 3 == 0 for i in range(len(ids))]
     stream = TextStream(decode)
-    pieces = [
-        piece for token, drafted in zip(ids, origin, strict=True) for piece in stream.add([token], [drafted], False)
-    ]
+    pieces = [p for token, drafted in zip(ids, origin, strict=True) for p in stream.add([token], [drafted], False)]
     pieces += stream.finish(None)
     assert [p.token for p in pieces] == ids
     assert [p.drafted for p in pieces] == origin

@@ -21,9 +21,7 @@ def first_bug(options: dict[str, Any], seed: int = 1) -> str | None:
 
 
 def reasons(data: dict[str, Any]) -> list[str]:
-    rows = {
-        name: [row for row in data[name] if row["verdict"] == "BUG"] for name in ("greedy", "coupled", "distribution")
-    }
+    rows = {k: [row for row in data[k] if row["verdict"] == "BUG"] for k in ("greedy", "coupled", "distribution")}
     faults = [f"control {data['control']['behind']:.2g}"] if data["control"]["verdict"] == "BUG" else []
     faults += [f"{name} {len(values)}" for name, values in rows.items() if values and name != "distribution"]
     for row in rows["distribution"]:

@@ -33,8 +33,6 @@ def pinned(name: str) -> Any:
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
-
 VARIANCE = """\
 def mean(values):
     total = 0.0
@@ -71,9 +69,7 @@ SAMPLED = {
     ),
 }  # fmt: skip
 """One request per prompt. Every field of `SamplingParams` that affects the distribution occurs in one of them."""
-EDITED = {
-    name: replace(params, seed=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) for name, params in SAMPLED.items()
-}
+EDITED = {name: replace(p, seed=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) for name, p in SAMPLED.items()}
 EDITED["short"] = replace(EDITED["short"], repetition_penalty=1.3, logprobs=2)
 EDITED["code"] = replace(EDITED["code"], frequency_penalty=0.5, stop_token_ids=[5], ignore_eos=True)
 """Greedy, with parameters that edit the logits."""
@@ -109,9 +105,7 @@ def rules(name: str) -> list[str]:
 RULES = {
     "block": ("none", "model", "layerskip", "ngram", "eagle3", "hybrid"),
     "typical": ("model", "suffix", "medusa", "eagle3, tree"),
-    "coupled": (
-        "none", "model", "layerskip", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3", "hybrid",
-    ),
+    "coupled": ("none", "model", "layerskip", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3", "hybrid"),
 }  # fmt: skip
 """The default rule, rejection, is pinned for all of them."""
 
@@ -230,8 +224,6 @@ def make_eagle(folder: Path, recording: Recording) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-# --- the command line ------------------------------------------------------------------------------------------------
-
 COMMANDS = tuple(pinned("commands"))
 """Command lines without `slipstream`; {NAME} is replaced by a file of `make_scratch`. Of refused ones those that the
 table of tests/cli/test_bad_input.py has not. To pin a further one, add its key to the file, and record."""
@@ -297,9 +289,6 @@ def options_of(command: str) -> dict[str, int]:
     return {name: 0 if each.is_flag else each.nargs for each in options for name in (*each.opts, *each.secondary_opts)}
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
 def members_of(name: str, llm: LLM) -> list[str]:
     """Public attributes of what `slipstream` exports under this name. Of requests and counters only what users read or
     set: their other attributes are for the engine."""
@@ -331,6 +320,4 @@ CALLABLES = tuple(pinned("names")["parameters"])
 def error_families() -> dict[str, list[str]]:
     """Every error class, and what it can be caught as."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
-    return {
-        kind.__name__: [each.__name__ for each in kind.__mro__ if each.__module__ == kind.__module__] for kind in kinds
-    }
+    return {kind.__name__: [c.__name__ for c in kind.__mro__ if c.__module__ == kind.__module__] for kind in kinds}

@@ -12,9 +12,7 @@ from tests.bench.clock import sleep
 from tests.drafters.scripted_drafters import Script, ScriptedDrafter, right
 from tests.targets.toy import ToyTarget
 
-PROMPTS = PromptSet(
-    "made up", [Prompt([1, 2], "a", "one"), Prompt([3, 4, 0], "a", "two"), Prompt([5], "a", "three")], "0"
-)
+PROMPTS = PromptSet("made up", [Prompt([1, 2], "a", "1"), Prompt([3, 4, 0], "a", "2"), Prompt([5], "a", "3")], "0")
 
 
 class Slow(ToyTarget):

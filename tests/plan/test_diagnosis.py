@@ -151,9 +151,8 @@ def test_with_two_faults_removing_one_is_reported_as_not_enough():
 
 def test_predictions_are_the_closed_form():
     """No host, no prefill, flat costs, long texts: tau / (gamma c + 1)."""
-    plain = Measured(
-        CostCurve((1, 5), (1.0, 1.0)), 4, tuple(geometric_rates(0.7, 4)), (1.0,) * 4, draft_each=0.1, tokens=20_000
-    )
+    flat, rates = CostCurve((1, 5), (1.0, 1.0)), tuple(geometric_rates(0.7, 4))
+    plain = Measured(flat, 4, rates, (1.0,) * 4, draft_each=0.1, tokens=20_000)
     assert plain.prediction().speedup == pytest.approx(speedup(0.7, 4, 0.1), rel=1e-3)
     assert plain.prediction(2).speedup == pytest.approx(speedup(0.7, 2, 0.1), rel=1e-3)
     assert plain.prediction(0).speedup == pytest.approx(1)

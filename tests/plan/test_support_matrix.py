@@ -112,14 +112,12 @@ def test_each_rule_works_with_each_kind_of_target(kind: Any, rule: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_beams_work_with_each_kind_of_target(kind: Any) -> None:
     llm = LLM(target(kind.name))
-    for prompt, beams in zip(
-        PROMPTS[:2], llm.beam_search(PROMPTS[:2], BeamParams(beams=3, n=3, max_tokens=4)), strict=True
-    ):
+    several = llm.beam_search(PROMPTS[:2], BeamParams(beams=3, n=3, max_tokens=4))
+    for prompt, beams in zip(PROMPTS[:2], several, strict=True):
         for beam in beams:
             given = Structured(tokens=beam.token_ids)
-            text = llm.generate([prompt], SamplingParams(max_tokens=len(beam.token_ids), logprobs=0, structured=given))[
-                0
-            ]
+            params = SamplingParams(max_tokens=len(beam.token_ids), logprobs=0, structured=given)
+            (text,) = llm.generate([prompt], params)
             assert text.token_ids == beam.token_ids
             assert beam.logprob == pytest.approx(sum(each.logprob for each in text.logprobs or ()), abs=1e-5)
 

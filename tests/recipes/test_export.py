@@ -42,9 +42,8 @@ def test_transformers_computes_the_same_logits(exported: tuple[Run, Path]) -> No
 def test_chat_template_and_end_tokens(exported: tuple[Run, Path]) -> None:
     _, folder = exported
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
-    )
+    talk = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     assert text == "<|user|>\nhi<|end|>\n<|assistant|>\n"
     generation = transformers.GenerationConfig.from_pretrained(folder)
     assert generation.eos_token_id == tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|end|>"])

@@ -93,9 +93,7 @@ def test_a_model_that_starts_from_another_keeps_its_layers_and_the_tokens_that_b
     """Each other token is the mean of those that wrote it."""
     train_base(replace(tiny, max_steps=1), packages)
     export(tiny.out, tmp_path / "model")
-    other = replace(
-        tiny, out=tmp_path / "other", data=None, role="draft", pre_tokenizer="gpt2", start=tmp_path / "model"
-    )
+    other = replace(tiny, out=tmp_path / "b", data=None, role="draft", pre_tokenizer="gpt2", start=tmp_path / "model")
     trainer = Trainer(other, packages)
     old, new = load_file(tmp_path / "model" / "model.safetensors"), trainer.model.state_dict()
     before, after = Tokenizer.from_file(str(tiny.data / "tokenizer.json")), trainer.tokenizer

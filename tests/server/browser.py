@@ -1,7 +1,5 @@
 """Chromium without a window, driven by its DevTools protocol over two pipes: nothing has to be installed for it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -74,7 +72,7 @@ class Browser:
         return message
 
     @contextmanager
-    def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator[Page]:
+    def page(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> Iterator["Page"]:
         """A tab of its own, with storage of its own."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]

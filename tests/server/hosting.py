@@ -76,13 +76,9 @@ class PromptServer(Server):
 
 @contextmanager
 def hosted(
-    llm: LLM,
-    limits: Limits | None = None,
-    keys: tuple[str, ...] = (),
-    tokenizer: Any = None,
-    replies: ReplyFormat | None = None,
-    metrics_prefix: str = "slipstream",
-) -> Iterator[Host]:
+    llm: LLM, limits: Limits | None = None, keys: tuple[str, ...] = (), tokenizer: Any = None,
+    replies: ReplyFormat | None = None, metrics_prefix: str = "slipstream",
+) -> Iterator[Host]:  # fmt: skip
     """A server of `llm` at a free port. tokenizer: instead of that of the model."""
     async_llm = AsyncLLM(llm)
     text = tokenizer or llm.tokenizer

@@ -52,10 +52,8 @@ TEXTS = {
 
 def answered(page: Page, text: str, mode: str = "chat") -> None:
     """Ask for a text, and get it in up to 40 pieces, every other token drafted."""
-    size = max(3, len(text) // 200)
-    tokens = [
-        {"text": text[i : i + size], "drafter": "model" if i // size % 2 else None} for i in range(0, len(text), size)
-    ]
+    n = max(3, len(text) // 200)
+    tokens = [{"text": text[i : i + n], "drafter": "model" if i // n % 2 else None} for i in range(0, len(text), n)]
     page.do(f"{STREAM}; window.pieces = {json.dumps([tokens[i : i + 5] for i in range(0, len(tokens), 5)])}; 0")
     page.ask("?" + text[:500], mode)
     page.do("new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))")
@@ -68,9 +66,7 @@ def test_a_hostile_answer_is_shown_as_text_and_nothing_of_it_runs_or_loads(page:
         assert page.text("#error") == ""
         given = "pieces.flat().map((token) => token.text).join('')"  # compared there: half characters do not travel
         assert page.do(f"document.querySelector('.answer').textContent.endsWith({given})")
-        assert page.do(
-            "[...document.querySelectorAll('.answer *')].every((each) => each.matches('span.t, span.asked'))"
-        )
+        assert page.do("[...document.querySelectorAll('.answer *')].every((x) => x.matches('span.t, span.asked'))")
     assert page.do("[document.title, ran.length]") == ["Slipstream", 0]
     asked = [each["request"]["url"] for each in page.events("Network.requestWillBeSent")]
     assert all(url.startswith(host.url) for url in asked)
@@ -83,9 +79,8 @@ def test_no_answer_is_wider_than_the_screen_or_covers_what_follows_it(chromium, 
         for name, text in TEXTS.items():
             answered(page, text)
             assert page.do("document.documentElement.scrollWidth") <= width, name
-            assert page.do(
-                "document.getElementById('log').scrollWidth <= document.getElementById('log').clientWidth"
-            ), name
+            log = "document.getElementById('log')"
+            assert page.do(f"{log}.scrollWidth <= {log}.clientWidth"), name
             heights = "[...document.querySelectorAll('.answer')].map((each) => each.scrollHeight - each.clientHeight)"
             assert not any(page.do(heights)), f"{name}: all of it is seen without scrolling within the answer"
             assert page.do("document.querySelector('article:last-child .facts').getBoundingClientRect().height") < 80

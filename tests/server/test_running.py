@@ -72,9 +72,8 @@ def test_a_client_that_goes_before_or_within_its_prompt_leaves_nothing(host: Hos
     for cut in (len(body) // 2, len(body)):
         with request_by_hand(host.url, HEAD, body) as connection:
             connection.settimeout(5)
-        connection = request_by_hand(
-            host.url, HEAD.replace(b"Content-Type", b"X-Cut: %d\nContent-Type" % cut), body[:cut]
-        )
+        head = HEAD.replace(b"Content-Type", b"X-Cut: %d\nContent-Type" % cut)
+        connection = request_by_hand(host.url, head, body[:cut])
         connection.close()
     eventually(lambda: idle(host))
 

@@ -100,7 +100,5 @@ def test_what_has_the_prefix_of_vllm_has_its_names_types_labels_and_our_numbers(
         eventually(lambda: shown(host)["slipstream:num_requests_running"] == 0)
         unprefixed = {each.name: each for each in text_string_to_metric_families(host.http.get("/metrics").text)}
     for name in ("generation_tokens", "prompt_tokens", *(each for each in OF_VLLM if each.startswith("spec_decode"))):
-        values = [
-            sample.value for sample in unprefixed[f"slipstream:{name}"].samples if not sample.name.endswith("_created")
-        ]
+        values = [s.value for s in unprefixed[f"slipstream:{name}"].samples if not s.name.endswith("_created")]
         assert values == [s.value for s in prefixed[name][1] if not s.name.endswith("_created")], name

@@ -122,9 +122,8 @@ class TestInABrowser:
         sent = [json.loads(each["request"]["postData"]) for each in page.events("Network.requestWillBeSent")
                 if "postData" in each["request"]]  # fmt: skip
         assert sent[-1] == sent[-2] | {"speculation": {"enabled": False}}
-        rates = page.do(
-            "[...document.querySelectorAll('#rates .value')].map((each) => Number(each.textContent.replace(',', '')))"
-        )
+        numbers = ".map((each) => Number(each.textContent.replace(',', '')))"
+        rates = page.do("[...document.querySelectorAll('#rates .value')]" + numbers)
         assert min(rates) > 0
         ratio = float(re.search(r"[\d.]+", page.text("#ratio"))[0])  # type: ignore[index]
         assert ratio == pytest.approx(rates[0] / rates[1], abs=0.05)

@@ -50,9 +50,7 @@ def test_quantised_weights_and_halved_caches_count_less(tiny: Tiny) -> None:
 def test_mtp_layers_count_with_a_cache_of_their_own(count: int, tmp_path: Path) -> None:
     folder = write("glm4_moe", tmp_path, count)
     target = describe(folder, LoadSettings(device="cpu", dtype="float64"))
-    without, seen = (
-        plan(target, 320, *DraftPlan.of(draft).ready(target, target.settings).loads) for draft in ("ngram", "mtp")
-    )
+    without, seen = (plan(target, 320, *DraftPlan.of(d).ready(target, target.settings).loads) for d in ("ngram", "mtp"))
     drafter = make_drafter("mtp", target.load())
     LLM(folder, drafter, device="cpu", dtype="float64").generate([[1, 2, 3]], SamplingParams(max_tokens=4))
     blocks = drafter.layers._blocks

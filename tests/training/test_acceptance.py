@@ -64,9 +64,8 @@ def test_an_objective_learns_and_its_simulated_acceptance_length_is_what_decodin
         llm.use(str(tmp_path / "final"), **drafter)
         prompts = [t.tokens[: t.prompt] for t in heldout.texts]
         # Other seeds than those of the texts: the simulation must predict, not repeat.
-        params = [
-            SamplingParams(temperature=heldout.temperature, max_tokens=60, seed=1000 + i) for i in range(len(prompts))
-        ]
+        how = {"temperature": heldout.temperature, "max_tokens": 60}
+        params = [SamplingParams(seed=1000 + i, **how) for i in range(len(prompts))]
         total = sum((c.stats for c in llm.generate(prompts, params)), SpecStats())
         measured = total.mean_acceptance_length
         simulated = figures[f"tau@{heldout.temperature:g}"]

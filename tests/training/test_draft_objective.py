@@ -42,9 +42,8 @@ def test_a_parallel_draft_model_that_is_trained_further_keeps_its_mask_token(
 
     def trained(out: str, **options: object) -> int | None:
         options = vars(shape) | options
-        run = prepare(
-            run_config("draft", DraftOptions(**options), tiny_target, tiny_data, tmp_path / out, **few), quiet
-        )
+        config = run_config("draft", DraftOptions(**options), tiny_target, tiny_data, tmp_path / out, **few)
+        run = prepare(config, quiet)
         run.train(quiet)
         return getattr(load_trainable(tmp_path / out / "final").lm.config, "pard_token", None)
 

@@ -87,16 +87,13 @@ def test_blocks_in_parallel_equal_blocks_one_by_one(changes: dict[str, Any]) -> 
     for b in range(2):
         for i, anchor in enumerate(anchors[b].tolist()):
             runtime = TorchDFlash(head)
-            runtime.extend(
-                Batch([0], tokens[b, :anchor], range(anchor), [0, anchor], [0], [None], [0]), taps[b, :anchor]
-            )
+            before = Batch([0], tokens[b, :anchor], range(anchor), [0, anchor], [0], [None], [0])
+            runtime.extend(before, taps[b, :anchor])
             block = head.block_tokens(tokens[b, anchor])
             sees = torch.ones(n, n, dtype=torch.bool)
             select = range(n - head.config.depth, n)
             alone = runtime.run_blocks(Batch([0], block, range(anchor, anchor + n), [0, n], [anchor], [sees], select))
-            torch.testing.assert_close(
-                head.logits(states[b, i]), alone, atol=1e-6, rtol=1e-6
-            )  # angles in float32 there
+            torch.testing.assert_close(head.logits(states[b, i]), alone, atol=1e-6, rtol=1e-6)  # float32 angles
 
 
 def objective(**options: Any) -> DFlashObjective:

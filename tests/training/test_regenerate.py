@@ -28,9 +28,8 @@ def test_prompts_are_conversations_up_to_the_answer_and_repeatable(llm: LLM) -> 
     prompts = write(np.random.default_rng(5), 6)
     assert prompts == write(np.random.default_rng(5), 6) != write(np.random.default_rng(6), 6)
     assert len({tuple(ids) for ids in prompts}) == len(prompts) > 0
-    rendered = llm.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "X"}], tokenize=False, add_generation_prompt=True
-    )
+    talk = [{"role": "user", "content": "X"}]
+    rendered = llm.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     before, _, after = rendered.partition("X")
     for ids in prompts:
         text = llm.tokenizer.decode(ids)

@@ -97,7 +97,6 @@ def test_the_log_stays_whole_json_on_a_full_disk_and_of_a_run_that_diverged(prep
     loop.log({"step": 2})
     monkeypatch.setattr(Path, "open", original)
     loop.log({"step": 3})
-
     first, last = logged(tmp_path)
     assert (first["train"], first["heldout"]) == (None, {"loss": None, "tau@0": 1.5})
     assert last["step"] == 3

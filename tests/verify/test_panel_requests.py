@@ -36,9 +36,8 @@ def test_the_bias_makes_the_end_of_a_text_as_likely_as_stated():
 
 def test_settings_keep_what_the_user_gave_and_leave_out_what_is_then_impossible():
     llm = toy()
-    base = SamplingParams(
-        temperature=0.7, max_tokens=20, frequency_penalty=0.1, logit_bias=dict.fromkeys(range(1, 8), -100.0)
-    )
+    biases = dict.fromkeys(range(1, 8), -100.0)
+    base = SamplingParams(temperature=0.7, max_tokens=20, frequency_penalty=0.1, logit_bias=biases)
     kept = settings(llm, base, PROMPTS, [[0, 0, 1], [2, 0, 0], [0, 0, 3]])
     assert "stop ids" not in kept, "min_tokens holds back the only token that the user left"
     assert {params.temperature for params in kept.values()} == {0.7}

@@ -187,9 +187,7 @@ def test_an_end_of_text_that_is_half_as_likely_after_a_draft_token_is_found(monk
 
 
 def test_a_text_that_is_one_token_too_long_is_found(monkeypatch):
-    monkeypatch.setattr(
-        Sequence, "limit", property(lambda seq: min(seq.context, seq.prompt + seq.params.max_tokens + 1))
-    )
+    monkeypatch.setattr(Sequence, "limit", property(lambda s: min(s.context, s.prompt + s.params.max_tokens + 1)))
     data = found()
     assert data["verdict"] == "BUG"
     assert "it should after" in data["faults"][0]
@@ -207,9 +205,8 @@ def test_a_draft_that_ends_by_the_token_that_was_drawn_is_found(drafter, verdict
     """It does where lengths are chosen only."""
     data = found(drafter=drafter)
     assert data["verdict"] == verdict
-    assert ("chosen lengths" in {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"}) == (
-        verdict == "BUG"
-    )
+    bugs = {row["place"] for row in data["distribution"] if row["verdict"] == "BUG"}
+    assert ("chosen lengths" in bugs) == (verdict == "BUG")
 
 
 def test_a_fault_far_into_a_text_is_found(monkeypatch):

@@ -41,9 +41,8 @@ def completion(asked: dict[str, Any], choose: Sampler, rounding: float, logprobs
         text += tokens[-1]
         logs = logits - np.log(np.exp(logits).sum())
         token_logprobs.append(float(logs[token]))
-        top.append(
-            {LETTERS[i]: float(logs[i]) for i in np.argsort(-logs)[: asked["logprobs"]]} if asked["logprobs"] else {}
-        )
+        best = np.argsort(-logs)[: asked["logprobs"] or 0]
+        top.append({LETTERS[i]: float(logs[i]) for i in best})
     logprobs_body = {"tokens": tokens, "token_logprobs": token_logprobs, "top_logprobs": top} if logprobs else None
     return {"choices": [{"text": "".join(tokens), "logprobs": logprobs_body}]}
 
@@ -104,9 +103,8 @@ def test_equal_servers_pass(serve):
 
 def test_a_wrong_greedy_token_is_a_bug(serve):
     def second_best(logits, temperature, rng):
-        return (
-            int(np.argsort(-logits)[1]) if not temperature and rng.random() < 0.2 else sampled(logits, temperature, rng)
-        )
+        second = not temperature and rng.random() < 0.2
+        return int(np.argsort(-logits)[1]) if second else sampled(logits, temperature, rng)
 
     data = verify_served(serve(second_best), serve(), PROMPTS, SMALL).data
     assert data["verdict"] == "BUG"
@@ -126,9 +124,8 @@ def test_a_wrong_temperature_of_samples_is_found(factor):
     def wrong(logits, temperature, rng):
         return sampled(logits, factor * temperature, rng)
 
-    data = verify_served(
-        Near("http://a", choose=wrong), Near("http://b"), PROMPTS, ServedConfig(tokens=24, clients=1)
-    ).data
+    config = ServedConfig(tokens=24, clients=1)
+    data = verify_served(Near("http://a", choose=wrong), Near("http://b"), PROMPTS, config).data
     assert {row["verdict"] for row in data["greedy"]} == {"identical"}
     assert "BUG" in {row["verdict"] for row in data["sampled"]}
 

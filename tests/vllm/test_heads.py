@@ -1,7 +1,5 @@
 """Converted heads in the real vLLM: it accepts as many of their draft tokens as we do. `make test-vllm`."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from dataclasses import replace

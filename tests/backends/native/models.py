@@ -216,8 +216,6 @@ def one_by_one(
     return logits_of_rows, kept
 
 
-# --- rows of a batch against the same rows alone, bit by bit ----------------------------------------------------------
-
 ALONE, TOGETHER = 100, 200  # ids of sequences
 
 

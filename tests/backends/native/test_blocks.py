@@ -82,9 +82,6 @@ def test_the_same_holds_for_a_processor_that_has_avx2_only() -> None:
     assert done.returncode == 0, done.stdout
 
 
-# --- products of one matrix, against a simple model of their arithmetic, bit for bit ----------------------------------
-
-
 def random_blocks(seed: int, form: Format, outs: int, columns: int) -> Blocks:
     rng = np.random.default_rng(seed)
     low, high, kind = (-128, 128, np.int8) if form.bits == 8 else (0, 16, np.uint8)

@@ -87,9 +87,6 @@ def numbers(kind: str, vocab: int | None = None) -> StepSampling:
     return StepSampling(heat, noise=-(-u.log()).log(), vocab=vocab)
 
 
-# --- logits ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("shape", "form"), in_every_format("llama", "many heads", "window"))
 def test_logits_and_cache_are_those_of_the_stored_weights_in_float64(shape: str, form: str) -> None:
     """A prompt, and the rest of it in another pass."""
@@ -139,9 +136,6 @@ def test_logits_of_earlier_calls_stay_readable() -> None:
     assert model.forward(chain(9, 0, text[:2], [])).logits.shape == (0, VOCAB)
 
 
-# --- drafts in one call ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["uniforms", "noise"])
 def test_distributions_are_those_of_the_logits_in_float64(kind: str) -> None:
     texts = [ids(n, seed) for seed, n in enumerate(TEXTS)]
@@ -181,9 +175,6 @@ def test_an_exit_returns_the_stream_of_every_token_and_writes_the_KV_of_its_laye
     assert torch.equal(out.taps[1], out.hidden)
     assert torch.equal(decoded.logits[:, 0], out.logits[19:22])
     assert torch.equal(model.kv(8, 23)[0], model.kv(9, 23)[0])
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_more_steps_exits_layers_and_taps_than_there_are_are_refused() -> None:
@@ -247,9 +238,6 @@ def test_without_bfloat16_products_the_dtype_is_refused_by_name(monkeypatch: pyt
         chosen(llama, "native", "bfloat16")
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
 def test_weights_are_stored_in_the_checkpoints_format() -> None:
     forms = ("float32", "float16", "bfloat16", "w8a8")
     sizes = {form: native(form=form).memory()["weights"] for form in forms}
@@ -301,16 +289,12 @@ def test_everything_is_compiled_on_loading(form: str) -> None:
     assert compiled() == before
 
 
-# --- mixtures of experts ---------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def poisoned(model: NativeExecutor, expert: int) -> Iterator[None]:
     """NaN in every weight of an expert of layer 0."""
     record = model._model[0]
-    table = (ctypes.c_char * (int(record["expert_count"]) * 2 * records.MATRIX.itemsize)).from_address(
-        int(record["experts"])
-    )
+    size = int(record["expert_count"]) * 2 * records.MATRIX.itemsize
+    table = (ctypes.c_char * size).from_address(int(record["experts"]))
     pair = torch.frombuffer(table, dtype=torch.uint8).numpy().view(records.MATRIX).reshape(-1, 2)[expert]
     regions = [(int(each["weights"]), int(each["outs"] * each["out_bytes"])) for each in pair]
     kept = [ctypes.string_at(*region) for region in regions]

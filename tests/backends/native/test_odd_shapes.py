@@ -62,9 +62,8 @@ def test_rows_of_odd_shapes_are_near_those_in_float64_and_bitwise_as_alone(turn:
     for _ in range(3):
         parents = random_tree(draw, 9) if draw.random() < 0.7 else []
         known = draw.choice([1, 2, draw.randint(3, 20)])
-        members.append(
-            (draw.choice([0, 31, 32, 40]), ids(known + len(parents), draw.randrange(99), of.vocab_size), parents)
-        )
+        past = draw.choice([0, 31, 32, 40])
+        members.append((past, ids(known + len(parents), draw.randrange(99), of.vocab_size), parents))
     check(model, members, seed=shape)
     if "quantize" in options and of.tie_embeddings:
         return  # the head alone is rounded

@@ -148,9 +148,8 @@ def llm(shape: str, draft: Any = None, **options: Any) -> LLM:
 def test_two_python_threads_generate_on_one_LLM_as_each_would_alone(draft: str | None, temperature: float) -> None:
     one = llm("llama", draft)
     prompts = [ids(n, n) for n in (40, 3, 21, 30)]
-    params = [
-        SamplingParams(max_tokens=12, temperature=temperature, seed=i, ignore_eos=True) for i in range(len(prompts))
-    ]
+    how = {"max_tokens": 12, "temperature": temperature, "ignore_eos": True}
+    params = [SamplingParams(seed=i, **how) for i in range(len(prompts))]
     want = [one.generate([p], params_of)[0].token_ids for p, params_of in zip(prompts, params, strict=True)]
     for _ in range(3):
         with ThreadPoolExecutor(3) as helpers:

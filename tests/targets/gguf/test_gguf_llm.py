@@ -83,7 +83,6 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufT
     params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
     prompt = llm.tokenizer.encode(PROMPTS[0])
     torch_target = LLM(tiny.target, executor="torch", dtype="float64").target
-
     llm.use(small)
     llm.draft_tokens = 2
     assert_drafted_samples(llm, prompt, params, 600, joint_distribution(Oracle(torch_target), prompt, params, length=2))
@@ -209,12 +208,10 @@ def refused(file: Path, data: bytes, kind: type[SlipstreamError], match: str) ->
 def test_models_that_llamacpp_refuses_are_one_clear_error(tmp_path, capfd, caplog):
     """And nothing of llama.cpp's own log is printed, neither here nor for models that load."""
     caplog.set_level(logging.WARNING)
-    refused(
-        tmp_path / "a.gguf", tiny_model(**{"general.architecture": "nonesuch"}), LoadError, "does not say how large"
-    )
-    strange = {f"nonesuch.{key}": value for key, value in (("block_count", 1), ("embedding_length", 32))}
-    data = tiny_model(**{"general.architecture": "nonesuch"} | strange)
-    refused(tmp_path / "b.gguf", data, UnsupportedModelError, "unknown model architecture: 'nonesuch'")
+    unknown = {"general.architecture": "nonesuch"}
+    refused(tmp_path / "a.gguf", tiny_model(**unknown), LoadError, "does not say how large")
+    unknown |= {"nonesuch.block_count": 1, "nonesuch.embedding_length": 32}
+    refused(tmp_path / "b.gguf", tiny_model(**unknown), UnsupportedModelError, "unknown model architecture: 'nonesuch'")
     refused(tmp_path / "c.gguf", tiny_model(**{"llama.block_count": 2}), LoadError, r"blk\.1")
     refused(tmp_path / "d.gguf", tiny_model()[:-64], LoadError, "not a whole GGUF file")
     refused(tmp_path / "e.gguf", tiny_model(**{"tokenizer.ggml.model": None}), LoadError, "tokenizer")

@@ -130,9 +130,8 @@ def test_layers_run_apart_are_the_whole_model(name: str) -> None:
     half = of.run(seqs, draft, layers=(0, 1)).hidden[1].clone()
     rest = of.run(seqs, draft, layers=(1, of.layers), hidden=half).logits
     assert torch.equal(rest, whole)
-    done = LLM(of, "layerskip", draft_tokens=3, draft_options={"exit": 1}).generate(
-        PROMPTS, SamplingParams(max_tokens=TOKENS)
-    )
+    llm = LLM(of, "layerskip", draft_tokens=3, draft_options={"exit": 1})
+    done = llm.generate(PROMPTS, SamplingParams(max_tokens=TOKENS))
     assert [c.token_ids for c in done] == texts(name)
     for seq in seqs:
         of.release(seq.id)

@@ -256,9 +256,6 @@ def test_sampled_texts_have_the_distribution_of_the_model(name: str, temperature
     assert_drafted_samples(LLM(of, draft, draft_tokens=2, max_batch=50), SOURCES[2], params, n, probs)
 
 
-# --- batches --------------------------------------------------------------------------------------------------------
-
-
 def test_sources_that_are_encoded_together_are_those_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.targets.huggingface.encoded_sources.MOST_ENCODED", 10)
     with passes_of(model("bart").get_encoder()) as counted:
@@ -362,9 +359,6 @@ def test_beams_are_those_of_transformers_and_share_what_was_encoded(name: str) -
         assert [beam.token_ids for beam in beams] == [row[1:].tolist() for row in wanted]
 
 
-# --- drafters -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "length"), [("mt5", 1), ("bart", 4), ("m2m-100", 7)])
 def test_a_model_that_drafts_for_itself_is_always_right(name: str, length: int) -> None:
     """So its caches never miss or keep a token; it encodes each source once, too."""
@@ -417,9 +411,6 @@ def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(cap
     assert done[0].stats.proposed == 0 < done[1].stats.proposed
     assert all(c.stats.drafter_faults == 0 for c in done)
     assert sum("a source has 70" in r.getMessage() for r in caplog.records) == 1
-
-
-# --- requests -------------------------------------------------------------------------------------------------------
 
 
 def test_a_source_that_is_too_long_or_empty_is_refused() -> None:

@@ -15,9 +15,7 @@ from slipstream.targets.huggingface import few_rows
 from slipstream.targets.huggingface.few_rows import MOST_ROWS, FewRows, linear
 from slipstream.targets.huggingface.huggingface_target import of_module
 
-pytestmark = pytest.mark.skipif(
-    not unpacked_product.available(), reason="the OpenMP library of this torch is not known"
-)
+pytestmark = pytest.mark.skipif(not unpacked_product.available(), reason="the OpenMP library of torch is not known")
 
 
 @pytest.fixture(autouse=True)

@@ -89,9 +89,6 @@ def test_a_loaded_model_whose_modules_were_changed_is_run_as_it_is() -> None:
     assert [one.token_ids for one in done] == texts_of(module)
 
 
-# --- drafts -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -129,9 +126,6 @@ def test_the_vocabularies_of_a_pair_are_compared_where_transformers_runs_one(fol
         check_pair(ours, other).require()
 
 
-# --- facts --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", PACKED)
 def test_the_facts_of_a_checkpoint_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     module = random_model(name, torch.float32)
@@ -167,8 +161,6 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     module = transformers.AutoModelForCausalLM.from_config(config)
     assert shape.parameters == shape.step_parameters == sum(p.numel() for p in module.parameters())
 
-
-# --- refusals -----------------------------------------------------------------------------------------------------
 
 CODE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
 
