@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -215,6 +216,42 @@ def test_of_two_processes_that_start_together_one_compiles_and_logs_it(tmp_path:
     assert sorted(out.strip() for out, _ in outputs) == ["compiled True", "hit False"]
     for out, err in outputs:
         assert ("compiling CPU kernels" in err) == out.startswith("compiled")
+
+
+def run_together(*work: Callable[[], Any]) -> bool:
+    """Whether threads that do this end."""
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_a_process_that_finds_every_kernel_does_not_wait_for_one_that_compiles() -> None:
+    executor()
+    if (kept := compiled.folder()) is None:
+        pytest.skip("no folder for kernels can be written here")
+    with FileLock(kept / "slipstream-compiling.lock"):
+        assert run_together(executor)
+
+
+def test_threads_that_compile_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compiles a kernel, and another one when all have compiled the first."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    entries = [compiled.entry(FunctionType(doubled.__code__, {}, f"doubled_{i}")) for i in range(4)]
+    both = threading.Barrier(2, timeout=60)
+
+    def work(first: Any, second: Any) -> None:
+        with compiled.compile_lock():
+            first(3)
+            both.wait()
+            second(3)
+
+    assert run_together(lambda: work(*entries[:2]), lambda: work(*entries[2:]))
+    assert sum(len(each.signatures) for each in entries) == 4
+    with FileLock(tmp_path / "slipstream-compiling.lock", timeout=0):
+        pass  # it is free
 
 
 def test_a_process_that_finds_every_kernel_logs_nothing() -> None:

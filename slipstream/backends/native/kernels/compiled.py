@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from filelock import FileLock
 from numba import config, njit as _njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserWideCacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
 from slipstream.models import weight_formats
@@ -99,8 +101,12 @@ class _SharedCache(FunctionCache):
         """Numba's own would first import the implementations of everything that it can compile (0.4 s of processor
         time, more where SciPy is installed). Stored code needs only what its wrappers call: the reference counts."""
         rtsys.initialize(target_context)
+        kept = Path(self.cache_path)
         with self._guard_against_spurious_io_errors():
             overload = self._load_overload(sig, target_context)
+            if overload is None and _users[kept] and not _turn(kept).is_locked:
+                _turn(kept).acquire()
+                overload = self._load_overload(sig, target_context)  # another process may have compiled it
         if overload is None:
             announce()
         return overload
@@ -155,12 +161,23 @@ def entry(function: Callable[..., Any]) -> Any:
 
 @contextlib.contextmanager
 def compile_lock() -> Iterator[None]:
-    """Held during the first calls of entries. If several processes start at the same time, one compiles, and the others
-    then load its code from disk."""
+    """Around the first calls of entries. The first of them that is not on disk takes the lock. So if several processes
+    start at the same time, one compiles, and the others then load its code; none waits that has nothing to compile."""
     kept = folder()
     if kept is None:
         announce()
         yield
         return
-    with FileLock(kept / "slipstream-compiling.lock"):
+    with global_compiler_lock:
+        _users[kept] += 1
+    try:
         yield
+    finally:
+        with global_compiler_lock:  # as held where entries are loaded
+            _users[kept] -= 1
+            if not _users[kept]:
+                _turn(kept).release()
+
+
+_users: Counter[Path] = Counter()  # threads in `compile_lock`, by folder
+_turn = functools.cache(lambda kept: FileLock(kept / "slipstream-compiling.lock", thread_local=False))
