@@ -21,6 +21,7 @@ class Oracle:
     def __init__(self, target: Target):
         self.target = target
         self._known: dict[tuple[int, ...], Tensor] = {}
+        self._probs: dict[object, Tensor] = {}
 
     def logits(self, tokens: Seq[int]) -> Tensor:
         """[V]"""
@@ -35,9 +36,12 @@ class Oracle:
     def probs(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> Tensor:
         """[V], after warping."""
         stops = frozenset(stop_ids)
-        constraint = constraint_of(params, self.target.vocab_size, stops)
-        allowed = constraint and constraint.allowed([], [output])
-        return warp(self.logits([*prompt, *output])[None], params, prompt, [list(output)], stops, allowed)[0]
+        key = tuple(prompt), tuple(output), params, stops
+        if key not in self._probs:
+            constraint, logits = constraint_of(params, self.target.vocab_size, stops), self.logits([*prompt, *output])
+            allowed = constraint and constraint.allowed([], [output])
+            self._probs[key] = warp(logits[None], params, prompt, [list(output)], stops, allowed)[0]
+        return self._probs[key]
 
     def greedy(self, prompt: Seq[int], n: int) -> list[int]:
         """The n tokens of plain greedy decoding."""

@@ -9,6 +9,7 @@ as a slightly wrong frequency.
 
 from collections.abc import Collection, Sequence as Seq
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,6 +21,12 @@ from slipstream.core.target import Capabilities, TargetOut
 from slipstream.errors import TargetError
 
 _LOGITS, _TAP = 101, 102  # keys that keep the random numbers of logits and taps apart
+
+
+@lru_cache(maxsize=20_000)
+def _noise(seed: int, tokens: tuple[int, ...], vocab: int) -> np.ndarray:
+    """Kept, as tests make the same targets again."""
+    return np.random.default_rng([_LOGITS, seed, *tokens]).standard_normal(vocab)
 
 
 @dataclass(frozen=True)
@@ -153,8 +160,7 @@ class ToyTarget:
             row = self._rows[tokens] = len(self._rows)
             if row == len(self._table):
                 self._table = np.concatenate((self._table, np.empty_like(self._table)))
-            noise = np.random.default_rng([_LOGITS, self.seed, *tokens])
-            self._table[row] = self.sharpness * noise.standard_normal(self.vocab_size)
+            self._table[row] = self.sharpness * _noise(self.seed, tokens, self.vocab_size)
         return row
 
     def _mixture(self, tap: int) -> np.ndarray:
