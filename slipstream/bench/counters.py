@@ -62,8 +62,7 @@ class Counters:
         return later._with(self, add)
 
     def _with(self, former: Counters, join: Callable[[float, float], float]) -> Counters:
-        given = former.values
-        joined = {key: n if key in NOW else join(n, given.get(key, 0.0)) for key, n in self.values.items()}
+        joined = {key: n if key in NOW else join(n, former.values.get(key, 0.0)) for key, n in self.values.items()}
         return Counters(self.server, joined)
 
     def as_dict(self) -> dict[str, Any]:

@@ -65,7 +65,6 @@ class LoadPrompts:
         return {"prompts": texts} | {name: getattr(self, name) for name in names}
 
     def request(self, number: int, i: int) -> Request:
-        """The i-th request of a pass."""
         entry = self.entries[(i + number + 1) % len(self.entries)]
         text = f"# {next(self._numbers)}\n{entry.text}" if self.distinct else entry.text
         sampling = {name: value for name, value in self.sampling.items() if NO_EFFECT.get(name) != value}

@@ -49,7 +49,6 @@ class Arm:
     against: Arm | None = None
 
     def prepare(self) -> Any:
-        """The drafter for one pass."""
         if not isinstance(self.drafter, (str, list)):
             return self.drafter
         self.llm.use(self.drafter, **self.options)

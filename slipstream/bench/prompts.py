@@ -89,7 +89,6 @@ class PromptSet:
 
     @property
     def categories(self) -> list[str]:
-        """The category of each prompt."""
         return [prompt.category for prompt in self.prompts]
 
     def as_dict(self) -> dict[str, Any]:

@@ -142,8 +142,7 @@ def times_spent(arms: list[dict[str, Any]]) -> Table:
         f = arm["overall"]
         seconds = f["first_token_seconds"], f["seconds_per_later_token"]
         draft, target, verify, host, outside = (f["shares"][phase] for phase in PHASES)
-        shares = draft, target, verify, host + outside
-        rows.append([name(arm), setting(arm), *seconds, *shares])
+        rows.append([name(arm), setting(arm), *seconds, draft, target, verify, host + outside])
     return Table(
         "Latency, and where the time goes", columns, rows,
         "first, next: time to the first token and per later token. draft: proposing and observing; target: forward and "

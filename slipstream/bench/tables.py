@@ -66,7 +66,6 @@ class Table:
     note: str = ""
 
     def texts(self) -> list[list[str]]:
-        """The rows as text."""
         return [[column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
     def of(self, columns: Seq[int]) -> Table:

@@ -230,8 +230,7 @@ def interpreter(given: Path | None) -> Path:
 
 def _path_with_us(folder: Path) -> str:
     """A path on which Python finds this package, with its entry point, and nothing else of our environment."""
-    package = Path(slipstream.__file__).parent
-    (folder / "slipstream").symlink_to(package, target_is_directory=True)
+    (folder / "slipstream").symlink_to(Path(slipstream.__file__).parent, target_is_directory=True)
     about = folder / f"slipstream-{slipstream.__version__}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipstream\nVersion: {slipstream.__version__}\n")

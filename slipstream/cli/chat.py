@@ -35,8 +35,7 @@ def chat(
 
     /reset starts a new conversation, /help lists all commands."""
     llm = load(models, asked=[sampling.params()])
-    params = sampling.params(llm.defaults.sampling)
-    session = Session(llm, params, raw=raw, system=system)
+    session = Session(llm, sampling.params(llm.defaults.sampling), raw=raw, system=system)
     render.line(banner(llm, models))
     how = (
         "without a chat template: prompts are completed as given" if session.raw else "using the model's chat template"

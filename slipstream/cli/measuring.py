@@ -79,7 +79,6 @@ def unfinished(measure: Callable[[], Result]) -> tuple[Result, int]:
 
 
 def show_section(result: Result) -> None:
-    """Print the tables and the finding."""
     render.section(section(result))
 
 

@@ -143,8 +143,7 @@ class ModelOptions(LoadSettings):
     @property
     def speculation(self) -> tuple[Any, dict[str, Any]]:
         """The drafter in use and its options, as `LLM.use` takes them."""
-        named = self.names if self.drafter or self.draft_model is None else ()
-        return draft_plan.asked(named, self.draft_model)
+        return draft_plan.asked(self.names if self.drafter or self.draft_model is None else (), self.draft_model)
 
     @property
     def draft_is_read(self) -> bool:

@@ -25,8 +25,7 @@ def report(
     out: Path = option(Path("report.html"), "HTML file to write.", "--out", "-o"),
 ) -> None:
     """Turn result files into one self-contained HTML page."""
-    all_results = [result for path in results for result in read_all(path)]
-    write_page(all_results, out)
+    write_page([result for path in results for result in read_all(path)], out)
     render.line(f"wrote {out}")
 
 

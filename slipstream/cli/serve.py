@@ -105,8 +105,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
 
         text = tokenizer(models)
         replies = ReplyFormat.of(text, server.tool_format, server.reasoning)
-        model = partial(checked_model, models, server.max_batch)
-        engine = RemoteEngine(model, server.engine_timeout)
+        engine = RemoteEngine(partial(checked_model, models, server.max_batch), server.engine_timeout)
         try:
             limits = Limits(
                 body=server.max_body,
@@ -119,8 +118,7 @@ def serve(models: UsualModels, server: ServerOptions, engine_options: EngineOpti
             service = Service(
                 name, engine.facts, text, engine.streams, limits, server.keys, replies, server.metrics_prefix
             )
-            port = listening.getsockname()[1]
-            address = f"http://{server.host}:{port}"
+            address = f"http://{server.host}:{listening.getsockname()[1]}"
             render.line(f"serving {name} ({models.method} drafter) at {address}/v1, with a page at {address}/")
             if engine.facts.sampling:
                 render.line(shown(engine.facts.sampling))

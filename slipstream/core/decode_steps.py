@@ -74,8 +74,7 @@ class StepSampling:
             x = x * self.inv_temperature.to(x)[:, None]
         if self.uniforms is not None:
             total = torch.softmax(x, -1).cumsum(-1)
-            u = self.uniforms[j].to(x)[:, None]
-            return (total <= u).sum(-1).clamp(max=x.shape[-1] - 1)
+            return (total <= self.uniforms[j].to(x)[:, None]).sum(-1).clamp(max=x.shape[-1] - 1)
         return (x if self.noise is None else x + self.noise[j].to(x)[..., : self.vocab]).argmax(-1)
 
 

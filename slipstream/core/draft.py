@@ -271,8 +271,7 @@ class Verdict:
 
     def run(self, draft: Draft, b: int) -> list[int]:
         """The tokens that sequence `b` gains: its accepted draft tokens, then `next`."""
-        start = draft.splits[b]
-        return [draft.ids[start + node] for node in self.path[b]] + [self.next[b]]
+        return [draft.ids[draft.splits[b] + node] for node in self.path[b]] + [self.next[b]]
 
 
 def visible(parents: Seq[int], pending: int = 0) -> Tensor:

@@ -106,7 +106,6 @@ def text_list(name: str, value: Any) -> tuple[str, ...]:
 
 
 def id_list(name: str, value: Any) -> tuple[int, ...]:
-    """Token ids."""
     check = integer(0)
     return tuple(check(name, token) for token in _items(name, value, "token ids"))
 

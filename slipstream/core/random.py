@@ -56,5 +56,4 @@ class Stream:
         argmax(log p + gumbel) is a sample of p. Draft and target use the same noise at the same position, so they
         often pick the same token if their distributions are similar.
         """
-        u = self.uniforms(NOISE, position, n)
-        return -np.log(-np.log(np.maximum(u, 1e-300)))
+        return -np.log(-np.log(np.maximum(self.uniforms(NOISE, position, n), 1e-300)))

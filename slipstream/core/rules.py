@@ -167,8 +167,7 @@ def rejection(draft: Draft, probs: Tensor, dice: Dice) -> Decision:
             packed = [draft.splits[b] + trial[b] for b in again]
             left = torch.stack([p[b] for b in again])  # [F, V]
             chances |= zip(again, _chances(draft, left, range(len(again)), packed), strict=True)
-    following = dice.choose(torch.stack(p) if len(draft) else probs).tolist()
-    return paths, following
+    return paths, dice.choose(torch.stack(p) if len(draft) else probs).tolist()
 
 
 def _chances(draft: Draft, probs: Tensor, rows: Seq[int], packed: Seq[int]) -> list[float]:

@@ -128,8 +128,7 @@ class Sequence:
             lead = self.tokens[max(0, self.prompt - LEAD) : self.prompt]
             self._readable = [token for text in (self.source, self.prediction) if text for token in (*lead, *text)]
             self._before = len(self._readable)
-        known = len(self._readable) - self._before
-        self._readable += self.tokens[known:]
+        self._readable += self.tokens[len(self._readable) - self._before :]
         return self._readable
 
     @property

@@ -76,7 +76,6 @@ class SpecStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """accepted / proposed, None if nothing was proposed."""
         return self.accepted / self.proposed if self.proposed else None
 
     @property

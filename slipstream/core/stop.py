@@ -59,8 +59,7 @@ def completed_stop(output: Seq[int], seq: Sequence) -> str | None:
     byte, plus a few more for characters and prefixes that span tokens.
     """
     assert seq.decode is not None, "stop strings need a tokenizer"
-    longest = max(len(s.encode()) for s in seq.params.stop)
-    tail = output[-(longest + 8) :]
+    tail = output[-(max(len(s.encode()) for s in seq.params.stop) + 8) :]
     text, before = seq.decode(tail), seq.decode(tail[:-1])
     ends = [(completed_at(text, before, s), s) for s in seq.params.stop]
     return min((end for end in ends if end[0] >= 0), default=(0, None))[1]

@@ -241,8 +241,7 @@ def _make(
         loaded = load_eagle(head, host.layers)
     fitted = fit(loaded, host)
     backend, settings = backend_for_head(fitted.config.decoder, host, quantize)
-    runtime = backend.eagle(fitted, host, settings)
-    drafter = EagleDrafter(runtime, host.vocab_size, config)
+    drafter = EagleDrafter(backend.eagle(fitted, host, settings), host.vocab_size, config)
     if drafter.name != asked:
         log.warning("the head %s is of the kind %r, not %r; it is run as %r", head, drafter.name, asked, drafter.name)
     return drafter

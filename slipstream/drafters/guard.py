@@ -143,8 +143,7 @@ class Attached:
 
     def read_prompts(self, seqs: Seq[Sequence], out: TargetOut) -> None:
         if self._reading:
-            undrafted = Draft.empty(len(seqs))
-            read_prompts(self._drafter, seqs[: self._reading], out.part(0, self._reading, undrafted))
+            read_prompts(self._drafter, seqs[: self._reading], out.part(0, self._reading, Draft.empty(len(seqs))))
 
     def release(self, seq_id: int) -> None:
         self._drafter.release(seq_id)

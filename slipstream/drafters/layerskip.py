@@ -84,8 +84,7 @@ class LayerSkipDrafter(Drafter):
             )
 
     def propose(self, seqs: Seq[Sequence], budget: Seq[int]) -> Draft:
-        depth = [self._depth(seq, most) for seq, most in zip(seqs, budget, strict=True)]
-        return self._chains.draft(seqs, depth)
+        return self._chains.draft(seqs, [self._depth(seq, most) for seq, most in zip(seqs, budget, strict=True)])
 
     def _depth(self, seq: Sequence, most: int) -> int:
         """Draft length for a budget `most`; 0 during chunked prefill, which runs no first layers in advance."""

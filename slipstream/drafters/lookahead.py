@@ -114,7 +114,6 @@ class BackOff:
         self.saves_time = row_cost == 0  # in the steps so far
 
     def pausing(self) -> bool:
-        """Whether to skip drafting in this step."""
         self.remaining -= self.remaining > 0
         return self.remaining > 0
 

@@ -137,7 +137,6 @@ class LookupDrafter(ABC, Generic[S]):
         return self._states[seq_id].last.match if seq_id in self._states else 0
 
     def continue_from(self, seq: Sequence, drafted: Seq[int], depth: int) -> tuple[list[int], int]:
-        """See `core.drafter.Lookup`."""
         best = self._best(self._states[seq.id], drafted, depth)
         return list(best.draft), best.match
 

@@ -239,17 +239,14 @@ class Rereader:
         return sequence
 
     def open_word(self, seq_id: int) -> int:
-        """See `Reading.open_word`."""
         return self._texts[seq_id].reading.open_word
 
     def keep(self, seq_id: int) -> None:
-        """Keep the KV of a text for later ones."""
         text = self._texts.get(seq_id)
         if text is not None and self.memory is not None and not text.begin:
             self.memory.keep(text.sequence.id, text.sequence.tokens[: text.sequence.kv_len])
 
     def release(self, seq_id: int) -> None:
-        """Forget a text. Unknown ids are ignored."""
         text = self._texts.pop(seq_id, None)
         if text is not None:
             self.model.release(text.sequence.id)

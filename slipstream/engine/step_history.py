@@ -60,7 +60,6 @@ class Times:
 
     @property
     def numbers(self) -> int:
-        """How many numbers were timed."""
         return len(self._known)
 
     @property

@@ -122,7 +122,6 @@ class FreeText:
         return tuple(self._vocabulary.tokens.greedy_tokenize(beginning.decode("utf-8"))) if beginning else ()
 
     def _begins(self, beginning: bytes) -> bool:
-        """Whether the form may begin with these bytes."""
         try:
             tokens = self._tokens(beginning)
         except UnicodeDecodeError:  # the beginning of a character, which no tokens of whole text write

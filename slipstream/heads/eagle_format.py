@@ -327,8 +327,7 @@ def speculators(head: EagleHead, target: str, architectures: Seq[str]) -> Layout
 
 
 def _variants(c: EagleConfig) -> dict[str, bool]:
-    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return {name: getattr(c, name) for name in names}
+    return {name: getattr(c, name) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
 
 
 def _tensors(head: EagleHead, maps: bool = False) -> dict[str, Tensor]:

@@ -51,9 +51,7 @@ class CachedHead(Protocol):
         `past` rolls the cache back."""
         ...
 
-    def release(self, seq_id: int) -> None:
-        """Free the KV of a sequence; unknown ids are ignored."""
-        ...
+    def release(self, seq_id: int) -> None: ...
 
     def kv(self, seq_id: int, length: int) -> Tensor:
         """Copy of the first `length` slots, [L, 2, Hk, length, D] (for tests and tools)."""
@@ -124,7 +122,6 @@ class Rows:
         return self.begin + self.done + self.pending
 
     def add(self, features: Tensor) -> None:
-        """Append rows to be run."""
         self.todo.append(features)
         self.pending += features.shape[0]
 
@@ -232,8 +229,7 @@ class HeadDrafter:
                 continue
             states = [out.hidden[tap] for tap in self.traits.taps]
             if any(node != i for i, node in enumerate(path)):  # accepted nodes are not the first nodes in order
-                index = [*range(begin, end), *(end + node for node in path)]
-                which = torch.tensor(index, device=states[0].device)
+                which = torch.tensor([*range(begin, end), *(end + node for node in path)], device=states[0].device)
                 states = [state[which] for state in states]
             elif new < out.splits[-1]:
                 states = [state[begin : begin + new] for state in states]

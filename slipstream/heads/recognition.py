@@ -71,8 +71,7 @@ def opened(
     folder = resolve(checkpoint)
     kind, config = recognise(folder), read_json(folder / "config.json")
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored(folder).items()}
-    kept = {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}
-    return folder, kind, config, kept
+    return folder, kind, config, {name: tensor for name, tensor in tensors.items() if not ignored.fullmatch(name)}
 
 
 def check_host(

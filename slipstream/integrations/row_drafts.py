@@ -157,7 +157,6 @@ class RowDrafts:
             self._gained.add(sum(row.gained for row in rows))
 
     def _free(self, key: str) -> None:
-        """Forget a request that has ended."""
         seq = self._seqs.pop(key)
         seq.finish = "stop"  # a drafter that remembers finished requests keeps its output
         self._asked.discard(key)

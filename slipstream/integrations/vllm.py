@@ -196,8 +196,7 @@ def _mend_sampling_on_cpus() -> None:
     def expand_batch_to_tokens(x: Any, ends: Any, count: int, replace_from: Any = 0, replace_to: Any = 0) -> Any:
         if x.device.type != "cpu":
             return spread(x, ends, count, replace_from, replace_to)
-        each = ends.diff(prepend=ends.new_zeros(1))
-        return x.masked_fill(x == replace_from, replace_to).repeat_interleave(each)
+        return x.masked_fill(x == replace_from, replace_to).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
 
     rejection_sampler.apply_top_k_top_p = apply_top_k_top_p
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

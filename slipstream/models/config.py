@@ -265,8 +265,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
 def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
     parameters = dict(object_of(config, "rope_parameters") or object_of(config, "rope_scaling"))
-    default_theta = 1e6 if kind == "mixtral" else 1e4
-    parameters.setdefault("rope_theta", config.get("rope_theta", default_theta))
+    parameters.setdefault("rope_theta", config.get("rope_theta", 1e6 if kind == "mixtral" else 1e4))
     if "partial_rotary_factor" in config:
         parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
     return parameters

@@ -82,5 +82,4 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
             why=f"{tensor.type} stores {count} numbers in a block",
             fix="convert the model again",
         )
-    shape = (outs, columns // count, size)
-    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, shape)
+    return np.memmap(header.path, np.uint8, "r", header.weights_at + tensor.offset, (outs, columns // count, size))

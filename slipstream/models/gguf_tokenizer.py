@@ -18,19 +18,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from slipstream.errors import LoadError, UnsupportedModelError
+from slipstream.models import gguf_header
 from slipstream.models.chat_template import chosen_template, render
 from slipstream.models.folder_tokenizer import ROLES, FolderTokenizer
-from slipstream.models.gguf_header import (
-    BYTE,
-    CONTROL,
-    ENDS,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    GgufHeader,
-    read_header,
-)
+from slipstream.models.gguf_header import GgufHeader, read_header
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.token_texts import flat_parts, is_byte_name
 
@@ -79,9 +70,9 @@ def _byte_level(header: GgufHeader) -> Tokenizer:
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of])
     backend.decoder = decoders.ByteLevel()
-    for kind in (CONTROL, USER_DEFINED):
+    for kind in (gguf_header.CONTROL, gguf_header.USER_DEFINED):
         ids = sorted(header.tokens_of(kind))
-        backend.add_tokens([AddedToken(texts[i], normalized=False, special=kind == CONTROL) for i in ids])
+        backend.add_tokens([AddedToken(texts[i], normalized=False, special=kind == gguf_header.CONTROL) for i in ids])
     first = header.token_id("bos")
     if metadata.get("tokenizer.ggml.add_bos_token") and first is not None:
         backend.post_processor = processors.TemplateProcessing(
@@ -121,7 +112,7 @@ class GgufTokenizer:
         self.chat_template: str | None = header.metadata.get(TEMPLATE)
         self._texts, self._special = header.token_texts, special_tokens(header)
         self._ids = {text: i for i, text in self._texts.items()}
-        self._control = header.tokens_of(CONTROL)
+        self._control = header.tokens_of(gguf_header.CONTROL)
         for name in (f"{role}_token" for role in ROLES):
             text = self._special.get(name)
             setattr(self, name, text)
@@ -132,7 +123,7 @@ class GgufTokenizer:
 
     @cached_property
     def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        ids = sorted(self._model.header.tokens_of(CONTROL, USER_DEFINED) & self._texts.keys())
+        ids = sorted(self._model.header.tokens_of(gguf_header.CONTROL, gguf_header.USER_DEFINED) & self._texts.keys())
         return {i: AddedToken(self._texts[i], special=i in self._control) for i in ids}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -202,13 +193,14 @@ def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int
             why="llama.cpp's kinds that are written here are byte-level BPE, and BPE that falls back to bytes",
             fix="convert the model with llama.cpp's own script",
         )
-    texts, types = [f"[PAD{i}]" for i in range(rows)], [UNUSED] * rows
+    texts, types = [f"[PAD{i}]" for i in range(rows)], [gguf_header.UNUSED] * rows
     for token, i in model["vocab"].items():
         if i < rows:
-            texts[i], types[i] = token, NORMAL
+            texts[i], types[i] = token, gguf_header.NORMAL
     for added in described.get("added_tokens") or []:
         if added["id"] < rows:
-            texts[added["id"]], types[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
+            texts[added["id"]] = added["content"]
+            types[added["id"]] = gguf_header.CONTROL if added["special"] else gguf_header.USER_DEFINED
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     ids = tokenizer.encode("a")
     if "ByteLevel" in parts:
@@ -219,10 +211,10 @@ def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int
     else:
         ranks = {"".join(pair.split(" ")): -float(rank) for rank, pair in reversed(list(enumerate(merges)))}
         for i, token in enumerate(texts):
-            if is_byte_name(token) and types[i] == NORMAL:
-                types[i] = BYTE
+            if is_byte_name(token) and types[i] == gguf_header.NORMAL:
+                types[i] = gguf_header.BYTE
         if (unknown := model.get("unk_token")) in texts:
-            types[texts.index(unknown)] = UNKNOWN
+            types[texts.index(unknown)] = gguf_header.UNKNOWN
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_token_scores([ranks.get(token, -1e6 if len(token) > 1 else 0.0) for token in texts])
@@ -240,7 +232,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int
     if template:
         writer.add_chat_template(template)
     writer.add_string(WHOLE, text)
-    writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
+    writer.add_string(gguf_header.ENDS, " ".join(map(str, eos_ids)) or "none")
 
 
 def _split(described: dict[str, Any] | None) -> str:

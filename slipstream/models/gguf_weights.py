@@ -115,8 +115,7 @@ def rotated(config: DecoderConfig, name: str, values: np.ndarray) -> np.ndarray:
     heads = config.heads if ".q_proj." in name else config.kv_heads if ".k_proj." in name else 0
     if config.model_type not in ("llama", "mistral", "mixtral") or not heads:
         return values
-    halves = values.reshape(heads, 2, config.head_dim // 2, -1)
-    return halves.swapaxes(1, 2).reshape(values.shape)
+    return values.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(values.shape)
 
 
 def _rows(config: DecoderConfig, name: str, first: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:

@@ -132,8 +132,7 @@ class ModuleShape(ModelShape):
         auto: Any = AutoModelForCausalLM if self.source_context is None else AutoModelForSeq2SeqLM
         with torch.device("meta"):
             module = auto.from_config(self.config)
-        embedding = module.get_input_embeddings()
-        weight = getattr(embedding, "weight", None)
+        weight = getattr(module.get_input_embeddings(), "weight", None)
         return {
             "embed_tokens.weight" if parameter is weight else name: tuple(parameter.shape)
             for name, parameter in module.named_parameters()

@@ -116,8 +116,7 @@ def format_holding(parts: Seq[Blocks]) -> WeightFormat | None:
         minima, factors = part.minima is not None, part.scales.factors is not None
         return divides and kind.bits >= part.bits and kind.minima >= minima and kind.factors >= factors
 
-    kinds = (kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts))
-    return next(kinds, None)
+    return next((kind for kind in FORMATS.values() if kind.span and all(holds(kind, part) for part in parts)), None)
 
 
 # --- the blocks of GGUF files: bytes [outs, blocks, bytes of a block] -> Blocks --------------------------------------

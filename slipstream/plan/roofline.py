@@ -213,8 +213,7 @@ _ROWS = tuple(sorted({*range(1, 9), *(m << e for e in range(14) for m in (4, 5, 
 
 def roofline_curve(model: ModelSize, hardware: Hardware, sequences: float = 1, context: float = 0) -> CostCurve:
     """The cost curve that `measure_costs` would measure on this hardware; linear between the rows of `_ROWS`."""
-    times = [forward_seconds(model, hardware, rows, sequences, context) for rows in _ROWS]
-    return CostCurve.monotone(_ROWS, times)
+    return CostCurve.monotone(_ROWS, [forward_seconds(model, hardware, rows, sequences, context) for rows in _ROWS])
 
 
 @dataclass(frozen=True)
@@ -287,8 +286,7 @@ class Serving(Strict):
     context: float = CONTEXT
 
     def memory(self, batch: int, speculative: bool = True) -> float:
-        models = (self.target, self.draft) if speculative else (self.target,)
-        return memory_needed(models, batch, self.context)
+        return memory_needed((self.target, self.draft) if speculative else (self.target,), batch, self.context)
 
     def fits(self, batch: int, speculative: bool = True) -> bool:
         return self.memory(batch, speculative) <= MEMORY_SHARE * self.hardware.memory * self.hardware.devices

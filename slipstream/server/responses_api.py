@@ -142,8 +142,7 @@ class ResponseScript(BlockScript):
         yield self._at(block, f"response.{_NAMES[block.kind]}.done", **value)
         if block.kind != CALL:
             yield self._at(block, "response.content_part.done", part=self._part(block, block.text))
-        item = self._item(block, "completed")
-        yield self._event("response.output_item.done", output_index=block.index, item=item)
+        yield self._event("response.output_item.done", output_index=block.index, item=self._item(block, "completed"))
 
     def ended(self) -> Iterator[Event]:
         response = self.whole()

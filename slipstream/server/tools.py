@@ -141,8 +141,7 @@ def tool_use(given: Mapping[str, Any]) -> ToolUse:
 def _named(choice: Any) -> Any:
     if not isinstance(choice, dict) or choice.get("type") != "function":
         raise ApiError(400, f"tool_choice is {choice!r}, must be none, auto, required or a function", "tool_choice")
-    asked = object_of(choice, "tool_choice", ("type", "function"))
-    return members(asked, "function", ("name",)).get("name")
+    return members(object_of(choice, "tool_choice", ("type", "function")), "function", ("name",)).get("name")
 
 
 def _function(tool: Any, where: str) -> dict[str, Any]:

@@ -86,7 +86,6 @@ class EarlyExitCache:
             self._rows[seq.id] = EarlyRows(batch.past[b], seq.tokens[batch.past[b] :] + tokens[b], exit, hidden)
 
     def drop(self, seq_id: int) -> None:
-        """Forget the rows of a sequence; unknown ids are ignored."""
         self._rows.pop(seq_id, None)
 
     def forward(self, batch: Batch, seqs: Seq[Sequence], draft: Draft, taps: tuple[int, ...]) -> Output:
@@ -117,8 +116,7 @@ class EarlyExitCache:
                 parts.append(fresh[row : row + more])
                 row += more
         hidden = torch.cat(parts)  # [M, d]
-        layers = self.executor.config.layers
-        return self.executor.forward(batch, taps, (exit, layers), hidden)
+        return self.executor.forward(batch, taps, (exit, self.executor.config.layers), hidden)
 
 
 def _matching(early: EarlyRows, batch: Batch, b: int, seq: Sequence, draft: Draft) -> int:

@@ -128,7 +128,6 @@ class PairReport:
         return self.draft.config.step_parameters / self.target.config.step_parameters
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "fits": self.fits,
             "problem": self.problem,

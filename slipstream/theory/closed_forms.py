@@ -185,8 +185,7 @@ def predict(
 
     def verification(room: int) -> float:
         """Seconds of the target in a step that may draft `room` deep."""
-        depths = enumerate(pairwise(deep))
-        return sum((here - below) * costs(min(depth, room) + 1) for depth, (here, below) in depths)
+        return sum((here - below) * costs(min(depth, room) + 1) for depth, (here, below) in enumerate(pairwise(deep)))
 
     longest = len(position_rates)
     tau = sum(reach)

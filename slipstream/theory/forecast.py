@@ -78,7 +78,6 @@ class StepCosts(Strict):
         return closed_forms.step_cost(draft_tokens, 0.0, self.target, self.batch)
 
     def step(self, draft_tokens: int) -> float:
-        """Cost of a step with so many draft tokens."""
         return closed_forms.step_cost(draft_tokens, self.c, self.target, self.batch, self.host)
 
     def assumptions(self, draft_tokens: int = 4) -> str:
@@ -132,11 +131,9 @@ class Forecast(Strict):
 
     @property
     def assumptions(self) -> str:
-        """In one line."""
         return f"{self.rates}; {self.costs.assumptions(self.draft_tokens or 1)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         names = ("draft_tokens", "tau", "step_cost", "speedup", "break_even", "assumptions")
         return {
             "acceptance": self.rates.alpha,

@@ -99,8 +99,7 @@ class DFlashObjective(Objective):
         anchors = 1 + torch.multinomial(chance, self.options.anchors, replacement=True, generator=draws).to(device)
         states, before = self._blocks(window, anchors)
         row, k = torch.arange(len(tokens), device=device)[:, None, None], torch.arange(self.depth, device=device)
-        following = (before + 1).clamp(max=length - 1)
-        counted = counts[row, following] & (anchors[..., None] + k + 1 < length)
+        counted = counts[row, (before + 1).clamp(max=length - 1)] & (anchors[..., None] + k + 1 < length)
 
         def by_depth(x: Tensor) -> Tensor:
             return x.flatten(0, 1).transpose(0, 1)  # [B, A, K, ...] -> [K, B A, ...]

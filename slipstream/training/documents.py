@@ -52,7 +52,6 @@ class Document:
 
     @property
     def place(self) -> float:
-        """See `place_of_text`."""
         return place_of_text(f"{self.key}\0{self.text[:4096]}\0{self.answer}")
 
 

@@ -20,20 +20,14 @@ from torch import Tensor, nn
 from slipstream.backends.native.kernels import processor
 from slipstream.errors import ParameterError, TrainingError
 from slipstream.host.interrupt import Interrupt
+from slipstream.training import resume_state
 from slipstream.training.acceptance import HeldOutText
 from slipstream.training.features import HiddenCache, Teacher, Window
 from slipstream.training.methods import RunConfig
 from slipstream.training.muon import Muon
 from slipstream.training.objective import Objective
 from slipstream.training.packing import Orders, Stream
-from slipstream.training.resume_state import (
-    Optimisers,
-    as_json,
-    check_same,
-    load_checkpoint,
-    read_state,
-    save_checkpoint,
-)
+from slipstream.training.resume_state import Optimisers
 from slipstream.training.schedule import Display, Progress, Schedule
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -89,8 +83,8 @@ class Loop:
         self.stopped_by = self.first = 0
         self.identity = identity(config) | {"target": self.teacher.identity}
         if config.resume:
-            check_same(config.checkpoint, read_state(config.checkpoint)["run"], self.identity)
-            state = load_checkpoint(config.checkpoint, objective.module, self.optimisers)
+            resume_state.check_same(config.checkpoint, resume_state.read_state(config.checkpoint)["run"], self.identity)
+            state = resume_state.load_checkpoint(config.checkpoint, objective.module, self.optimisers)
             self.progress = Progress(**state["progress"])
             self.orders.counters = self.progress.counters
         self.schedule = Schedule(
@@ -101,7 +95,7 @@ class Loop:
         """Write the checkpoint. Raises TrainingError if it cannot be written; the previous one is then kept."""
         self.progress.counters = dict(self.orders.counters)
         state = {"progress": asdict(self.progress), "run": self.identity}
-        save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
+        resume_state.save_checkpoint(self.config.checkpoint, self.objective.module, self.optimisers, state)
 
     def window(self, chosen: list[tuple[str, int]]) -> Window:
         """The chosen windows of the streams, with the target's hidden states, cached or computed now."""
@@ -160,7 +154,7 @@ class Loop:
     def log(self, entry: dict[str, Any]) -> None:
         """Add a line to log.jsonl, whole or not at all: a full disk does not stop the run."""
         now, path = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.config.out / "log.jsonl"
-        line = json.dumps(as_json({"time": now, **entry})).encode() + b"\n"
+        line = json.dumps(resume_state.as_json({"time": now, **entry})).encode() + b"\n"
         with path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
@@ -232,7 +226,7 @@ class Loop:
 def identity(config: RunConfig) -> dict[str, Any]:
     """Settings that must not change when a run is resumed."""
     names = ("options", "length", "rows", "optimiser", "seed", "shares", "answers_only")
-    settings = as_json(config)
+    settings = resume_state.as_json(config)
     return {"objective": config.kind, **{name: settings[name] for name in names}}
 
 

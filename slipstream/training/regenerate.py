@@ -126,7 +126,6 @@ def self_prompts(llm: LLM, say: Callable[[str], None] = print) -> Prompts:
 
 
 def _written(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], show: Show) -> list[Completion]:
-    """As `LLM.generate`."""
     seqs = [llm.sequence(*each) for each in zip(prompts, params, strict=True)]
     for _ in llm.decode(seqs):
         show(seqs)

@@ -87,7 +87,6 @@ class NativeExecutor(NativePaged):
     def forward(
         self, batch: Batch, taps: tuple[int, ...] = (), layers: Slice = None, hidden: Tensor | None = None
     ) -> Output:
-        """See `Executor.forward`."""
         first, last = layers or (0, self.config.layers)
         check_slice(self.config, first, last, taps)
         count, width = batch.splits[-1], self.config.hidden_size

@@ -61,8 +61,7 @@ def _bits(values: Tensor, fmt: str) -> np.ndarray:
     """Weights as the bit patterns of a format."""
     if fmt == "float32":
         return values.float().numpy()
-    kind = torch.float16 if fmt == "float16" else torch.bfloat16
-    return values.to(kind).view(torch.int16).numpy()
+    return values.to(torch.float16 if fmt == "float16" else torch.bfloat16).view(torch.int16).numpy()
 
 
 @dataclass

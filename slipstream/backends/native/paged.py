@@ -100,8 +100,7 @@ class RotaryTable:
         if self._inv_freq is not None and position >= len(self._table):
             count = max(position + 1, 2 * len(self._table), 256)
             angles = np.outer(np.arange(count), self._inv_freq)
-            cos_sin = np.stack([np.cos(angles) * self._scale, np.sin(angles) * self._scale], 1)
-            self._table = cos_sin.astype(np.float32)
+            self._table = np.stack([np.cos(angles) * self._scale, np.sin(angles) * self._scale], 1).astype(np.float32)
         return self._table
 
 
@@ -144,7 +143,6 @@ class NativePaged(PagedCache[NativeBlocks]):
         self._reset_cache()
 
     def _reset_cache(self) -> None:
-        """Replace the cache by an empty one."""
         config, kv_dtype, kv_blocks, ahead = self._options
         blocks = NativeBlocks(config.layers, config.kv_heads, config.head_dim, kv_dtype)
         super().__init__(blocks, kernel_lock, kv_blocks, ahead=ahead)

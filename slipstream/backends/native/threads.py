@@ -51,7 +51,6 @@ class ContentionMonitor:
         self._pause, self._until = shortest, 0.0
 
     def threads(self, most: int, now: float) -> int:
-        """Number of threads for the next pass."""
         return 1 if now < self._until else most
 
     def observe(self, wall: float, busy: float, threads: int, now: float) -> None:
@@ -132,7 +131,6 @@ class WorkerPool:
         return result
 
     def close(self) -> None:
-        """Stop the workers."""
         self._closed = True
         self._counters[STOP // 8] = 1
         self._counters[POSTED // 8] += 1
@@ -183,7 +181,6 @@ class Workspace:
         self._arena = np.empty(1 << 16, np.uint8)
 
     def threads(self, rows: int) -> int:
-        """Number of threads for a pass over so many rows."""
         return 1 if self._small and rows <= FEW_ROWS else self.most
 
     def run(self, kernel: Callable[..., Any], *args: Any, rows: int) -> int:

@@ -62,7 +62,6 @@ class CellMemory:
         self._begin_with(child_id, parent.id, length)
 
     def release(self, seq_id: int) -> None:
-        """Forget a sequence; unknown ids are ignored."""
         cells = self._running.pop(seq_id, None)
         if cells is not None:
             self._give_back(cells.id)
@@ -119,11 +118,9 @@ class CellMemory:
         return max(0, _blocks(ends.values()) - self.capacity, len(ends) - IDS)
 
     def match(self, tokens: Seq[int]) -> int:
-        """See `Memory`."""
         return self._longest(tokens)[0] // BLOCK * BLOCK
 
     def begin(self, seq_id: int, tokens: Seq[int], most: int) -> int:
-        """See `Memory`."""
         common, parent = self._longest(tokens)
         length = min(common, most) // BLOCK * BLOCK
         if not length or not self._free:

@@ -53,7 +53,6 @@ class GgufTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Target`."""
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
             trees=False,
@@ -170,8 +169,7 @@ class DescribedGguf(Described):
             return self.settings.kv_tokens
         each = self.config.context + MOST_DRAFT_TOKENS
         wanted = max(each, min(_USUAL_REQUESTS * each, _USUAL_CELLS))
-        fits = _MOST_MEMORY * available_bytes(torch.device("cpu")) / self.kv_bytes
-        return max(BLOCK, min(wanted, int(fits)))
+        return max(BLOCK, min(wanted, int(_MOST_MEMORY * available_bytes(torch.device("cpu")) / self.kv_bytes)))
 
     def load(self, progress: Progress | None = None) -> GgufTarget:
         """Raises UnsupportedModelError for a model that llama.cpp refuses or that cannot be rolled back, LoadError

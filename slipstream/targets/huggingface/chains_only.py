@@ -64,7 +64,6 @@ class ChainsOnly:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Target`."""
         return Capabilities(
             eos_ids=frozenset(self.config.eos_ids),
             trees=False,

@@ -159,7 +159,6 @@ def start_of(module: Any) -> tuple[int, ...]:
 
 
 def pad_of(module: Any) -> int | None:
-    """The padding id."""
     value = getattr(module.generation_config, "pad_token_id", None)
     value = getattr(module.config, "pad_token_id", None) if value is None else value
     return value if isinstance(value, int) and value >= 0 else None

@@ -20,30 +20,15 @@ from slipstream.core.target import HeadHost, Runtime, Target
 from slipstream.errors import ParameterError, SlipstreamError, UnsupportedModelError
 from slipstream.models.module_shape import ModuleShape, shape_of
 from slipstream.targets.decoder import Decoder
+from slipstream.targets.huggingface import encoder_decoder, trials
 from slipstream.targets.huggingface.chains_only import ChainsOnly
 from slipstream.targets.huggingface.encoded_sources import EncodedSources
-from slipstream.targets.huggingface.encoder_decoder import (
-    ChainsAnswers,
-    EncoderDecoder,
-    PackedAnswers,
-    pad_of,
-    start_of,
-)
 from slipstream.targets.huggingface.module_parts import ModuleParts, weight_of
 from slipstream.targets.huggingface.output_rules import OutputRules
 from slipstream.targets.huggingface.packed_module import PackedModule
 from slipstream.targets.huggingface.packed_pass import KINDS
 from slipstream.targets.huggingface.rollback import attends, has_states, new_cache
-from slipstream.targets.huggingface.trials import (
-    Trial,
-    check_chains,
-    check_packed,
-    check_together,
-    fault_of,
-    forward_logits,
-    measured_limit,
-    runtime_of,
-)
+from slipstream.targets.huggingface.trials import Trial, fault_of, forward_logits
 
 log = logging.getLogger("slipstream")
 
@@ -71,23 +56,23 @@ def of_module(module: Any, checkpoint: Path | None = None, chunk: int = 512, kv_
     if answers:
         _refuse_fixed_cache(name, kv_blocks)
     parts = ModuleParts(module)
-    start, pad = (start_of(module), pad_of(module)) if answers else ((), None)
+    start, pad = (encoder_decoder.start_of(module), encoder_decoder.pad_of(module)) if answers else ((), None)
     shape, trial, cache = _run_alone(module, parts, start, pad)
-    runtime = runtime_of(module, trial.limit, checkpoint)
+    runtime = trials.runtime_of(module, trial.limit, checkpoint)
     if answers:
         assert shape.source_context is not None
         encoder, sources = Encoder(shape.source_context, start), EncodedSources(parts, shape.vocab_size, pad)
-        sources.together = fault_of(check_together, sources, trial) is None
+        sources.together = fault_of(trials.check_together, sources, trial) is None
         # Experts that take a limited number of tokens would take those of whichever sequence.
         kinds: Seq[str] = () if any(hasattr(part, "expert_capacity") for part in module.modules()) else KINDS[:1]
 
         def packed(kind: str) -> Target:
-            runner = PackedAnswers(parts, shape, runtime, sources, kind)
-            return EncoderDecoder(Decoder(runner, chunk, checkpoint=checkpoint), encoder, sources)
+            runner = encoder_decoder.PackedAnswers(parts, shape, runtime, sources, kind)
+            return encoder_decoder.EncoderDecoder(Decoder(runner, chunk, checkpoint=checkpoint), encoder, sources)
 
         def chains(one_by_one: bool) -> Target:
-            runner = ChainsAnswers(parts, shape, runtime, sources, chunk=chunk, one_by_one=one_by_one)
-            return EncoderDecoder(runner, encoder, sources)
+            runner = encoder_decoder.ChainsAnswers(parts, shape, runtime, sources, chunk=chunk, one_by_one=one_by_one)
+            return encoder_decoder.EncoderDecoder(runner, encoder, sources)
     else:
         host = None if fault_of(_check_streams, module, parts, trial) else _lends(parts, shape, runtime)
         kinds = KINDS if len(parts.layers) == shape.layers else ()
@@ -121,7 +106,7 @@ def _run_alone(
         cache = new_cache(parts.cache_config)
         truth = [forward_logits(module, parts, *pair) for pair in zip(texts, sources, strict=True)]
         shape = shape_of(module.config, module.generation_config, truth[0].shape[-1])
-        limit = measured_limit(module, lambda text: forward_logits(module, parts, text, sources[0]), texts[0])
+        limit = trials.measured_limit(module, lambda text: forward_logits(module, parts, text, sources[0]), texts[0])
     except SlipstreamError:
         raise
     except Exception as fault:  # a model's own code may raise anything
@@ -138,7 +123,7 @@ def _first_packed(name: str, packed: Callable[[str], Target], kinds: Seq[str], t
     faults: list[str] = []
     for kind in kinds:
         target = packed(kind)
-        why = fault_of(check_packed, target, trial)
+        why = fault_of(trials.check_packed, target, trial)
         if why is None:
             return target
         faults.append(why)
@@ -150,11 +135,11 @@ def _first_packed(name: str, packed: Callable[[str], Target], kinds: Seq[str], t
 def _as_chains(name: str, chains: Callable[[bool], Target], states: bool, trial: Trial) -> Target:
     """The target with a cache for each sequence, which reads one token at a time if its states need it."""
     target = chains(False)
-    why = fault_of(check_chains, target, trial)
+    why = fault_of(trials.check_chains, target, trial)
     if why is None:
         return target
     target = chains(True)
-    if not states or fault_of(check_chains, target, trial) is not None:
+    if not states or fault_of(trials.check_chains, target, trial) is not None:
         raise UnsupportedModelError(
             f"a {name} cannot be rolled back: {why}",
             why="several tokens in one forward, after others that were rejected, must give what one at a time gives",

@@ -160,8 +160,7 @@ class MtpLayers(PackedLayers):
         tokens = [token for state in each for token in state.tokens[layer : layer + state.rows]]
         positions = [state.position + layer + i for state in each for i in range(state.rows)]
         ids = torch.tensor(tokens, device=self.device)
-        past = [state.first for state in each]
-        batch = Batch(seq_ids, ids, positions, splits, past, [None] * len(each), ())
+        batch = Batch(seq_ids, ids, positions, splits, [state.first for state in each], [None] * len(each), ())
         out = self.run(layer, batch, torch.cat([state.outputs for state in each]))
         for b, state in enumerate(each):
             state.outputs = out[splits[b] : splits[b + 1]]

@@ -5,8 +5,6 @@ embedded count tokens from the length of their cache, which differs between the 
 positions is therefore called with those of the rows (`PackedPositions`).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ So everything that is made for our own decoder holds for the model: trees, ragge
 prefix cache, hidden states, early exits. What makes it possible is described in `packed_pass`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -143,11 +141,9 @@ class PackedModule(PackedLayers):
         return logits, seen
 
     def _cross(self, batch: Batch) -> CrossAttention | None:
-        """Of the decoder of an encoder-decoder."""
         return None
 
     def _inputs(self, one: PackedPass) -> dict[str, Any]:
-        """What the model is called with."""
         return {
             "input_ids": one.tokens[None],
             "past_key_values": self._cache,

@@ -19,8 +19,6 @@ A mask is a function of two indices in transformers (causal, sliding window, chu
 for any slot of the cache; what a node of a tree may see among the new rows is added here.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

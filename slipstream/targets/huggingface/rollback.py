@@ -15,12 +15,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import (
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 from slipstream.errors import UnsupportedModelError
 

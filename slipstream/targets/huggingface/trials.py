@@ -125,8 +125,7 @@ def check_packed(target: Target, trial: Trial) -> None:
         draft = Draft.trees([([other, a[5], a[6]], [-1, -1, 1]), (b[3:5], [-1, 0])], target.device)
         out = target.run(seqs, draft, (0, 1, target.layers, -1) if isinstance(target, Decoder) else ())
         rows = [0, 2, 3, 4, 5, 6]
-        wanted = torch.cat((truth[0][4:7], truth[1][2:5]))
-        same(out.logits[rows], wanted, limit, "a packed tree")
+        same(out.logits[rows], torch.cat((truth[0][4:7], truth[1][2:5])), limit, "a packed tree")
         target.commit(seqs, [[1], [0]])
         seqs[0].tokens += [a[5], a[6]]
         seqs[1].tokens += [b[3], b[4]]
@@ -145,8 +144,7 @@ def _check_slices(packed: PackedModule, target: Decoder, seqs: Seq[Sequence], wh
     packed.slices = True
     half = target.run(seqs, none, layers=(0, 1)).hidden[1].clone()
     if target.layers > 1:
-        rest = target.run(seqs, none, layers=(1, target.layers), hidden=half).logits
-        same(rest, whole, limit, "layers apart")
+        same(target.run(seqs, none, layers=(1, target.layers), hidden=half).logits, whole, limit, "layers apart")
 
 
 def check_chains(target: Target, trial: Trial) -> None:

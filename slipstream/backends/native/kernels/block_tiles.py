@@ -25,17 +25,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels import processor, tiles
 from slipstream.backends.native.kernels.formats import FLOAT16, Format
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.tiles import (
-    add_pairs,
-    add_quads,
-    by_rows,
-    pair_products,
-    scale_sums,
-    store_sums,
-)
 from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, Builder, generated
 
 
@@ -98,7 +90,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
     # 16 bits hold at most 8 sums of two products of 15 and 127
     narrow = fmt.bits == 4 and not processor.has_byte_dots() and not processor.is_arm()
     kind = SHORTS if narrow else INTS
-    add = _add_narrow if narrow else add_pairs if fmt.wide else add_quads
+    add = _add_narrow if narrow else tiles.add_pairs if fmt.wide else tiles.add_quads
     zero = ir.Constant(FLOATS, [0.0] * PANEL)
 
     def group(count: int, panels: int, o: Any) -> None:
@@ -138,7 +130,7 @@ def block_tile(b: Builder, fmt: Format) -> None:
             for r in range(count):
                 whole = b.load(sums[r])
                 if narrow:
-                    whole = pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
+                    whole = tiles.pair_products(b, whole, ir.Constant(kind, [1] * kind.count))
                 part = b.sitofp(whole, FLOATS)
                 if scale is not None:
                     part = b.fmul(part, scale)
@@ -159,10 +151,10 @@ def block_tile(b: Builder, fmt: Format) -> None:
                 one(b.gep(block, [b.mul(inner.index, WORD(fmt.group_bytes))]), g, scale, minimum)
         sums_of = {(r, 0): b.load(total) for r, total in enumerate(totals)}
         if not fmt.span:
-            scale_sums(b, sums_of, [o], scales)
-        store_sums(b, sums_of, [o], y, bias, stride, onto)
+            tiles.scale_sums(b, sums_of, [o], scales)
+        tiles.store_sums(b, sums_of, [o], y, bias, stride, onto)
 
-    by_rows(b, fmt, rows, outs, group, odd=False)
+    tiles.by_rows(b, fmt, rows, outs, group, odd=False)
 
 
 @generated(5)

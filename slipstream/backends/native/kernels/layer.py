@@ -6,30 +6,12 @@ R rows, d width, H query heads, Hk key/value heads, D head size, I inner width, 
 import numpy as np
 from numba import carray, types
 
+from slipstream.backends.native.kernels import matrices, memory
 from slipstream.backends.native.kernels.arithmetic import exp, maximum
 from slipstream.backends.native.kernels.attention import rows_at
 from slipstream.backends.native.kernels.compiled import callback, kernel
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS
-from slipstream.backends.native.kernels.matrices import (
-    attend,
-    attention_scratch,
-    group_rows,
-    linear,
-    scratch_of,
-    transformed,
-    write_kv,
-)
-from slipstream.backends.native.kernels.memory import (
-    address_of,
-    call,
-    floats,
-    half,
-    integers,
-    pointer,
-    shorts,
-    small,
-    where,
-)  # fmt: skip
+from slipstream.backends.native.kernels.memory import address_of, floats, half, integers, pointer, shorts, small, where
 from slipstream.backends.native.kernels.processor import PANEL, byte_offset
 from slipstream.backends.native.kernels.products import ACTIVATE, ALIGN, GATE, NORM, copy, matrix_at
 from slipstream.backends.native.kernels.records import ADD, BOARD, CACHE, LAYER, MODEL, NOTHING, ROWS
@@ -100,7 +82,7 @@ def room(board, model, rows, arena, columns, bytes):
     qkv_stride = padded(max((model.heads + 2 * model.kv_heads) * model.size, model.width))
     mixed_stride = padded(model.heads * model.size)
     slots = (longest + 2 * PANEL - 1) // (2 * PANEL) * 2 * PANEL
-    scratch = max(scratch_of(widest), attention_scratch(model.size, slots))
+    scratch = max(matrices.scratch_of(widest), matrices.attention_scratch(model.size, slots))
     scratch = (scratch + 63) // 64 * 64
     base = (address_of(arena) + 63) // 64 * 64
     board.prepare.scratch = board.attend.scratch = base
@@ -216,11 +198,11 @@ def _choose(model, layer, scores, stride, count, chosen, shares):
 def _mlp(board, model, layer, up, down, count, gather, y, stride, add):
     """y = the output of an MLP for `count` rows of the residual stream: the first, or those of `gather` if not 0."""
     room = board.room
-    transformed(
+    matrices.transformed(
         board, model, up, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, gather, room.wide,
         room.wide_stride, NOTHING,
     )  # fmt: skip
-    transformed(
+    matrices.transformed(
         board, model, down, room.wide, room.wide_stride, count, GATE if model.gated else ACTIVATE, NOTHING, NOTHING,
         NOTHING, y, stride, add,
     )  # fmt: skip
@@ -232,7 +214,7 @@ def _mixture(board, model, layer, count, room):
     second norm of x; each row adds its experts in the order of their numbers."""
     most = model.experts_per_token
     chosen, shares = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
-    transformed(
+    matrices.transformed(
         board, model, layer.router, room.x, room.stride, count, NORM, layer.mlp_norm, layer.mlp_norm_bias, NOTHING,
         room.wide, room.wide_stride, NOTHING,
     )  # fmt: skip
@@ -269,11 +251,11 @@ def one_layer(
     cache, rows = carray(pointer(caches), (1,), CACHE)[0], carray(pointer(row), (1,), ROWS)[0]
     active, room = integers(active_rows, active_count), board.room
     layer, count = layer_of(model, number), rows.count
-    transformed(
+    matrices.transformed(
         board, model, layer.qkv, given, given_stride, count, mode, norm, norm_bias, NOTHING, room.qkv, room.qkv_stride,
         NOTHING,
     )  # fmt: skip
-    write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
+    matrices.write_kv(board, model, layer, cache, number, rows, room.qkv, room.qkv_stride)
     if active_count == 0:
         return
     for a in range(active_count):
@@ -281,12 +263,12 @@ def one_layer(
             row = floats(room.x + 4 * room.stride * active[a], model.width)
             copy(row, floats(room.x + 4 * room.stride * a, model.width))
     starts = np.empty(active_count + 1, np.int64)
-    bundles, longest = group_rows(rows, active, model.heads // model.kv_heads, starts)
-    attend(
+    bundles, longest = matrices.group_rows(rows, active, model.heads // model.kv_heads, starts)
+    matrices.attend(
         board, model, layer, cache, number, rows, active, starts, bundles, longest, room.qkv, room.qkv_stride,
         room.mixed, room.mixed_stride,
     )  # fmt: skip
-    linear(board, layer.o, room.mixed, room.mixed_stride, active_count, room.x, room.stride, ADD)
+    matrices.linear(board, layer.o, room.mixed, room.mixed_stride, active_count, room.x, room.stride, ADD)
     if layer.experts > 0:
         _mixture(board, model, layer, active_count, room)
     else:
@@ -304,4 +286,4 @@ def run_layer(board, model, cache, rows, number, given, given_stride, mode, norm
     """
     records = (where(board), where(model), where(cache), where(rows))
     args = (number, given, given_stride, mode, norm, norm_bias, address_of(active), active.shape[0])
-    call(board.run_layer, records + args)
+    memory.call(board.run_layer, records + args)

@@ -20,22 +20,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from slipstream.backends.native.kernels import processor
+from slipstream.backends.native.kernels import processor, vectors
 from slipstream.backends.native.kernels.formats import BFLOAT16_PAIRS, FLOAT32, INT8_PAIRS, INT8_QUADS_TWICE, Format
 from slipstream.backends.native.kernels.memory import operation
 from slipstream.backends.native.kernels.processor import PANEL
-from slipstream.backends.native.kernels.vectors import (
-    BYTE,
-    FLOAT,
-    FLOATS,
-    INT,
-    INTS,
-    SHORTS,
-    WORD,
-    BFloat,
-    Builder,
-    generated,
-)
+from slipstream.backends.native.kernels.vectors import BYTE, FLOAT, FLOATS, INT, INTS, SHORTS, WORD, BFloat, Builder
 
 # --- one step: weights of PANEL outputs times one number of a row, added to sums -------------------------------------
 
@@ -149,7 +138,7 @@ def store_sums(
         b.store(result, b.bitcast(out, FLOATS.as_pointer()), align=4)
 
 
-@generated(10)
+@vectors.generated(10)
 def matrix_tile(b: Builder, fmt: Format) -> None:
     """y[r * stride + o] = (add ? y[...] : 0) + bias[o] + sum over columns of x[r] * w[o], for r < rows and o < outs.
 
@@ -218,7 +207,7 @@ def matrix_tile(b: Builder, fmt: Format) -> None:
 # --- tiles of attention ----------------------------------------------------------------------------------------------
 
 
-@generated(10)
+@vectors.generated(10)
 def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
     """Query rows times the keys or values of one block of the KV cache; sums in the order of slots.
 
@@ -267,7 +256,7 @@ def attention_tile(b: Builder, fmt: Format, scores: bool) -> None:
 # --- sums in a fixed order -------------------------------------------------------------------------------------------
 
 
-@generated(2, FLOAT)
+@vectors.generated(2, FLOAT)
 def _total(b: Builder, squares: bool) -> None:
     """The sum of a row, or of its squares: PANEL partial sums in order, which are then added pairwise. Generated
     explicitly, so that the order is the same in all callers; loops that LLVM vectorises may differ from caller to
