@@ -255,10 +255,7 @@ def _block_residual(draft: Draft, w: Tensor, P: Tensor, node: Tensor, more: Tens
     if not len(draft):
         return P
     node = torch.where(more, node, 0)
-    if draft.q is None:
-        Q = torch.zeros_like(P).scatter_(1, draft.tokens[node][:, None], 1.0)
-    else:
-        Q = draft.q[node]
+    Q = torch.zeros_like(P).scatter_(1, draft.tokens[node][:, None], 1.0) if draft.q is None else draft.q[node]
     return torch.where(more[:, None], (w[:, None] * P - Q).clamp(min=0), P)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from slipstream.core.decode_steps import DecodedSteps, StepSampling
 from slipstream.core.draft import Draft, Verdict
 from slipstream.core.drafter import DrafterTraits, PrefixKeeper
-from slipstream.core.encoder import Encoder
 from slipstream.core.sequence import Sequence
 from slipstream.core.target import Target, TargetOut
 from slipstream.core.text_ends import common_beginning
@@ -177,15 +176,12 @@ def make(
     NoOptionsConfig(**options)
     if isinstance(model, Writer):
         return StringDrafter(model, target.device)
-    _check_kinds(target.capabilities.encoder, model.capabilities.encoder)
-    return ModelDrafter(model, target.vocab_size)
-
-
-def _check_kinds(target: Encoder | None, draft: Encoder | None) -> None:
-    require_kind(target is not None, draft is not None)
-    if target is not None and draft is not None and target.start != draft.start:
+    encoder, of_draft = target.capabilities.encoder, model.capabilities.encoder
+    require_kind(encoder is not None, of_draft is not None)
+    if encoder is not None and of_draft is not None and encoder.start != of_draft.start:
         raise PairError(
-            f"texts of the target begin with the ids {target.start}, those of the draft model with {draft.start}",
+            f"texts of the target begin with the ids {encoder.start}, those of the draft model with {of_draft.start}",
             why="a draft model that reads another beginning than it was trained on is seldom right",
             fix="use a draft model of the target's family, or set decoder_start_token_id in its generation_config",
         )
+    return ModelDrafter(model, target.vocab_size)

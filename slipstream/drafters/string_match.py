@@ -217,7 +217,8 @@ class Rereader:
         kept = text.reading.update(seq.tokens[:length], text.known)
         text.known = length
         ids = text.reading.ids
-        begin = self._begin(len(ids))
+        half = max(1, self.model.context // 2)  # each time the context is full, half of it is left out
+        begin = -(-max(0, len(ids) + self.reserve - self.model.context) // half) * half
         if begin != text.begin:
             self.model.release(text.sequence.id)
             text.sequence, text.begin, kept = Sequence([], context=self.model.context), begin, 0
@@ -250,11 +251,6 @@ class Rereader:
         text = self._texts.pop(seq_id, None)
         if text is not None:
             self.model.release(text.sequence.id)
-
-    def _begin(self, length: int) -> int:
-        """Where to begin to read a text of so many tokens: each time the context is full, half of it is left out."""
-        half = max(1, self.model.context // 2)
-        return -(-max(0, length + self.reserve - self.model.context) // half) * half
 
 
 def complete(data: bytes) -> bytes:

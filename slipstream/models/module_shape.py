@@ -189,21 +189,15 @@ def shape_in(folder: Path) -> ModuleShape:
     Raises UnsupportedModelError unless the installed transformers has the architecture as a causal language model or an
     encoder-decoder of texts, ConfigError for a configuration that it refuses.
     """
-    from transformers import (
-        CONFIG_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        AutoConfig,
-        GenerationConfig,
-    )
+    import transformers
 
     kind = read_json(folder / "config.json").get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if kind not in transformers.CONFIG_MAPPING:
         raise unknown_architecture(kind)
     try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
-        if type(config) not in known:
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        if type(config) not in known[bool(config.is_encoder_decoder)]:
             raise UnsupportedModelError(
                 f"the architecture {kind!r} is not that of a causal language model, nor of an encoder-decoder of texts",
                 why="each token must depend on the text before it, and on a source at most",
@@ -211,7 +205,7 @@ def shape_in(folder: Path) -> ModuleShape:
             )
         generation = None
         if (folder / "generation_config.json").exists():
-            generation = GenerationConfig.from_pretrained(str(folder))
+            generation = transformers.GenerationConfig.from_pretrained(str(folder))
         return shape_of(config, generation)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
         raise ConfigError(

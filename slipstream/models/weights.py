@@ -73,9 +73,7 @@ class Weights(Mapping[str, Tensor]):
         self._files, self._gguf = files, gguf
         self._readers = readers  # canonical name -> (stored name, reader)
         self.shapes = config.shapes()
-        self._progress = progress
-        self._read = 0
-        self.dtype = dtype
+        self._progress, self._read, self.dtype = progress, 0, dtype
         self.nbytes = sum(torch.Size(s).numel() for s in self.shapes.values()) * dtype.itemsize
 
     def __getitem__(self, name: str) -> Tensor:

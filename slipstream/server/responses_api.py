@@ -53,9 +53,7 @@ def chat_of(given: Object) -> Object:
 
 def _tool(tool: Any, where: str) -> Object:
     asked = object_of(tool, where)
-    if asked.pop("type", None) != "function":
-        raise ApiError(400, f"{where}.type must be function: other tools are not supported", f"{where}.type")
-    return {"type": "function", "function": asked}
+    return {"type": asked.pop("type", None), "function": asked}
 
 
 def _messages(given: Any) -> list[Object]:

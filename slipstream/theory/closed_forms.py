@@ -77,9 +77,7 @@ def break_even(gamma: int, c: float, costs: CostCurve | None = None, batch: int 
     for name, value in (("c", c), ("host", host)):
         check_number(name, value, 0.0, float("inf"))
     cost = step_cost(gamma, c, costs, batch, host)
-    if cost > gamma + 1:
-        return None
-    return smallest(lambda alpha: expected_tokens(alpha, gamma) >= cost)
+    return None if cost > gamma + 1 else smallest(lambda alpha: expected_tokens(alpha, gamma) >= cost)
 
 
 def smallest(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:

@@ -38,8 +38,7 @@ class PackedAnswers(PackedModule):
 
     def __init__(self, parts: ModuleParts, shape: ModuleShape, runtime: Runtime, sources: EncodedSources, kind: str):
         super().__init__(parts, shape, runtime, kind)
-        self._calls = sources.calls
-        self._sources = sources
+        self._calls, self._sources = sources.calls, sources
         self._cross_cache = CrossCache(shape.layers)
         self._positions = PackedPositions(parts.decoder, sources.pad)
 

@@ -74,7 +74,9 @@ class DescribedModule(Described):
             module.to(settings.device)
         if adapter is not None:
             _merge(adapter, module)
-        _check_weights(module, folder)
+        for name, parameter in module.named_parameters():  # quantised ones are what their library made of the file
+            if is_plain(parameter) and not parameter.is_meta:  # offloaded ones are read when they are used
+                check_finite(f"{name} in {folder}", parameter)
         target = of_module(module, folder, kv_blocks=settings.kv_blocks)
         for why in self.refusals.values():
             log.warning("%s: transformers runs it instead, slower", why)
@@ -172,11 +174,3 @@ def _merge(adapter: Adapter, module: Any) -> None:
                 )
             parameter.data = adapter.merged(name, parameter.data)
     adapter.check_all_used()
-
-
-def _check_weights(module: torch.nn.Module, folder: Path) -> None:
-    """Raise CheckpointError for weights that are not finite. Quantised ones are what their library made of the file;
-    offloaded ones are read when they are used."""
-    for name, parameter in module.named_parameters():
-        if is_plain(parameter) and not parameter.is_meta:
-            check_finite(f"{name} in {folder}", parameter)

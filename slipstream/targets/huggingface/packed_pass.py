@@ -189,9 +189,7 @@ class PackedPass:
                 f"a bias of positions has the shape {list(bias.shape)} in a pass of {len(self.places)} rows"
             )
         row_bias = bias[0, :, row.start : row.stop, : row.total]
-        if row.tree is None:
-            return row_bias
-        return row_bias.index_select(-1, row.at.to(row_bias.device))
+        return row_bias if row.tree is None else row_bias.index_select(-1, row.at.to(row_bias.device))
 
 
 _here = threading.local()
