@@ -21,7 +21,7 @@ class Oracle:
     def __init__(self, target: Target):
         self.target = target
         self._known: dict[tuple[int, ...], Tensor] = {}
-        self._probs: dict[object, Tensor] = {}
+        self._probs: dict[object, tuple[Tensor, SamplingParams]] = {}  # params are kept, so that no id is reused
 
     def logits(self, tokens: Seq[int]) -> Tensor:
         """[V]"""
@@ -36,12 +36,12 @@ class Oracle:
     def probs(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> Tensor:
         """[V], after warping."""
         stops = frozenset(stop_ids)
-        key = tuple(prompt), tuple(output), params, stops
+        key = tuple(prompt), tuple(output), id(params), stops
         if key not in self._probs:
             constraint, logits = constraint_of(params, self.target.vocab_size, stops), self.logits([*prompt, *output])
             allowed = constraint and constraint.allowed([], [output])
-            self._probs[key] = warp(logits[None], params, prompt, [list(output)], stops, allowed)[0]
-        return self._probs[key]
+            self._probs[key] = warp(logits[None], params, prompt, [list(output)], stops, allowed)[0], params
+        return self._probs[key][0]
 
     def greedy(self, prompt: Seq[int], n: int) -> list[int]:
         """The n tokens of plain greedy decoding."""
