@@ -20,11 +20,9 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.random import Stream
 from slipstream.core.sequence import Sequence
 from slipstream.core.structured import Constraint
-from slipstream.core.warp import warp
 from slipstream.errors import TargetError
 from slipstream.llm import LLM
 from tests.core.letter_tokenizer import constraint_of
-from tests.significance import assert_distribution, beginnings, distribution
 from tests.targets.toy import ToyTarget
 
 Warp = Callable[..., Tensor]
@@ -156,21 +154,3 @@ def sample(
         for _ in llm.decode(seqs):
             pass
     return seqs
-
-
-def distribution_after(
-    logits: Callable[[list[int]], Tensor], params: SamplingParams, length: int
-) -> dict[tuple[int, ...], float]:
-    """Of the first `length` tokens of an output. logits: [1, V] after a beginning."""
-    return distribution(lambda text: warp(logits(text), params)[0].tolist(), length)
-
-
-def assert_drafted_samples(
-    llm: LLM, prompt: Seq[int], params: SamplingParams, n: int, wanted: dict[tuple[int, ...], float]
-) -> None:
-    """G-test on the first tokens of n texts, of whose draft tokens some are accepted; fails at p < 1e-6 (`LEVEL`)."""
-    done = sample(llm, prompt, params, n, seed=11)
-    assert_distribution(beginnings((seq.output for seq in done), max(map(len, wanted))), wanted)
-    accepted, proposed = sum(seq.stats.accepted for seq in done), sum(seq.stats.proposed for seq in done)
-    assert 0 < accepted < proposed
-    assert not any(seq.stats.drafter_faults for seq in done)

@@ -22,9 +22,9 @@ from slipstream.targets.describe import as_target
 from slipstream.targets.gguf.gguf_target import GgufTarget
 from slipstream.targets.gguf.llama_context import IDS
 from tests.checkpoints import Tiny
-from tests.end_to_end.sampling import assert_drafted_samples
+from tests.enumeration import enumerate_texts
 from tests.models.gguf_files import tiny_model
-from tests.oracle import Oracle, joint_distribution
+from tests.oracle import Oracle
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
@@ -78,14 +78,12 @@ def test_drafts_of_our_own_and_of_gguf_models_change_no_text(files: Tiny, tiny: 
         assert all(one.stats.drafter_faults == 0 for one in done)
 
 
-def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, small: GgufTarget, tiny: Tiny) -> None:
-    """G-test on the first two tokens, 600 samples, with a draft model."""
-    params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
-    prompt = llm.tokenizer.encode(PROMPTS[0])
-    torch_target = LLM(tiny.target, executor="torch", dtype="float64").target
-    llm.use(small)
-    llm.draft_tokens = 2
-    assert_drafted_samples(llm, prompt, params, 600, joint_distribution(Oracle(torch_target), prompt, params, length=2))
+def test_texts_are_as_probable_as_in_plain_decoding_up_to_float32(llm: LLM, small: GgufTarget, tiny: Tiny) -> None:
+    params, prompt = SamplingParams(temperature=0.7, top_k=4, max_tokens=4), llm.tokenizer.encode(PROMPTS[0])
+    how = {"after": 1, "steps": 1, "rounding": 1e-5}
+    (texts,) = enumerate_texts(lambda: LLM(llm.target, small, draft_tokens=2), prompt, params, **how)
+    texts.check(Oracle(LLM(tiny.target, executor="torch", dtype="float64").target), prompt, params)
+    assert 0 < texts.accepted < texts.proposed
 
 
 def test_requests_that_do_not_fit_into_the_cache_wait(files: Tiny, texts: list[str]) -> None:
