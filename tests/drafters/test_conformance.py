@@ -18,6 +18,7 @@ tests/end_to_end/test_distribution.py."""
 COMPUTED = {"how": {"fixed": (DRAFT,)}}
 """For drafters that compute with random numbers: texts are as probable as they should be for any of these."""
 FLOAT32 = {"how": {"rounding": 1e-6}, "enumerated": [(2, {"top_k": 3})]}
+"""For layers whose router computes in float32."""
 ENUMERATED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("lookahead", "lookahead, large", "lookahead, smallest", "scripted"), COMPUTED),
     **dict.fromkeys(("mtp", "mtp, two layers", "mtp, three layers"), FLOAT32),
