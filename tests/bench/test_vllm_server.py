@@ -63,7 +63,7 @@ def test_its_environment_finds_this_package_and_its_entry_point_and_none_of_ours
 def test_a_server_that_never_answers_is_ended(python: Callable[..., Path]) -> None:
     with VllmServer(Choice("none")).process(python("hangs")) as process:
         with pytest.raises(ServedError, match="did not answer within"):
-            process.ready(1.0)
+            process.ready(0.3)
         assert process.process.poll() is not None
 
 
