@@ -21,7 +21,7 @@ from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.models import gguf_header
 from slipstream.models.chat_template import chosen_template, render
 from slipstream.models.folder_tokenizer import ROLES, FolderTokenizer
-from slipstream.models.gguf_header import GgufHeader, read_header
+from slipstream.models.gguf_header import ENDS, GgufHeader, read_header
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.token_texts import flat_parts, is_byte_name
 
@@ -232,7 +232,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int
     if template:
         writer.add_chat_template(template)
     writer.add_string(WHOLE, text)
-    writer.add_string(gguf_header.ENDS, " ".join(map(str, eos_ids)) or "none")
+    writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
 
 
 def _split(described: dict[str, Any] | None) -> str:
