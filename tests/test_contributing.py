@@ -56,24 +56,18 @@ class TestTheDrafterOfTheGuide(Conformance):
         return Case(lambda: ToyTarget(5, order=3, seed=21, sharpness=1.5), drafter.make)
 
 
-def test_the_table_lines_of_the_guide_are_valid() -> None:
+def test_the_table_lines_and_the_backend_of_the_guide_are_valid_and_its_rule_is_lossless() -> None:
     """The line of the drafter's table and the declaration of a sampling parameter."""
     names = {"DrafterSpec": DrafterSpec, "Needs": Needs, "parameter": parameter, "number": number, "Effect": Effect}
     (spec,) = re.findall(r"^    (DrafterSpec\(.*\)),$", GUIDE, re.MULTILINE)
     assert eval(spec, names).weightless
     (declaration,) = re.findall(r"top_a: float = (parameter\(.*?\n    \))", GUIDE, re.DOTALL)
     assert eval(declaration, names).metadata["parameter"].help
-
-
-def test_the_backend_of_the_guide_has_every_member_of_the_contract() -> None:
     code = "from __future__ import annotations\n" + block("# slipstream/backends/mlx/mlx_backend.py")
     backend = module("documented_backend", code).BACKEND
     methods = {name for name, value in vars(Backend).items() if callable(value) and not name.startswith("_")}
     assert len(methods) > 3
     assert not [name for name in {*methods, *Backend.__annotations__} if not hasattr(backend, name)]
-
-
-def test_the_rule_of_the_guide_is_lossless() -> None:
     names = {"Draft": Draft, "Tensor": Tensor, "Dice": Dice, "Decision": Decision, "_rule": lambda decide: decide}
     decide = module("documented_rule", block("@_rule\ndef nothing("), **names).nothing
     for shape in (Shape.chain("ss"), Shape((-1, -1, 0), "wwp")):

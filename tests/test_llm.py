@@ -71,16 +71,13 @@ def test_a_stream_adds_up_to_the_completion(llm, prompt, tokens):
     assert all(chunk.completion is None for chunk in chunks[:-1])
 
 
-def test_closing_a_stream_early_releases_everything(llm):
+def test_a_sequence_can_be_read_while_it_is_generated_and_closing_a_stream_releases_everything(llm):
     stream = llm.stream(PROMPTS[0], greedy(60))
     next(stream)
     next(stream)
     stream.close()
     assert not llm.drafter._shadows
     assert llm.generate(PROMPTS[0], greedy())[0].token_ids == llm.generate(PROMPTS[0], greedy())[0].token_ids
-
-
-def test_a_sequence_can_be_read_while_it_is_generated(llm):
     seq = llm.sequence(PROMPTS[0], greedy(40))
     steps = llm.follow(seq)
     shown = next(steps).text + next(steps).text

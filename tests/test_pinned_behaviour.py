@@ -142,12 +142,9 @@ def test_a_command_accepts_every_recorded_option(command: str) -> None:
     assert invoke([*shown, "--an-option-that-there-is-not"])[0] == 2, "help hides what is refused"
 
 
-def test_options_of_other_programs_are_still_understood() -> None:
+def test_options_of_other_programs_and_every_exported_name_still_exist() -> None:
     given = [word for name in cases.ALIASES for word in (name, "1")]
     assert invoke(["generate", "--help", *given])[0] == 0
-
-
-def test_every_exported_name_still_exists() -> None:
     assert set(NAMES["exports"]) <= set(slipstream.__all__)
     for name in NAMES["exports"]:
         assert set(NAMES["members"][name]) <= set(cases.members_of(name, engine("native"))), name

@@ -37,12 +37,9 @@ def test_a_snippet_prints_what_the_tutorial_shows(code: str, shown: str) -> None
     assert tutorial.run_snippet(code) == shown, REMAKE
 
 
-def test_every_python_snippet_shows_its_output() -> None:
+def test_every_python_snippet_shows_its_output_and_the_step_has_twenty_lines() -> None:
     assert len(SNIPPETS) == TEXT.count("```python\n") >= 8
     assert all(shown.strip() for _, shown in SNIPPETS)
-
-
-def test_the_step_of_the_tutorial_has_twenty_lines() -> None:
     body = next(code for code, _ in SNIPPETS if "def one_step" in code)
     taught = body[body.index("def distributions") : body.index("\ntext =")]
     lines = [line for line in taught.splitlines() if line.strip()]

@@ -45,14 +45,11 @@ def about(content: dict[str, bytes], file: str) -> str:
     return content[name].decode()
 
 
-def test_it_holds_only_the_files_of_the_package_folder(content: dict[str, bytes]) -> None:
+def test_it_holds_only_the_files_of_the_package_embedded_models_heads_and_prompts(content: dict[str, bytes]) -> None:
     """No tests, recipes or benchmarks, and no caches."""
     packed = {name for name in content if not name.partition("/")[0].endswith(".dist-info")}
     here = {path.relative_to(ROOT) for path in (ROOT / "slipstream").rglob("*") if path.is_file()}
     assert packed == {path.as_posix() for path in here if "__pycache__" not in path.parts}
-
-
-def test_it_holds_the_embedded_models_heads_and_prompts(content: dict[str, bytes]) -> None:
     for name in ("target", "draft", "eagle3", "medusa"):
         for file in ("model.safetensors", "config.json", "README.md"):
             assert f"slipstream/zoo/models/{name}/{file}" in content
@@ -62,15 +59,12 @@ def test_it_holds_the_embedded_models_heads_and_prompts(content: dict[str, bytes
         assert f"slipstream/zoo/prompts/{kind}.jsonl" in content
 
 
-def test_it_names_its_licence_and_holds_licence_and_notice(content: dict[str, bytes]) -> None:
+def test_the_wheel_has_licence_notice_and_the_console_command(content: dict[str, bytes]) -> None:
     metadata = Parser().parsestr(about(content, "METADATA"))
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("License-File") or ()) == {"LICENSE", "NOTICE"}
     for name in ("LICENSE", "NOTICE"):
         assert about(content, f"licenses/{name}") == (ROOT / name).read_text()
-
-
-def test_the_wheel_has_the_console_command(content: dict[str, bytes]) -> None:
     points = ConfigParser()
     points.read_string(about(content, "entry_points.txt"))
     assert dict(points["console_scripts"]) == {"slipstream": "slipstream.cli.main:main"}

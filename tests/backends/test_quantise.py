@@ -21,15 +21,12 @@ def test_errors_are_smaller_than_those_of_rounding_between_the_ends() -> None:
         assert error < 0.9 * (plain(weight) - weight).square().mean()
 
 
-def test_weights_of_sixteen_levels_are_held_exactly() -> None:
+def test_sixteen_levels_are_held_exactly_and_groups_of_one_or_tiny_values_are_close() -> None:
     rng = np.random.default_rng(0)
     integers = rng.integers(0, 16, (8, 4, GROUP))
     integers[..., 0], integers[..., 1] = 0, 15
     weight = torch.from_numpy((integers * 0.25 - 1.5).reshape(8, -1)).float()
     assert torch.equal(torch.from_numpy(quantise_blocks(weight, 4).floats()), weight)
-
-
-def test_groups_of_one_value_and_tiny_values_are_finite_and_close() -> None:
     weight = torch.zeros(3, 2 * GROUP)
     weight[1], weight[2, GROUP:] = 0.75, 1e-9
     floats = quantise_blocks(weight, 4).floats()
@@ -37,13 +34,10 @@ def test_groups_of_one_value_and_tiny_values_are_finite_and_close() -> None:
     assert np.abs(floats - weight.numpy()).max() < 1e-6
 
 
-def test_a_matrix_of_several_chunks_is_quantised_like_its_rows() -> None:
+def test_chunks_are_quantised_like_their_rows_and_eight_bits_hold_whole_multiples_of_a_scale() -> None:
     weight = torch.randn(70, 64, generator=torch.Generator().manual_seed(2))
     whole = quantise_blocks(weight, 4).floats()
     assert np.array_equal(whole[33:34], quantise_blocks(weight[33:34], 4).floats())
-
-
-def test_eight_bits_are_symmetric_and_hold_whole_multiples_of_a_scale() -> None:
     integers = np.random.default_rng(3).integers(-127, 128, (8, 4, GROUP))
     integers[..., 0] = 127
     weight = torch.from_numpy(integers.reshape(8, -1) * 0.25).float()

@@ -13,14 +13,11 @@ from slipstream.theory.cost_curve import CostCurve
 from tests.targets.toy import ToyTarget
 
 
-def test_an_axis_is_what_has_several_values():
+def test_axes_are_what_has_several_values_and_the_numeric_one_with_most_is_the_x_axis():
     lengths = [Contender("x", "x", k) for k in (3, 4)]
     assert varied(lengths, {"temperature": (0.0,), "batch": (1, 2)}) == {"draft_tokens": [3, 4], "batch": [1, 2]}
     apart = [Contender("x", "x", 3), Contender("y", "y", 4)]  # each with its own length only
     assert varied(apart, {}) == {"drafter": ["x", "y"]}
-
-
-def test_the_numeric_axis_with_most_values_is_the_x_axis():
     assert horizontal({"drafter": ("a", "b", "c"), "batch": (2, 4), "draft_tokens": (2, 3)}) == "batch"
     assert horizontal({"drafter": ("a", "b"), "context": (None, 256)}) is None
 

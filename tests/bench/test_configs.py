@@ -84,16 +84,13 @@ def test_settings_without_an_equivalent_are_reported():
     assert "0.32" in vllm(Choice("medusa", 4, draft="d")).note
 
 
-def test_a_stack_is_a_list_for_programs_with_stacks():
+def test_a_stack_is_a_list_for_programs_with_stacks_and_an_exit_is_of_the_target_itself():
     stack = Choice("ngram,model", 6, draft="d")
     assert llama_server(stack).values["spec-type"] == "ngram-simple,draft-simple"
     assert vllm(stack).values is None
     more = vllm(Choice("suffix,ngram", 6)).values["additional_config"]
     assert more == {"slipstream": {"drafter": ["suffix", "ngram"]}}
     assert llama_server(Choice("suffix,model", 6, draft="d")).values is None
-
-
-def test_an_exit_of_the_target_itself():
     assert transformers(Choice("layerskip", 3, options={"exit": 4})).values == {
         "assistant_early_exit": 4, "num_assistant_tokens": 3
     }  # fmt: skip
@@ -110,12 +107,9 @@ def test_plain_decoding_has_settings_too():
     }  # fmt: skip
 
 
-def test_a_model_without_a_name_is_refused():
+def test_our_own_names_are_options_of_generate_and_a_model_without_a_name_is_refused():
     with pytest.raises(ParameterError, match="none is named"):
         vllm(Choice("model", 4))
-
-
-def test_our_own_names_are_options_of_generate():
     settings = slipstream(Choice("suffix,model", 6, "t", "d", options={"min_match": 3}))
     assert settings == {
         "target": "t", "draft": "d", "drafter": "suffix,model", "draft_tokens": 6, "drafter_option": ["min_match=3"]

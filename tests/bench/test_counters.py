@@ -51,13 +51,10 @@ def test_vllm_and_slipstream_report_everything_and_the_figures_agree(server: str
     assert counters["mean_acceptance_length"] == pytest.approx(1 + sum(counters["accepted_at"]))
 
 
-def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server() -> None:
+def test_every_name_of_slipstream_in_the_table_is_a_metric_of_the_server_with_any_prefix() -> None:
     collected = ServerMetrics("m").registry.collect()
     exported = {each.name + ("_total" if each.type == "counter" else "") for each in collected}
     assert {f"slipstream:{name_of(quantity, 'slipstream')}" for quantity in NAMES} <= exported
-
-
-def test_slipstream_with_vllms_prefix_is_still_slipstream() -> None:
     counters = read_counters(ServerMetrics("m", "vllm").text().decode())
     assert counters.server == "slipstream"
     assert counters.values.keys() >= {"running", "output_tokens", "drafts", "kv_usage"}

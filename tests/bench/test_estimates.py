@@ -5,27 +5,21 @@ from scipy.stats import t as student
 from slipstream.bench.estimates import mean, ratio, t_quantile, unsure
 
 
-def test_ratio_is_of_geometric_means_over_passes_then_totals_over_prompts():
+def test_the_ratio_is_of_means_over_passes_then_totals_and_pairing_cancels_disturbances():
     top = [[1.0, 2.0, 4.0], [4.0, 4.0, 4.0], [6.0, 6.0, 6.0]]  # typical 2, 4, 6
     bottom = [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [1.0, 3.0, 9.0]]  # typical 1, 2, 3
     assert ratio(top, bottom).value == pytest.approx(2.0)
-
-
-def test_pairing_cancels_disturbances_of_both_sides():
-    """One factor a pass, on both sides: the interval of a constant ratio is a point."""
+    # One factor a pass, on both sides: the interval of a constant ratio is a point.
     bottom = np.ones((6, 9)) * np.random.default_rng(1).lognormal(0, 1, size=(1, 9))
     estimate = ratio(3 * bottom, bottom)
     assert (estimate.low, estimate.value, estimate.high) == pytest.approx((3.0, 3.0, 3.0))
 
 
-def test_passes_of_the_whole_have_their_t_interval():
+def test_passes_have_their_t_interval_and_no_interval_is_narrower_than_that_of_single_passes():
     logs = np.array([0.1, 0.3, 0.2, 0.4])
     estimate = ratio(np.exp(logs), np.ones(4))
     low, high = student.interval(0.95, 3, logs.mean(), logs.std(ddof=1) / 2)
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx(np.exp([0.25, low, high]), rel=1e-3)
-
-
-def test_no_interval_is_narrower_than_that_of_the_speed_ups_of_single_passes():
     rng = np.random.default_rng(3)
     for _ in range(20):
         plain, fast = rng.lognormal(0, 0.2, (2, 6, 4))
@@ -43,13 +37,10 @@ def test_too_few_prompts_or_passes_have_no_interval(prompts, passes, note):
     assert (estimate.low is None) == (estimate.high is None) == bool(note)
 
 
-def test_one_long_prompt_among_short_ones_is_few_prompts():
+def test_few_prompts_and_what_is_not_shown_to_differ_are_said_to_be():
     cells = np.ones((3, 5))
     assert ratio(cells, cells, weights=[100, 1, 1]).note == "few prompts"
     assert not ratio(cells, cells, weights=[2, 1, 1]).note
-
-
-def test_what_is_not_shown_to_differ_is_said_to_be():
     assert "includes 1" in unsure({"low": 0.9, "high": 1.1, "note": ""})
     assert unsure({"low": 1.1, "high": 1.2}) == unsure({"low": 0.8, "high": 0.9}) == ""
     assert "raise --rounds" in unsure({"low": None, "high": None, "note": "few passes"})
@@ -67,16 +58,13 @@ def test_shapes_must_match():
         ratio([[1.0, 2.0]], [[1.0]])
 
 
-def test_weights_make_it_the_ratio_of_the_totals():
+def test_weights_make_it_the_ratio_of_the_totals_or_a_weighted_mean():
     top, bottom = np.repeat([[2.0], [6.0], [6.0]], 3, 1), np.repeat([[1.0], [2.0], [2.0]], 3, 1)
     estimate = ratio(top, bottom, weights=[1, 2, 1])
     assert estimate.value == pytest.approx((2 + 12 + 6) / (1 + 4 + 2))
     assert estimate.low <= 2.0  # a further prompt may be like the first
     assert estimate.high >= 3.0
     assert ratio(top, bottom, weights=[5, 5, 5]).value == pytest.approx(14 / 5)
-
-
-def test_weighted_mean_and_its_inverse():
     estimate = mean(np.repeat([[1.0], [2.0], [3.0]], 3, 1), weights=[1, 1, 2])
     assert estimate.value == pytest.approx(2.25)
     assert estimate.low <= 2.25 <= estimate.high

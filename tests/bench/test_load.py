@@ -87,7 +87,7 @@ def test_passes_give_the_interval_of_the_speed() -> None:
     assert figures(ScriptedServer(), Load(concurrency=1, requests=4), rounds=9, seconds=10.0)["rounds"] == 3
 
 
-def test_errors_are_counted_by_kind_and_their_latencies_are_left_out() -> None:
+def test_errors_are_counted_apart_no_answer_at_all_ends_the_test_and_pieces_count_without_usage() -> None:
     scripts = [Script(), Script(status=429), Script(first=99.0), Script(cut=True), Script(), Script()]
     server = ScriptedServer(lambda i: scripts[i])
     result = figures(server, Load(concurrency=1, requests=6), rounds=1, timeout=10.0)
@@ -96,14 +96,8 @@ def test_errors_are_counted_by_kind_and_their_latencies_are_left_out() -> None:
     (few, failed) = warnings([result])
     assert "not enough passes" in few
     assert '3 requests failed (1 x status 429, 1 x timeout, 1 x stream ended early): {"error":' in failed
-
-
-def test_a_server_that_answers_nothing_ends_the_test() -> None:
     with pytest.raises(ServedError, match=r"no request of words at http://server/v1 succeeded: status 503, .*no room"):
         figures(ScriptedServer(lambda i: Script(status=503)), Load(concurrency=2, requests=4))
-
-
-def test_without_usage_pieces_are_counted_and_the_report_says_so() -> None:
     result = figures(ScriptedServer(lambda i: Script(usage=False, tokens=3)), Load(concurrency=1, requests=4))
     assert (result["output_tokens"], result["counted"]) == (3 * 4 * 5, False)
     assert any("pieces of text were counted instead of tokens" in said for said in warnings([result]))
@@ -151,12 +145,9 @@ def test_a_late_client_and_a_warm_cache_are_told() -> None:
     assert not warnings([arm | {"late": {"p99": 0.04}, "cached_tokens": 20}])
 
 
-def test_impossible_loads_are_refused() -> None:
+def test_impossible_loads_are_refused_and_a_pass_without_tokens_has_no_speed() -> None:
     for wrong in ({}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": 0.0}, {"rate": 1.0, "requests": 0}):
         with pytest.raises(ParameterError):
             Load(**wrong)
-
-
-def test_a_pass_without_tokens_has_no_speed() -> None:
     assert speed([Pass(1.0, [])]) is None
     assert all(b >= a for a, b in pairwise(Load(rate=5.0).arrivals([0, 0])))

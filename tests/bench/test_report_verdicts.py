@@ -27,14 +27,11 @@ def results() -> dict[str, Result]:
     }
 
 
-def test_one_page_of_both(results):
+def test_one_page_of_both_whose_tables_say_what_was_found(results):
     report = page(list(results.values()))
     for part in ("No bug found in random &lt;b&gt;", "What limits the speed-up", "Which drafter and draft length?"):
         assert part in report
     assert "<b>" not in report.split("<main>")[1]
-
-
-def test_the_tables_say_what_was_found(results):
     rows = section(results["verify"]).tables[0].rows
     assert [row[:4] for row in rows[:3]] == [[3, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]]
     assert [row[:2] for row in rows[3:]] == [["0 to 3", 2], ["0 to 3", 5], ["chosen", 5]]

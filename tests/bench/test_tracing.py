@@ -63,15 +63,12 @@ def test_at_temperature_0_probabilities_are_the_softmax(tiny_llm):
         assert t["q"] is None
 
 
-def test_members_of_a_stack_are_distinguished(tiny_llm, contenders):
+def test_members_of_a_stack_are_distinguished_and_none_of_its_drafts_changes(tiny_llm, contenders):
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 4)
     traced = trace(tiny_llm, stack, [5, 6, 7] * 8, params)
     named = {t["by"] for t in traced.data["tokens"]} | {g["by"] for t in traced.data["tokens"] for g in t["rejected"]}
     assert named == {"target", "ngram", "model"}
-
-
-def test_tracing_a_stack_changes_none_of_its_drafts(tiny_llm, contenders):
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     stack = Contender("ngram+model", ["ngram", contenders[0].drafter], 12)
     plain = untraced(tiny_llm, stack, [5, 6, 7] * 8, params).stats

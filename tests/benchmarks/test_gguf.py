@@ -75,11 +75,8 @@ def result(kind: str, factor: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_every_token_counts_alike() -> None:
+def test_the_loss_is_compared_text_by_text_and_every_token_counts_alike() -> None:
     assert perplexity([[20.0, 10], [30.0, 40]]) == pytest.approx(2.718281828)
-
-
-def test_the_loss_is_compared_text_by_text() -> None:
     results = {"rows": [result("f16", 1.0), result("q4_k_m", 1.01)], "provenance": {"processor_time": False}}
     assert compared(results) == (
         "Q4_K_M (75% Q4_K, 25% F32 of the bytes): the negative log-likelihood of the 4 texts is 1.0100 times that of "

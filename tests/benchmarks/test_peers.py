@@ -82,7 +82,7 @@ def test_every_contender_has_a_class_and_a_mode():
     assert {bits[key] for key in ("int8", "int8_suffix", "llamacpp_q8_lookup", "genai_int8_fast_draft")} == {8}
 
 
-def test_matches_stay_within_a_class_and_mode_and_leave_nobody_out():
+def test_matches_stay_within_a_class_and_mode_and_code_and_edits_take_turns():
     pairs = matches(LINEUP)
     for match in pairs:
         rival = LINEUP[match.theirs]
@@ -93,9 +93,6 @@ def test_matches_stay_within_a_class_and_mode_and_leave_nobody_out():
     assert {match.theirs for match in pairs} == {key for key, who in LINEUP.items() if who.worker != "slipstream"}
     assert [match.theirs for match in pairs if match.ours is None] == ["llamacpp_q4"]
     assert {match.ours for match in pairs} == {*OURS.values(), None}
-
-
-def test_code_and_edits_take_turns():
     sets = {"code": [Prompt([1]), Prompt([2]), Prompt([3])], "edit": [Prompt([4]), Prompt([5])]}
     assert [p.ids for p in alternating(sets)["both"]] == [[1], [4], [2], [5], [3]]
 
@@ -125,15 +122,12 @@ def test_where_slipstream_is_slower_is_stated_first_and_a_class_that_it_lacks_is
     assert "| 4 bits | plain | - | llama.cpp Q4_K_M, plain: 427 / 213 |  | Slipstream has none |" in table
 
 
-def test_the_first_table_takes_the_fastest_setting_of_each_system(results):
+def test_the_table_takes_the_fastest_setting_and_says_how_prompts_were_chosen(results):
     best = {(row["bits"], row["mode"], row["system"]): row["theirs"] for row in results["best"]}
     assert len(best) == len(results["best"])
     assert best[16, "plain", "llama.cpp"] == "llamacpp"  # 0.4 s; F16 has 0.45 s here
     assert best[8, "plain", "llama.cpp"] == "llamacpp_q8"
     assert any(row["theirs"] == "llamacpp_f16" for row in results["matches"])
-
-
-def test_the_table_says_how_prompts_were_chosen_and_how_many_outputs_loop(results):
     assert "not chosen by whether their outputs loop. In this run 0 of 3 outputs" in markdown(results, LABELS)
     counts = {"code": {"kept": 4, "examined": 17}}
     results["provenance"]["choice"] = {"criterion": "no tail", "examined": counts, "sha256": "1f"}

@@ -67,16 +67,13 @@ def test_contenders_have_their_acceptance_and_where_their_texts_differ(results):
     assert note in markdown(results)
 
 
-def test_agreement_names_the_first_difference_and_a_spread_its_quartiles():
+def test_agreement_names_the_first_difference_a_spread_its_quartiles_and_bounds_their_side():
     assert agreement([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 7, 8]]) == {
         "identical": 0.5,
         "divergences": [{"prompt": 1, "token": 1}],
     }
     assert agreement([[1, 2]], [[1]])["divergences"] == [{"prompt": 0, "token": 1}]
     assert spread([1, 2, 3, 4, 5]) == {"median": 3.0, "q1": 2.0, "q3": 4.0}
-
-
-def test_bounds_point_the_right_way():
     series = {"outside_draft": [[0.05]], "step_draft": [[1.0]], "rows8_int8": [[1.5]], "rows1_int8": [[1.0]]}
     assert judge("outside_draft", series, {})["verdict"] == "reached"
     assert judge("rows_int8", series, {})["verdict"] == "missed"

@@ -50,7 +50,7 @@ def test_the_head_that_ships_for_smollm2_is_left_out(monkeypatch: pytest.MonkeyP
     assert values["additional_config"] == {"slipstream": {"drafter": "suffix"}}
 
 
-def test_options_of_ours_become_arguments_of_vllm() -> None:
+def test_options_of_ours_become_arguments_of_vllm_and_its_own_methods_its_configuration() -> None:
     models = ModelOptions(target="t", draft="d", drafter="model", draft_tokens="5", dtype="bfloat16", rule="block",
                           trust_remote_code=True, generation_config="none")  # fmt: skip
     engine = EngineOptions(engine="vllm", vllm_option=["tensor_parallel_size=2", 'hf_overrides={"a": 1}'])
@@ -60,9 +60,6 @@ def test_options_of_ours_become_arguments_of_vllm() -> None:
         "served_model_name": "t", "dtype": "bfloat16", "trust_remote_code": True, "generation_config": "vllm",
         "tensor_parallel_size": 2, "hf_overrides": {"a": 1},
     }  # fmt: skip
-
-
-def test_a_method_that_only_vllm_has_is_given_as_its_own_configuration() -> None:
     engine = EngineOptions(engine="vllm", vllm_option=['speculative_config={"method": "mtp"}'])
     assert vllm_server(ModelOptions(target="t"), engine).values["speculative_config"] == {"method": "mtp"}
     assert "speculative_config" not in vllm_server(ModelOptions(target="t"), engine, plain=True).values

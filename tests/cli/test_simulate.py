@@ -59,14 +59,11 @@ def test_a_plan_for_other_hardware(cli):
     assert seen["models"][0]["weight_bytes"] == 2 * 70_553_706_496
 
 
-def test_the_bits_of_the_cache_can_be_given(cli):
+def test_the_bits_of_the_cache_can_be_given_and_assumptions_are_stated(cli):
     arguments = ["--hardware", "h100", "-m", "70B", "-md", "8B", "--batch", "64", "--context", "8192"]
     usual, half = (predicted(cli, *arguments, *more) for more in ([], ["--kv-bits", "8"]))
     assert half["models"][0]["kv_bytes"] == usual["models"][0]["kv_bytes"] / 2
     assert half["loads"][0]["plain_seconds"] < usual["loads"][0]["plain_seconds"]
-
-
-def test_assumptions_are_stated(cli):
     shown = cli("simulate", "--hardware", "a100", "-m", "Mixtral-8x7B", "-md", "Mistral-7B", "--bits", "4").shown
     for part in ("reads at 74% of the peak", "2 of 8 experts", "optimistic", "Prefill and queueing are not included",
                  "ms of overhead", "1024 tokens of context"):  # fmt: skip
@@ -96,13 +93,10 @@ LINES = ADVICE.read_text().splitlines()
 COMMANDS = [line.strip() for line in LINES if line.startswith("    ")]
 
 
-def test_pairs_for_people(cli):
+def test_pairs_for_people_and_advice_for_every_situation(cli):
     result = cli("simulate", "--pairs")
     assert all(name in result.out for name in {n for pair in PAIRS for n in (pair.target, pair.draft)})
     assert "no published figure" in result.shown
-
-
-def test_advice_names_every_situation_and_its_commands(cli):
     result = cli("simulate", "--advice", code=0)
     assert all(line in result.out.splitlines() for line in LINES if line.strip() in COMMANDS or line == line.lstrip())
 

@@ -35,13 +35,10 @@ def test_standard_input_that_is_not_utf8_is_refused_with_its_first_byte(refused,
     assert said.startswith("error: the prompt is no UTF-8 text: it has byte 0xe9 at character 3.")
 
 
-def test_a_chat_goes_on_after_a_line_that_is_not_utf8(cli, pair) -> None:
+def test_chats_go_on_after_lines_that_are_not_utf8_and_such_arguments_are_refused(cli, pair) -> None:
     result = cli("chat", *pair, "-n", 2, stdin=CAFE + b"\nfor\n", code=0)
     assert result.said.count("error: the conversation is no UTF-8 text") == 1
     assert "2 tokens" in result.said
-
-
-def test_arguments_that_are_not_utf8_are_refused_by_name(cli, pair) -> None:
     broken = os.fsdecode(CAFE)
     assert "the prompt is no UTF-8 text" in cli("generate", broken, "-m", "/nonexistent").said
     for option in ("stop", "regex", "choice"):
@@ -58,12 +55,9 @@ def test_output_that_cannot_be_written_is_said_and_fails() -> None:
     assert "Exception ignored" not in done.stderr
 
 
-def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+def test_output_that_is_closed_or_not_read_to_its_end_is_no_bug() -> None:
     done = in_shell("slipstream drafters | (exec <&-); slipstream drafters --json | (exec <&-)")
     assert done.stderr == ""
-
-
-def test_closed_standard_output_and_error_are_no_bug() -> None:
     assert in_shell("slipstream drafters >&-").stderr == ""
     done = in_shell("slipstream generate 2>&-")
     assert (done.returncode, done.stdout) == (2, "")

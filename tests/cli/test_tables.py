@@ -42,11 +42,8 @@ def test_every_cell_is_whole_at_every_width(shown, columns):
     assert text.count("identical") == len(ROWS)
 
 
-def test_a_table_that_fits_is_one_table(shown):
+def test_a_table_that_fits_is_one_and_a_narrow_terminal_gets_one_for_each_setting(shown):
     assert sum(line.startswith("method") for line in shown(TABLE, 160)) == 1
-
-
-def test_a_narrow_terminal_gets_a_table_for_each_setting(shown):
     lines = [line.strip() for line in shown(TABLE, 60)]
     assert [line for line in lines if line.startswith("Speed")] == [
         "Speed, greedy, batch 4, context 1024",

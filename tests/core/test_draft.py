@@ -14,16 +14,13 @@ EXAMPLE = Draft(torch.tensor([CAT, DOG, SAT, RAN, SAT]), (-1, -1, 0, 0, 1), (0, 
 BATCH = Draft(torch.tensor([1, 2, 3, 4, 5, 6]), (-1, 0, -1, -1, 0, 0), (0, 2, 2, 6))
 
 
-def test_the_example_of_the_docstring() -> None:
+def test_the_example_of_the_docstring_and_a_ragged_batch_count_nodes_from_each_sequence() -> None:
     assert EXAMPLE.batch == 1
     assert len(EXAMPLE) == 5
     assert EXAMPLE.depths == [1, 1, 2, 2, 2]
     assert EXAMPLE.children(0) == {-1: [0, 1], 0: [2, 3], 1: [4]}
     assert EXAMPLE.ancestors(0, 4) == [1, 4]
     assert not EXAMPLE.is_chain
-
-
-def test_a_ragged_batch_counts_nodes_from_each_sequence() -> None:
     assert [list(BATCH.nodes(b)) for b in range(3)] == [[0, 1], [], [2, 3, 4, 5]]
     assert BATCH.depths == [1, 2, 1, 1, 2, 2]
     assert BATCH.children(2) == {-1: [0, 1], 0: [2, 3]}
@@ -32,7 +29,7 @@ def test_a_ragged_batch_counts_nodes_from_each_sequence() -> None:
     assert BATCH.ancestors(2, -1) == []
 
 
-def test_chains_and_empty_drafts() -> None:
+def test_drafts_of_chains_of_nothing_and_of_ids_that_the_host_knows() -> None:
     draft = Draft.chains([[5, 6], [], [7]])
     assert draft.ids == [5, 6, 7]
     assert list(draft.parents) == [-1, 0, -1]
@@ -41,9 +38,6 @@ def test_chains_and_empty_drafts() -> None:
     empty = Draft.empty(3)
     assert (empty.batch, len(empty), empty.ids, empty.is_chain) == (3, 0, [], True)
     empty.check([0, 0, 0], 10, 256)
-
-
-def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
     draft = Draft.of(EXAMPLE.ids, EXAMPLE.parents, EXAMPLE.splits, acceptable=[True] * 5)
     assert torch.equal(draft.tokens, EXAMPLE.tokens)
     assert (draft.ids, draft.parents, draft.splits) == (EXAMPLE.ids, EXAMPLE.parents, EXAMPLE.splits)
@@ -52,12 +46,9 @@ def test_a_draft_of_ids_that_the_host_knows_is_the_same_draft() -> None:
     assert Draft.of([], [], [0, 0, 0]) is Draft.empty(2, "cpu")
 
 
-def test_nodes_that_are_not_acceptable_are_not_listed_as_children() -> None:
+def test_a_draft_lists_acceptable_children_and_a_verdict_what_each_sequence_gains() -> None:
     draft = replace(EXAMPLE, acceptable=[False, True, True, True, False])
     assert draft.children(0) == {-1: [1], 0: [2, 3]}
-
-
-def test_a_verdict_lists_what_each_sequence_gains() -> None:
     verdict = Verdict([[0, 1], [], [0]], [7, 8, 9], [None] * 3, [False, False, True])
     assert [verdict.run(BATCH, b) for b in range(3)] == [[1, 2, 7], [8], [3, 9]]
     assert [verdict.accepted(b) for b in range(3)] == [2, 0, 2]

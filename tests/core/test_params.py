@@ -30,15 +30,12 @@ def test_values_outside_the_range_are_refused_by_name(name: str) -> None:
             SamplingParams(**{name: value})
 
 
-def test_the_ends_of_every_range_are_allowed() -> None:
+def test_the_ends_of_every_range_are_allowed_and_a_single_string_is_not_split() -> None:
     SamplingParams(
         temperature=0, top_k=0, top_p=1, min_p=1, frequency_penalty=2, presence_penalty=-2, logit_bias={0: -100, 1: 100}
     )
     SamplingParams(top_p=1e-9, repetition_penalty=100, max_tokens=1, seed=-(2**63), logprobs=0, draft_tokens=0)
     SamplingParams(seed=2**64)
-
-
-def test_a_single_string_is_not_split_into_letters() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)
     assert SamplingParams(bad_words="foo").bad_words == ("foo",)
 

@@ -142,16 +142,13 @@ def seq_of(params: SamplingParams) -> Sequence:
     return Sequence([0], params, constraint=constraint_of(params, 8))
 
 
-def test_forbidden_point_masses_and_all_below_them_are_cut() -> None:
+def test_forbidden_point_masses_and_all_below_them_are_cut_of_constrained_sequences_only() -> None:
     #             a  f  b  c  d  e  a     b under f; e under c; a under e
     draft = Draft.of([0, 5, 1, 2, 3, 4, 0, 1], [-1, -1, 0, 2, 2, 3, 5, 1], (0, 8))
     left = prune([seq_of(SamplingParams(structured=AB))], draft)
     assert left.ids == [0, 1, 2, 3, 4]
     assert list(left.parents) == [-1, 0, 1, 1, 2]
     assert list(left.splits) == [0, 5]
-
-
-def test_only_constrained_sequences_lose_nodes() -> None:
     draft = Draft.chains([[5, 1], [0, 5, 1], [], [5]])
     free, restricted = SamplingParams(), SamplingParams(structured=AB)
     left = prune([seq_of(free), seq_of(restricted), seq_of(restricted), seq_of(free)], draft)
@@ -169,13 +166,10 @@ def test_a_node_with_a_one_hot_q_counts_as_a_point_mass_and_others_as_drawn() ->
     assert torch.equal(left.q, q[[0, 2]])
 
 
-def test_a_draft_without_forbidden_nodes_and_one_with_a_window_are_returned_as_they_are() -> None:
+def test_a_draft_without_forbidden_nodes_or_with_a_window_of_any_sequence_stays_as_it_is() -> None:
     seq = seq_of(SamplingParams(structured=AB))
     for draft in (Draft.chains([[0, 1, 2]]), Draft.of([5, 6], [-1, -1], (0, 2), acceptable=[True, False])):
         assert prune([seq], draft) is draft
-
-
-def test_a_window_of_another_sequence_changes_nothing() -> None:
     seqs = [seq_of(SamplingParams(structured=AB)) for _ in range(2)]
     draft = Draft.of([5, 6, 0, 5], [-1, -1, -1, 0], (0, 2, 4), acceptable=[True, False, True, True])
     left = prune(seqs, draft)

@@ -44,11 +44,9 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     assert Stream(seed).uniforms(VERIFY, 3, 2).tolist() == Stream(seed).uniforms(VERIFY, 3, 2).tolist()
 
 
-def test_unseeded_streams_differ() -> None:
+def test_unseeded_streams_differ_and_no_global_random_state_is_changed() -> None:
     assert len({Stream().seed for _ in range(50)}) == 50
 
-
-def test_no_global_random_state_is_changed() -> None:
     def states() -> tuple[object, ...]:
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
@@ -130,17 +128,11 @@ def test_accept_is_certain_above_one_and_impossible_at_zero_and_nan() -> None:
     assert FixedDice(0.0, 6).accept(probability) == [False, False, False, True, True, True]
 
 
-def test_choose_samples_the_distribution() -> None:
+def test_choose_and_pick_sample_the_distribution_and_picks_of_different_positions_are_independent() -> None:
     assert_distribution(many().choose(probs(N)).tolist(), WANTED)
-
-
-def test_pick_samples_the_distribution() -> None:
-    """Gumbel-max: argmax(log p + noise) is a sample of p."""
+    # Gumbel-max: argmax(log p + noise) is a sample of p.
     picks = many().pick(probs(N), range(N), [0] * N)
     assert_distribution(picks.tolist(), WANTED)
-
-
-def test_picks_of_different_positions_are_independent() -> None:
     rows = torch.cat([probs(N), probs(N)])
     picks = many().pick(rows, [*range(N), *range(N)], [0] * N + [1] * N).tolist()
     pairs = list(zip(picks[:N], picks[N:], strict=True))

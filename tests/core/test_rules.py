@@ -153,7 +153,7 @@ def test_block_verification_accepts_the_published_number(gamma: int, token: Frac
     assert mean_accepted(BLOCK, steady(p, q), shape) == block
 
 
-def test_block_never_accepts_fewer_than_rejection() -> None:
+def test_block_accepts_no_fewer_than_rejection_and_drafts_of_the_target_are_always_accepted() -> None:
     more = 0
     for seed in range(40):
         world, shape = random_world(seed, 2 + seed % 3), Shape.chain("sps" if seed % 4 == 0 else "sss")
@@ -161,9 +161,6 @@ def test_block_never_accepts_fewer_than_rejection() -> None:
         assert block >= token
         more += block > token
     assert more >= 10
-
-
-def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
     for rule in (REJECTION, BLOCK):
         for seed in range(5):
             world = random_world(seed, 3)
@@ -201,17 +198,11 @@ def test_equal_distributions_leave_no_empty_residual(rule: str) -> None:
         assert 0 <= verdict.next[0] < 3
 
 
-def test_greedy_refuses_a_distribution_that_is_not_a_point_mass() -> None:
+def test_what_a_rule_cannot_verify_and_an_unknown_rule_are_refused() -> None:
     with pytest.raises(RuleError, match="not a point mass"):
         verify(Draft.chains([[0]]), rows_of([0.5, 0.5], [1.0, 0.0]), RULES["greedy"], FixedDice(0.5))
-
-
-def test_block_refuses_a_tree() -> None:
     tree = Draft(torch.tensor([0, 1]), (-1, -1), (0, 2))
     with pytest.raises(RuleError, match="tree"):
         verify(tree, rows_of([0.5, 0.5], [1, 0], [1, 0]), BLOCK, FixedDice(0.5))
-
-
-def test_an_unknown_rule_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(RuleError, match="rejection"):
         rule_named("rejections")

@@ -67,7 +67,7 @@ def test_tau_is_one_plus_the_rates_by_position() -> None:
     assert seq.stats.acceptance_rate == 7 / 12
 
 
-def test_draft_tokens_after_a_stop_are_not_counted() -> None:
+def test_nodes_after_a_stop_are_not_counted_and_depths_of_a_tree_count_once() -> None:
     """[1, EOS, 2, 3], all accepted: tokens after EOS are not part of the text."""
     seq = Sequence([0], SamplingParams(), frozenset({9}))
     advance(seq, Draft.chains([[1, 9, 2, 3]]), [0, 1, 2, 3], 4)
@@ -75,9 +75,6 @@ def test_draft_tokens_after_a_stop_are_not_counted() -> None:
     assert (seq.stats.proposed, seq.stats.accepted, seq.stats.tokens) == (2, 2, 2)
     assert seq.stats.position_rates == [1, 1]
     assert seq.drafted == [True, True]
-
-
-def test_every_node_of_a_tree_is_proposed_and_depths_count_once() -> None:
     seq = Sequence([0], SamplingParams())
     tree = Draft(torch.tensor([1, 2, 3, 4, 5]), (-1, -1, 0, 0, 1), (0, 5))
     advance(seq, tree, [1, 4], 7)

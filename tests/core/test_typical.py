@@ -63,12 +63,9 @@ def test_the_longest_path_is_accepted_and_among_equals_the_most_probable() -> No
     assert verify(tree, distributions, TYPICAL, dice()).path == [[1, 3]]
 
 
-def test_the_token_after_the_path_has_the_distribution_at_its_end() -> None:
+def test_no_unacceptable_node_is_accepted_and_the_token_after_the_path_has_the_distribution_there() -> None:
     outcomes = outcomes_of(TYPICAL, replace(steady(P, P), fixed=lambda text, node: 1), Shape.chain("pp"))
     assert {o.tokens: o.weight for o in outcomes} == {(1, 1, t): p for t, p in enumerate(P)}
-
-
-def test_a_node_that_is_not_acceptable_is_never_accepted() -> None:
     tree = Draft(torch.tensor([0, 1, 1]), (-1, -1, 0), (0, 3), acceptable=[False, True, True])
     p = [0.6, 0.4]
     assert verify(tree, rows_of(p, p, p, p), TYPICAL, dice()).path == [[1]]

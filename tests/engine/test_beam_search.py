@@ -162,7 +162,7 @@ def test_beams_share_the_blocks_of_their_common_text(length: int) -> None:
     assert not toy.pool.tables
 
 
-def test_nothing_is_held_after_a_search_that_was_cut_short() -> None:
+def test_nothing_is_held_after_a_search_that_was_cut_short_or_failed() -> None:
     for after in (1, 2, 5):
         toy = PagedToy(vocab=8, sharpness=1.0)
         steps, _ = searched(toy, TEXTS, BeamParams(beams=4, max_tokens=9), most=2)
@@ -172,9 +172,6 @@ def test_nothing_is_held_after_a_search_that_was_cut_short() -> None:
         steps.close()
         assert not toy.pool.tables
         assert toy.pool.allocated == 0
-
-
-def test_nothing_is_held_after_a_fault() -> None:
     toy = PagedToy(vocab=8, sharpness=1.0, faulty=5)
     steps, _ = searched(toy, [[1, 2], [3, 4]], BeamParams(beams=4, max_tokens=20))
     with pytest.raises(TargetError, match="token 5 is pending"):
@@ -207,7 +204,7 @@ def test_a_target_without_fork_is_refused() -> None:
         LLM(Unforked(vocab=8)).beam_search([[1]])
 
 
-def test_drafters_are_refused_by_name_and_draft_length_0_is_none() -> None:
+def test_wrong_requests_and_drafters_are_refused_and_draft_length_0_is_none() -> None:
     llm = LLM(target("llama"), "ngram")
     with pytest.raises(ParameterError, match="drafter 'ngram'"):
         llm.beam_search(PROMPTS)
@@ -215,9 +212,6 @@ def test_drafters_are_refused_by_name_and_draft_length_0_is_none() -> None:
     assert llm.beam_search(PROMPTS[:1], BeamParams(max_tokens=2))[0][0].token_ids
     llm.use(None)
     assert llm.beam_search(PROMPTS[:1], BeamParams(max_tokens=2))[0][0].token_ids
-
-
-def test_wrong_requests_are_refused() -> None:
     llm = LLM(target("llama"))
     with pytest.raises(ParameterError, match="SamplingParams"):
         llm.beam_search(PROMPTS, SamplingParams())  # type: ignore[arg-type]

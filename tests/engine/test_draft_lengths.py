@@ -175,29 +175,23 @@ def test_a_server_that_always_reads_prompts_loses_at_most_3_percent(batch: int, 
             assert adapted >= 0.95 * max(rates), where
 
 
-def test_requests_that_accept_more_get_longer_drafts() -> None:
+def test_requests_that_accept_more_get_longer_drafts_and_gain_more_than_with_any_one_length() -> None:
     world, policy = World([0.95, 0.2, 0.95, 0.2], level=0.05, row=0.15), DraftLengths()
     adaptive(world, policy, 400)
     lengths = policy.choose(range(4), [8] * 4)
     assert min(lengths[0], lengths[2]) > max(lengths[1], lengths[3])
-
-
-def test_mixed_requests_gain_more_than_with_any_one_length() -> None:
     world = World([0.95, 0.1] * 4, level=0.02, row=0.12)
     best = max(world.rate(length) for length in range(9))
     assert adaptive(replace(world, seed=9), DraftLengths(), TOKENS) > best
 
 
-def test_requests_that_draft_nothing_change_no_length_and_are_not_remembered() -> None:
+def test_no_length_exceeds_its_limit_and_requests_that_draft_nothing_are_not_remembered() -> None:
     world, policy = World([0.9] * 2, level=0.05, row=0.15), DraftLengths()
     adaptive(world, policy, 400)
     for seq_id in (0, 1):
         policy.release(seq_id)
     assert policy.choose([5, 6, 7], [0, 8, 0])[0::2] == [0, 0]
     assert set(policy._survival._rows) == {6}
-
-
-def test_a_length_never_exceeds_the_limit_of_its_request() -> None:
     world, policy = World([0.9] * 3, level=0.01, row=0.01), DraftLengths()
     limits = [0, 2, 8]
 
@@ -366,12 +360,9 @@ def test_a_lookup_keeps_drafting_between_copies_that_pay_for_it(novel: int) -> N
     assert adapted >= 0.97 * always
 
 
-def test_one_step_that_takes_as_long_as_a_thousand_does_not_end_drafts() -> None:
+def test_a_lookup_is_tried_again_after_a_very_long_step_and_without_copies_loses_at_most_3_percent() -> None:
     stalled, smooth = (looked_up(DraftLengths(16, whole=True), 30, 20, stall=each) for each in (1000.0, 0.0))
     assert stalled >= 0.99 * smooth
-
-
-def test_a_lookup_without_copies_loses_at_most_3_percent_and_is_tried_again() -> None:
     policy = DraftLengths(16, whole=True)
     assert looked_up(policy, 10_000, 1) >= 0.97
     assert looked_up(policy, 30, 20) >= 0.9 * looked_up(None, 30, 20)
@@ -433,7 +424,7 @@ def test_drawing_a_token_costs_what_a_further_one_takes() -> None:
     assert policy.draw_cost == pytest.approx(0.02 * 2 / 1.27, rel=0.01)
 
 
-def test_times_of_all_numbers_follow_when_steps_become_slower() -> None:
+def test_times_follow_when_steps_become_slower_and_no_text_that_slows_changes_another() -> None:
     """A text of 600 tokens slows 1 row and 3 rows alike. Only 3 rows are run, yet the plain step stays comparable."""
     policy = DraftLengths(8, whole=True)
     for slow in (1.0, 1.6):
@@ -443,10 +434,7 @@ def test_times_of_all_numbers_follow_when_steps_become_slower() -> None:
             policy.learn(Step([0], [8], [2], [1], 0.1 * slow, 1.2 * slow))
     assert policy._plainly(1) == pytest.approx(1.6)
     assert policy._measured_gain() == pytest.approx(2 / 1.3, rel=0.02)
-
-
-def test_a_text_that_slows_and_the_next_one_change_no_time_beside_another() -> None:
-    """Steps of 3 rows, each of four texts 1.6 times as slow at its end as at its start. A plain step is timed once."""
+    # Steps of 3 rows, each of four texts 1.6 times as slow at its end as at its start. A plain step is timed once.
     policy, world = DraftLengths(8, whole=True), World([0.5], level=0.1, row=0.1)
     for _ in range(9):
         policy.learn(Step([0], [0], rest=world.noisy(1.0)))

@@ -49,25 +49,19 @@ def test_the_image_serves_as_a_user_that_owns_the_compiled_kernels() -> None:
     assert options(json.loads(dict(steps)["CMD"]))["host"] == "0.0.0.0"
 
 
-def test_the_health_check_asks_what_needs_no_key() -> None:
+def test_the_health_check_needs_no_key_and_compose_gives_the_server_time_to_end() -> None:
     (path,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", dict(instructions())["HEALTHCHECK"])
     assert path in OPEN
-
-
-def test_compose_gives_the_server_time_to_end() -> None:
     served = options(COMPOSE["services"]["slipstream"]["command"])
     assert int(COMPOSE["services"]["slipstream"]["stop_grace_period"].removesuffix("s")) > served["grace_seconds"] + 5
 
 
-def test_compose_mounts_files_that_exist_and_opens_ports_to_this_machine_alone() -> None:
+def test_compose_mounts_files_that_exist_opens_local_ports_and_starts_again_what_ends() -> None:
     for name, service in COMPOSE["services"].items():
         for source in (volume.split(":")[0] for volume in service["volumes"]):
             assert source.startswith("${") or (DOCKER / source).is_file(), name
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
         assert all(each["source"] in COMPOSE["configs"] for each in service.get("configs", ()))
-
-
-def test_what_ends_is_started_again_confined_and_asked_for_its_metrics() -> None:
     served = COMPOSE["services"]["slipstream"]
     assert (served["restart"], served["cap_drop"]) == ("unless-stopped", ["ALL"])
     (job,) = PROMETHEUS["scrape_configs"]

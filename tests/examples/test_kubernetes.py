@@ -23,32 +23,23 @@ def test_service_and_monitor_select_the_pods_and_name_their_port() -> None:
     assert (MONITOR["apiVersion"], scraped["path"]) == ("monitoring.coreos.com/v1", "/metrics")
 
 
-def test_the_monitor_has_the_key_that_the_server_asks_for() -> None:
+def test_the_monitor_has_the_key_probes_need_none_and_a_pod_has_time_to_end() -> None:
     (key,) = [each["valueFrom"]["secretKeyRef"] for each in SERVER["env"] if each["name"] == "SLIPSTREAM_API_KEY"]
     assert MONITOR["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"] == key
-
-
-def test_probes_ask_what_needs_no_key() -> None:
     probes = [SERVER[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
     assert {probe["path"] for probe in probes} <= set(OPEN)
     assert {probe["port"] for probe in probes} == {"http"}
-
-
-def test_a_pod_that_ends_has_time_for_the_requests_that_run() -> None:
     before = SERVER["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert POD["terminationGracePeriodSeconds"] >= before + SERVED["grace_seconds"] + 5
 
 
-def test_pods_are_confined() -> None:
+def test_pods_are_confined_and_the_server_has_all_that_they_reserve() -> None:
     assert POD["securityContext"]["runAsNonRoot"]
     assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for each in (*POD["initContainers"], SERVER):
         confined = each["securityContext"]
         assert (confined["readOnlyRootFilesystem"], confined["allowPrivilegeEscalation"]) == (True, False)
         assert confined["capabilities"] == {"drop": ["ALL"]}
-
-
-def test_the_server_has_all_that_the_pod_reserves() -> None:
     assert SERVED["kv_tokens"] >= BLOCK
     assert SERVER["resources"]["limits"] == SERVER["resources"]["requests"]
     assert SERVED["host"] == "0.0.0.0"

@@ -129,7 +129,7 @@ def test_eos_ends_a_text_only_where_it_has_the_form(llm: LLM) -> None:
     assert any(finish == "stop" for _, finish in texts(llm, Structured(regex="(ab|cd)+"), max_tokens=9))
 
 
-def test_a_complete_text_ends_with_finish_stop_also_where_eos_is_ignored_or_held_back(llm: LLM) -> None:
+def test_a_complete_text_ends_also_where_eos_is_ignored_and_stop_strings_and_ids_end_one_as_usual(llm: LLM) -> None:
     form = Structured(choice=["ab", "abc", "dcb"])
     for more in ({}, {"ignore_eos": True}, {"min_tokens": 8}):
         completions = texts(llm, form, **more)
@@ -137,9 +137,6 @@ def test_a_complete_text_ends_with_finish_stop_also_where_eos_is_ignored_or_held
         assert {text.removesuffix("e") for text, _ in completions} <= {"ab", "abc", "dcb"}
         if more:
             assert "ab" not in {text for text, _ in completions}, "it may go on, so it does without EOS"
-
-
-def test_stop_strings_and_ids_end_a_text_as_usual(llm: LLM) -> None:
     assert {text for text, _ in texts(llm, Structured(regex="a[bc]*d"), stop=["b", "c", "d"])} == {"a"}
     for text, finish in texts(llm, Structured(regex="(a[bcd])+"), stop_token_ids=[3], max_tokens=12):
         assert finish == "length" or re.fullmatch("(a[bc])+[de]", text), text

@@ -168,15 +168,12 @@ def test_masks_of_triggered_forms_are_those_of_brute_force_in_any_order_of_askin
         assert not tested.complete(tokens[:at], tokens[at:])
 
 
-def test_a_triggered_form_that_does_not_repeat_ends_the_text() -> None:
+def test_a_trigger_that_does_not_repeat_ends_the_text_and_one_at_the_beginning_leaves_others_free() -> None:
     once = constraint(Structured(choice=["dab", "dcd"], trigger=Trigger(["d"])))
     a, d, ab = 0, 3, PIECES.index("ab")
     assert not once.complete((), (a, d))
     assert once.complete((a,), (d, ab))
     assert constraint(TRIGGERED).complete((a,), (d, ab)) is False
-
-
-def test_a_trigger_that_counts_only_at_the_beginning_leaves_other_texts_free() -> None:
     first = constraint(Structured(choice=["dab"], trigger=Trigger(["d"], first=True)))
     a, d, cd = 0, 3, PIECES.index("cd")
     assert allowed(first, [], (d,), (a, d), (cd,)) == [{a, PIECES.index("ab")}, FREE, FREE]

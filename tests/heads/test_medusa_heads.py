@@ -81,7 +81,7 @@ def test_a_row_is_the_same_bit_for_bit_for_any_batch_and_close_to_the_exact_one(
     assert error < (1e-5 if quantize is None else 0.1)
 
 
-def test_new_heads_propose_the_targets_next_token() -> None:
+def test_new_heads_propose_the_targets_next_token_and_without_an_lm_head_are_refused() -> None:
     lm_head, hidden = torch.randn(11, 8), torch.randn(3, 8)
     for own in (True, False):
         for ids in (None, torch.tensor([1, 4, 9])):
@@ -91,9 +91,6 @@ def test_new_heads_propose_the_targets_next_token() -> None:
             medusa.start_from(lm_head)
             said = hidden @ (lm_head if ids is None else lm_head[ids]).T
             torch.testing.assert_close(medusa(hidden), said[:, None].expand(-1, 2, -1))
-
-
-def test_heads_without_an_lm_head_are_refused() -> None:
     with pytest.raises(PairError, match="no lm_head"):
         MedusaHeads(MedusaConfig(2, 1, 8, 11, own_lm_head=False))(torch.randn(1, 8))
 

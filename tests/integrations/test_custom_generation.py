@@ -240,15 +240,12 @@ def test_what_is_not_offered_is_refused_by_name(how: dict[str, Any], message: st
         model().generate(ONE, do_sample=False, max_new_tokens=3, custom_generate=slipstream.custom_generate(), **how)
 
 
-def test_the_cache_of_an_earlier_call_is_refused() -> None:
+def test_the_cache_of_an_earlier_call_and_a_streamer_for_several_texts_are_refused() -> None:
     with torch.no_grad():
         cache = model()(ONE, use_cache=True).past_key_values
     longer = torch.cat((ONE, torch.tensor([[3]])), 1)
     with pytest.raises(ParameterError, match="past_key_values of an earlier call"):
         model().generate(longer, past_key_values=cache, custom_generate=slipstream.custom_generate())
-
-
-def test_a_streamer_for_several_texts_is_refused() -> None:
     with pytest.raises(ParameterError, match="a streamer for 3 texts"):
         model().generate(PADDED, attention_mask=MASK, custom_generate=slipstream.custom_generate(streamer=Kept()))
 

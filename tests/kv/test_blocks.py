@@ -29,15 +29,12 @@ def test_every_sequence_reads_its_own_text_and_every_owner_is_counted(capacity: 
         assert not any(world.pool._counts)
 
 
-def test_a_copy_of_the_tables_is_valid_until_the_version_changes() -> None:
+def test_a_copy_of_the_tables_is_valid_until_the_version_changes_and_pools_grow_by_doubling() -> None:
     draw, world, seen = random.Random(5), World(capacity=20), dict[int, object]()
     for _ in range(400):
         world.step(draw)
         tables = {seq_id: tuple(table) for seq_id, table in world.pool.tables.items() if table}
         assert seen.setdefault(world.pool.version, tables) == tables
-
-
-def test_a_pool_of_no_fixed_size_grows_by_doubling() -> None:
     world = World(capacity=None, block=1)
     sizes = []
     for slot in range(200):
@@ -48,7 +45,7 @@ def test_a_pool_of_no_fixed_size_grows_by_doubling() -> None:
     assert world.pool.used == 200
 
 
-def test_a_single_sequence_gets_consecutive_blocks_after_others_were_released() -> None:
+def test_sequences_get_consecutive_blocks_after_releases_and_with_a_spread_as_they_grow_together() -> None:
     world = World(capacity=None)
     for seq_id in range(6):
         world.write(seq_id, 0, 4 * (seq_id + 1))
@@ -57,9 +54,6 @@ def test_a_single_sequence_gets_consecutive_blocks_after_others_were_released() 
     for slot in range(0, 100, 5):
         world.write(9, slot, slot + 5)
     assert world.pool.tables[9] == list(range(25))
-
-
-def test_with_a_spread_sequences_that_grow_together_stay_consecutive() -> None:
     world = World(capacity=None, spread=8)
     for slot in range(0, 36, 3):  # 9 blocks each
         for seq_id in range(5):

@@ -55,16 +55,13 @@ def test_greedy_texts_equal_generate_with_what_the_checkpoint_ships(rule: str, s
     assert off != wanted, "the setting changes this text"
 
 
-def test_what_a_request_gives_wins() -> None:
+def test_what_a_request_gives_wins_and_a_text_that_is_given_stays_as_it_is() -> None:
     ships = GenerationDefaults.of({"repetition_penalty": 1.5, "suppress_tokens": [3, 4], "min_new_tokens": 7})
     given = SamplingParams(repetition_penalty=1.0, logit_bias={3: 2.0}, min_tokens=2)
     filled = ships.fill(given)
     assert (filled.repetition_penalty, filled.min_tokens, filled.logit_bias) == (1.0, 2, {3: 2.0, 4: -100.0})
     assert ships.fill(filled) == filled
     assert ships.fill(SamplingParams(max_tokens=5)).min_tokens == 5
-
-
-def test_a_text_that_is_given_stays_as_it_is() -> None:
     ships = GenerationDefaults.of({"suppress_tokens": [3]})
     given = SamplingParams(structured=Structured(tokens=[3, 3]))
     assert ships.fill(given) is given

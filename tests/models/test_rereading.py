@@ -31,21 +31,15 @@ def test_shared_tokens_write_the_same_whatever_they_are_called(target, draft) ->
     )
 
 
-def test_a_space_and_a_byte_are_the_same_token_in_every_spelling() -> None:
+def test_tokens_are_shared_in_every_spelling_but_not_beyond_the_logits_also_of_large_vocabularies() -> None:
     vocabularies = vocabularies_of(byte_level(), sentencepiece())
     for target, draft in (("Ġthe", "▁the"), ("ð", "<0xF0>")):
         id_ = byte_level().convert_tokens_to_ids(target)
         assert vocabularies.to_draft[id_] == sentencepiece().convert_tokens_to_ids(draft)
-
-
-def test_ids_beyond_the_logits_are_not_shared() -> None:
     vocabularies = vocabularies_of(byte_level(), byte_level(290, other=True), (280, 270))
     assert max(vocabularies.to_draft) < 280
     assert max(vocabularies.to_target) < 270
-
-
-def test_large_vocabularies_are_compared_in_one_pass() -> None:
-    """12,000 tokens each: to compare each with each would take minutes."""
+    # 12,000 tokens each: to compare each with each would take minutes.
     words = [f"t{n}" for n in range(16_000)]
     vocabularies = vocabularies_of(letters(tuple(words[:12_000])), letters(tuple(words[4_000:])))
     assert len(vocabularies.to_draft) == 8_000
@@ -125,16 +119,13 @@ def test_special_tokens_are_those_of_the_same_name_or_role_or_left_out() -> None
     assert sentencepiece().decode(read) == "<s>firstname</s>" or sentencepiece().decode(read) == "<s> firstname</s>"
 
 
-def test_a_text_without_spaces_is_not_split_again_and_again() -> None:
+def test_texts_without_spaces_are_not_split_again_and_targets_that_write_words_apart_are_read() -> None:
     vocabularies = vocabularies_of(byte_level(), sentencepiece())
     reading = Reading(vocabularies)
     tokens = byte_level().encode("日本語" * 200)
     reading.update(tokens, 0)
     assert reading.open_word > len(tokens) - 100
     assert vocabularies.draft.bytes_of(reading.ids).decode() == " " + "日本語" * 200
-
-
-def test_a_target_that_writes_words_apart_is_read() -> None:
     vocabularies = vocabularies_of(wordpiece(), byte_level())
     ids = wordpiece().encode("The first names are decoding", add_special_tokens=False)
     written = vocabularies.target.bytes_of(ids).decode().removeprefix(" ")

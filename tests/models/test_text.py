@@ -79,12 +79,9 @@ def test_a_stop_string_and_its_prefixes_are_never_shown(tokenizer, decode, seed,
     assert so_far == expected
 
 
-def test_text_that_only_looked_like_a_stop_string_is_shown(tokenizer, decode):
+def test_pieces_keep_tokens_and_their_origin_and_what_only_looked_like_a_stop_string(tokenizer, decode):
     ids = tokenizer.encode("one tw two", add_special_tokens=False)
     assert "".join(streamed(decode, [[i] for i in ids], stop=("two!",))) == "one tw two"
-
-
-def test_pieces_keep_tokens_and_their_origin(tokenizer, decode):
     ids = tokenizer.encode(TEXT)
     origin = [i % 3 == 0 for i in range(len(ids))]
     stream = TextStream(decode)

@@ -48,12 +48,9 @@ def test_bytes_that_are_no_text_have_tokens(whole: TokenTexts, data: bytes) -> N
     assert whole.bytes_of(whole.pieces(data)) == data
 
 
-def test_bytes_without_tokens_are_left_out() -> None:
+def test_bytes_without_tokens_are_left_out_and_what_is_put_around_a_text_is_known() -> None:
     texts = texts_of("unigram")
     assert texts.bytes_of(texts.pieces(b" the\xf0\x9f first")) == b" the first"
-
-
-def test_what_a_tokenizer_puts_around_a_text_is_known() -> None:
     plain, sentence = texts_of("byte-level"), TokenTexts(sentencepiece(), "the target")
     assert (plain.begin, plain.drops_space) == ((), False)
     assert (sentence.begin, sentence.drops_space) == ((sentence.roles["bos"],), True)
@@ -61,15 +58,12 @@ def test_what_a_tokenizer_puts_around_a_text_is_known() -> None:
     assert sentence.bytes_of(sentence.ids("the")) == b"the"
 
 
-def test_of_two_tokens_that_write_the_same_the_one_in_texts_counts() -> None:
+def test_of_two_tokens_that_write_the_same_one_counts_and_special_ones_write_nothing() -> None:
     """Llama 2 has "A" and <0x41>; only the first occurs where a text has an A."""
     texts = TokenTexts(sentencepiece(), "the target")
     byte = sentencepiece().convert_tokens_to_ids("<0x66>")
     assert texts.written[byte] == b"f"
     assert texts.id_of[b"f"] == sentencepiece().convert_tokens_to_ids("f") != byte
-
-
-def test_special_and_unknown_tokens_write_nothing() -> None:
     texts = TokenTexts(unigram(), "the target")
     assert texts.unknown is not None
     assert texts.text_of(texts.unknown) is None

@@ -63,24 +63,18 @@ def test_each_cause_is_named(name):
     assert gain > 2
 
 
-def test_a_lookup_that_finds_nothing_has_low_acceptance():
+def test_lookups_that_find_nothing_batches_that_are_too_large_and_experts_are_named_as_causes():
     diagnosis = diagnose(replace(GOOD, drafted=(0.02,) * 4, draft_each=0.0))
     assert diagnosis["cause"] == "acceptance too low"
     assert "in the 2% of the steps that drafted" in diagnosis["evidence"][0]
     nothing = diagnose(replace(GOOD, position_rates=(), drafted=()))
     assert (nothing["cause"], nothing["acceptance"]) == ("acceptance too low", None)
     assert nothing["evidence"][0] == "nothing was drafted"
-
-
-def test_a_batch_that_fills_the_machine_is_too_large():
-    """Up to eight rows cost as much as one, further rows cost extra: sixteen sequences gain nothing, one does."""
+    # Up to eight rows cost as much as one, further rows cost extra: sixteen sequences gain nothing, one does.
     knee = CostCurve((1, 8, 16, 160), (0.010, 0.0101, 0.020, 0.2))
     big = replace(GOOD, costs=knee, batch=16, draft_each=0.002)
     assert cause(big) == "batch too large"
     assert cause(replace(big, batch=1, draft_each=0.0005)) == "nothing is wrong"
-
-
-def test_a_mixture_of_experts_is_named_as_a_cause():
     steep = replace(GOOD, costs=CostCurve((1, 2, 64), (0.010, 0.019, 0.5)))
     assert cause(steep) == "compute-bound target"
     diagnosis = diagnose(replace(steep, experts=(2, 8)))
@@ -149,7 +143,7 @@ def test_with_two_faults_removing_one_is_reported_as_not_enough():
     assert not diagnosis["enough"]
 
 
-def test_predictions_are_the_closed_form():
+def test_predictions_are_the_closed_form_and_trees_are_wider_than_they_are_deep():
     """No host, no prefill, flat costs, long texts: tau / (gamma c + 1)."""
     flat, rates = CostCurve((1, 5), (1.0, 1.0)), tuple(geometric_rates(0.7, 4))
     plain = Measured(flat, 4, rates, (1.0,) * 4, draft_each=0.1, tokens=20_000)
@@ -158,9 +152,6 @@ def test_predictions_are_the_closed_form():
     assert plain.prediction(0).speedup == pytest.approx(1)
     assert plain.best_length()[0] == 4
     assert replace(plain, draft_each=5.0).best_length() == (0, 1.0)
-
-
-def test_trees_are_wider_than_they_are_deep():
     tree = replace(GOOD, width=4.0, costs=CostCurve((1, 64), (0.01, 0.64)))
     assert tree.rows == 17
     assert tree.prediction().speedup < replace(tree, width=1.0).prediction().speedup
@@ -186,15 +177,12 @@ def seen(target, drafter) -> dict:
     return tuned(target, drafter, QUICK).data["raced"][0]["diagnosis"]
 
 
-def test_a_drafter_that_sleeps_is_too_expensive():
+def test_a_drafter_that_sleeps_is_too_expensive_and_one_at_random_has_low_acceptance():
     target = Slow(vocab=16)
     diagnosis = seen(target, Sleepy(scripted(target).continuations, 16))
     assert diagnosis["cause"] == "draft too expensive"
     assert diagnosis["speedup"] < 1
-
-
-def test_a_drafter_that_drafts_at_random_has_low_acceptance():
-    """One of 256 tokens is right by chance, and four further rows cost as much as a pass: it can never be faster."""
+    # One of 256 tokens is right by chance, and four further rows cost as much as a pass: it can never be faster.
     target = Slow(vocab=256)
     target.row = 0.0005
     diagnosis = seen(target, RandomDrafter(256, sampled=False))

@@ -73,24 +73,18 @@ def test_attention_and_matrix_products_each_read_or_compute(batch, speedup):
     assert round(predicted.speedup, 2) == speedup
 
 
-def test_the_cache_is_read_as_often_as_there_are_sequences():
+def test_sequences_read_their_caches_and_more_rows_more_experts_which_verification_pays():
     one = forward_seconds(LLAMA_7B, A100, 1, 1, 1000)
     eight = forward_seconds(LLAMA_7B, A100, 8, 8, 1000)
     assert LLAMA_7B.kv_bytes == 2 * 32 * 4096 * 2
     assert eight - one == pytest.approx(7 * 1000 * LLAMA_7B.kv_bytes / (A100.bandwidth * A100.reading))
-
-
-def test_a_mixture_reads_more_experts_as_rows_grow():
-    """2 of 8 experts: one row reads two, many rows all eight; the rest is always read once."""
+    # 2 of 8 experts: one row reads two, many rows all eight; the rest is always read once.
     model = MODELS["Mixtral-8x7B"].size
     assert model.weights_read(1) == pytest.approx(model.step)
     shared = model.step - model.mixtures / 4
     assert model.weights_read(2) == pytest.approx(shared + model.mixtures * 7 / 16)
     assert model.weights_read(1000) == pytest.approx(shared + model.mixtures)
     assert LLAMA_7B.weights_read(1000) == LLAMA_7B.step
-
-
-def test_verification_costs_a_mixture_more_than_a_dense_model():
     mixture, dense = MODELS["Mixtral-8x7B"].size, LLAMA_70B
     eight, one = (roofline_curve(mixture, H100.times(2))(rows) for rows in (8, 1))
     assert eight / one > 2.5
@@ -98,22 +92,16 @@ def test_verification_costs_a_mixture_more_than_a_dense_model():
     assert eight / one < 1.02
 
 
-def test_more_devices_read_faster_but_exchange():
+def test_devices_follow_from_memory_read_faster_but_exchange_and_a_small_draft_stays_on_one():
     alone, four = (forward_seconds(LLAMA_70B, H100.times(n), 1) for n in (1, 4))
     assert alone / 4 < four < alone / 2
     slow = Hardware("PCIe", 1e12, 1e14, 24e9, link=1e9)
     assert forward_seconds(LLAMA_7B, slow.times(4), 512) > forward_seconds(LLAMA_7B, slow, 512)
-
-
-def test_a_small_draft_stays_on_one_device():
     costs = pair_costs(LLAMA_70B, MODELS["GPT-2"].size, H100.times(8))
     assert costs.draft_devices == 1
     draft = forward_seconds(MODELS["GPT-2"].size, H100, 1, 1)
     assert costs.c == pytest.approx(draft / costs.target(1))
     assert pair_costs(LLAMA_70B, LLAMA_7B, H100.times(4)).draft_devices == 4
-
-
-def test_devices_follow_from_memory():
     assert devices_needed((LLAMA_7B,), A100) == 1
     assert devices_needed((LLAMA_70B, LLAMA_7B), H100) == 4
     assert devices_needed((LLAMA_70B.at(4), LLAMA_7B.at(4)), H100) == 1
@@ -121,13 +109,10 @@ def test_devices_follow_from_memory():
     assert devices_needed((ModelSize.like_llama(1e14),), H100) is None
 
 
-def test_a_size_alone_becomes_a_plausible_shape():
+def test_a_size_alone_becomes_a_plausible_shape_and_bits_scale_weights_and_cache():
     seven = ModelSize.like_llama(7e9)
     assert (seven.layers, seven.width) == (33, 33 * 128)
     assert 60 < ModelSize.like_llama(70e9).layers < 90
-
-
-def test_bits_scale_weights_and_cache():
     small = LLAMA_7B.at(4, 8)
     assert small.weight_bytes == LLAMA_7B.weight_bytes / 4
     assert small.kv_bytes == LLAMA_7B.kv_bytes / 2
@@ -141,26 +126,20 @@ PLAN = Serving(
 )  # fmt: skip
 
 
-def test_speculation_helps_few_users_and_is_switched_off_for_many():
+def test_speculation_is_switched_off_for_many_users_where_a_fixed_length_costs_throughput():
     loads = [PLAN.load(batch) for batch in (1, 16, 64, 256, 1024)]
     assert loads[0]["speedup"] > 1.8
     assert loads[-1]["draft_tokens"] == 0
     assert loads[-1]["speedup"] == 1
     assert all(a["draft_tokens"] >= b["draft_tokens"] for a, b in pairwise(loads))
     assert all(load["speedup"] >= 1 for load in loads)
-
-
-def test_a_fixed_draft_length_costs_throughput_under_load():
     assert PLAN.load(1024, draft_tokens=4)["speedup"] < 0.8
-
-
-def test_throughput_and_latency_of_a_load_agree():
     load = PLAN.load(16)
     assert load["tokens_per_second"] == pytest.approx(16 * load["tokens_per_second_per_user"])
     assert load["speedup"] == pytest.approx(load["plain_seconds"] / load["seconds"])
 
 
-def test_users_at_a_bound_are_as_many_as_the_bound_and_memory_allow():
+def test_users_are_as_many_as_a_bound_if_any_and_memory_beside_the_draft_allow():
     for bound in (0.012, 0.02, 0.03):
         for speculative in (False, True):
             n = PLAN.users(bound, speculative)
@@ -170,9 +149,6 @@ def test_users_at_a_bound_are_as_many_as_the_bound_and_memory_allow():
     assert PLAN.users(0.012) > 0
     assert PLAN.users(0.012, speculative=False) == 0
     assert PLAN.users(1e-6) == 0
-
-
-def test_without_a_bound_memory_decides_and_the_draft_takes_its_share():
     plain, speculative = PLAN.users(None, False), PLAN.users(None, True)
     assert plain > speculative > 0
     assert PLAN.fits(speculative)

@@ -27,7 +27,7 @@ def test_shapes_give_the_published_parameter_counts(name, parameters):
     assert MODELS[name].shape.parameters == parameters
 
 
-def test_names_are_found_in_any_spelling():
+def test_names_are_found_in_any_spelling_and_every_hub_id_leads_to_its_own_model():
     for name in ("meta-llama/Llama-3.1-70B-Instruct", "Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b",
                  "/models/Llama-3.1-70B/"):  # fmt: skip
         assert known_model(name) is MODELS["Llama-3.1-70B"]
@@ -38,9 +38,6 @@ def test_names_are_found_in_any_spelling():
     for name, key in spellings.items():
         assert known_model(name) is MODELS[key]
     assert known_model("Llama-3.1-405B") is None
-
-
-def test_every_hub_id_leads_to_its_own_model():
     for name, model in MODELS.items():
         assert known_model(model.hub) is model
         assert known_model(name) is model
@@ -56,7 +53,7 @@ def test_every_pair_has_a_forecast(pair):
         assert predicted.break_even < predicted.rates.alpha
 
 
-def test_forecasts_agree_with_published_speedups_where_they_are_possible():
+def test_forecasts_agree_with_published_speedups_and_a_pair_that_fits_nowhere_is_refused():
     """70B + 3B is within the published range; GPT-2 + DistilGPT-2 cannot be, on any hardware: a draft token reads two
     thirds of the bytes of a target step."""
     _, seen = outlook(published("Llama-3.1-70B", "Llama-3.2-3B"), PRESETS["h100"])
@@ -66,8 +63,5 @@ def test_forecasts_agree_with_published_speedups_where_they_are_possible():
     assert small.costs.c == pytest.approx(81_126_144 / 123_653_376, rel=1e-3)
     assert small.break_even == pytest.approx(small.costs.c, rel=1e-2)
     assert small.speedup < 1.1
-
-
-def test_a_pair_that_fits_on_no_hardware_is_refused():
     with pytest.raises(ParameterError, match="do not fit into 64 x tiny"):
         outlook(PAIRS[0], Hardware("tiny", 1e9, 1e12, 1e9))

@@ -130,12 +130,9 @@ def test_a_quantisation_that_is_refused_raises(kind: Any) -> None:
                 as_target(MODELS[kind.name](), quantize=name, executor="llamacpp" if kind is GGUF else "auto")
 
 
-def test_every_family_of_our_own_decoder_is_listed() -> None:
+def test_the_page_begins_with_what_the_command_prints_and_lists_every_family() -> None:
     assert {name for name, kind in architectures().items() if kind.name == "decoder"} == set(FAMILIES)
-
-
-def test_the_page_begins_with_what_the_command_prints() -> None:
-    """Below it stands a table of `benchmarks.architectures`."""
+    # Below it stands a table of `benchmarks.architectures`.
     text = (Path(slipstream.__file__).parent.parent / "docs" / "support.md").read_text(encoding="utf-8")
     before = text.split("\n## ")[0]
     assert before == page(), "put what `slipstream info --matrix` prints before the headings"

@@ -34,18 +34,12 @@ def test_only_permissive_licences(headers: dict[str, str | list[str]], permissiv
     assert (licence is not None) == permissive
 
 
-def test_unwanted_paths() -> None:
+def test_cleaning_drops_unwanted_paths_licence_headers_data_and_generated_files_but_no_comments() -> None:
     assert wanted("json/decoder.py")
     for path in ("json/tests/test_x.py", "pip/_vendor/rich/a.py", "test/support.py", "a/test_b.py", "a/conftest.py"):
         assert not wanted(path), path
-
-
-def test_licence_header_is_stripped_but_other_comments_stay() -> None:
     assert strip_header("# Copyright 2020 X\n# Licensed under ...\n\nimport os\n") == "import os\n"
     assert strip_header("# A useful remark\nimport os\n").startswith("# A useful")
-
-
-def test_cleaning_drops_data_and_generated_files() -> None:
     code = "".join(f"def f{chr(97 + i)}(x):\n    return x + other\n\n" for i in range(20))
     assert clean(code.encode()) == code.strip("\n") + "\n"
     assert clean(("# Auto-generated, do not edit\n" + code).encode()) is None

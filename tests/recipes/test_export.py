@@ -39,7 +39,7 @@ def test_transformers_computes_the_same_logits(exported: tuple[Run, Path]) -> No
     assert torch.allclose(expected, logits, atol=1e-3)
 
 
-def test_chat_template_and_end_tokens(exported: tuple[Run, Path]) -> None:
+def test_chat_template_and_end_tokens_and_the_card_states_the_facts(exported: tuple[Run, Path]) -> None:
     _, folder = exported
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     talk = [{"role": "user", "content": "hi"}]
@@ -48,9 +48,6 @@ def test_chat_template_and_end_tokens(exported: tuple[Run, Path]) -> None:
     generation = transformers.GenerationConfig.from_pretrained(folder)
     assert generation.eos_token_id == tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|end|>"])
     assert tokenizer.decode(tokenizer("x = 12\n    y").input_ids) == "x = 12\n    y"
-
-
-def test_card_states_the_facts(exported: tuple[Run, Path]) -> None:
     card = (exported[1] / "README.md").read_text()
     for fact in ("alpha | 1.0 | MIT", "held-out loss", "seed", "recipes.embedded.train", "3,072 in 12 steps", "12 %"):
         assert fact in card

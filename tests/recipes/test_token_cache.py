@@ -32,15 +32,12 @@ def test_batches_depend_on_seed_step_and_counters_only(cache: Path) -> None:
     assert not torch.equal(first[0], Batches(cache, Mix(), seed=4).draw(0, 4, 32))
 
 
-def test_an_epoch_shows_every_window_once(cache: Path) -> None:
+def test_an_epoch_shows_every_window_once_and_held_out_edits_have_answers(cache: Path) -> None:
     batches = Batches(cache, Mix(raw=1, write=0, edit=0), seed=0)
     count = len(batches.streams["raw"].windows(64))
     drawn = [batches._next("raw", 64) for _ in range(2 * count)]
     assert sorted(drawn[:count]) == sorted(drawn[count:]) == list(range(count))
     assert drawn[:count] != drawn[count:]
-
-
-def test_held_out_edits_have_answers(cache: Path) -> None:
     heldout = HeldOut.open(cache, rows=4, length=384, assistant=2, end=3)
     assert heldout.edit_mask.shape == (len(heldout.edit), 384)
     assert 0.1 < float(heldout.edit_mask.float().mean()) < 0.9

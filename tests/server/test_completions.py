@@ -9,7 +9,7 @@ PATH = "/v1/completions"
 PROMPTS = ["def add(a, b):\n", "class Stack:\n    def push(self"]
 
 
-def test_greedy_texts_are_those_of_generate(host: Host, pair: LLM) -> None:
+def test_greedy_texts_are_those_of_generate_also_of_token_ids(host: Host, pair: LLM) -> None:
     answer = host.post(PATH, model="embedded", prompt=PROMPTS, temperature=0, max_tokens=24).json()
     expected = pair.generate(PROMPTS, SamplingParams(max_tokens=24))
     assert [choice["text"] for choice in answer["choices"]] == [each.text for each in expected]
@@ -20,9 +20,6 @@ def test_greedy_texts_are_those_of_generate(host: Host, pair: LLM) -> None:
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, output)
     assert usage["total_tokens"] == prompt + output
-
-
-def test_token_ids_are_a_prompt(host: Host, pair: LLM) -> None:
     ids = pair.tokenizer.encode(PROMPTS[0])
     texts = [
         host.post(PATH, prompt=prompt, temperature=0, max_tokens=8).json()["choices"][0]["text"]
@@ -80,16 +77,13 @@ def test_each_choice_has_the_seed_plus_its_index(host: Host) -> None:
         assert sum(part["finish_reason"] is not None for part in parts if part["index"] == j) == 1
 
 
-def test_echo_puts_the_prompt_before_the_text(host: Host) -> None:
+def test_echo_puts_the_prompt_before_the_text_and_no_tokens_may_be_asked_for(host: Host) -> None:
     body = {"prompt": PROMPTS, "temperature": 0, "max_tokens": 6}
     plain = [choice["text"] for choice in host.post(PATH, **body).json()["choices"]]
     expected = [prompt + text for prompt, text in zip(PROMPTS, plain, strict=True)]
     assert [choice["text"] for choice in host.post(PATH, **body, echo=True).json()["choices"]] == expected
     parts = host.parts(PATH, **body, echo=True)
     assert ["".join(part["text"] for part in parts if part["index"] == i) for i in (0, 1)] == expected
-
-
-def test_no_tokens_may_be_asked_for(host: Host) -> None:
     answer = host.post(PATH, prompt=PROMPTS[0], max_tokens=0, echo=True).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (PROMPTS[0], "length")
     assert answer["usage"]["completion_tokens"] == 0

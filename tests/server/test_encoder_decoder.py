@@ -32,7 +32,7 @@ def host(texts: dict[str, str]) -> Iterator[Host]:
         yield host
 
 
-def test_prompts_are_answered_whole_and_streamed_and_count_as_prompt_tokens(host: Host, texts: dict[str, str]) -> None:
+def test_prompts_are_answered_with_log_probabilities_and_predictions(host: Host, texts: dict[str, str]) -> None:
     answer = host.post("/v1/completions", prompt=SOURCES, max_tokens=8, temperature=0).json()
     assert [choice["text"] for choice in answer["choices"]] == [texts[source] for source in SOURCES]
     parts = host.parts("/v1/completions", prompt=SOURCES[1], max_tokens=8, temperature=0)
@@ -41,9 +41,6 @@ def test_prompts_are_answered_whole_and_streamed_and_count_as_prompt_tokens(host
     assert answer["usage"]["prompt_tokens"] == sum(len(encode(source)) for source in SOURCES)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert len({tuple(texts[source]) for source in SOURCES}) == 2
-
-
-def test_log_probabilities_and_predictions_are_those_of_any_model(host: Host, texts: dict[str, str]) -> None:
     given = {"prompt": SOURCES[0], "max_tokens": 8, "temperature": 0}
     [choice] = host.post("/v1/completions", **given, logprobs=3).json()["choices"]
     assert "".join(choice["logprobs"]["tokens"]).startswith(choice["text"][:3])

@@ -63,12 +63,9 @@ def test_forms_are_understood_in_each_way_of_writing_them(body: dict[str, Any], 
     assert params(CHAT, **body).structured == form
 
 
-def test_the_newer_name_of_max_tokens_is_the_same_field() -> None:
+def test_each_field_is_listed_once_under_all_its_names_and_explained() -> None:
     assert params(CHAT, max_completion_tokens=7).max_tokens == 7
     assert params(CHAT, max_completion_tokens=7, max_tokens=7).max_tokens == 7
-
-
-def test_no_field_is_listed_twice_and_each_is_explained() -> None:
     names = [(where, each.name) for each in FIELDS for where in each.where]
     assert len(names) == len(set(names))
     assert all(each.text for each in FIELDS)

@@ -33,14 +33,11 @@ def test_chat_whole_and_streamed(client: Any, pair: LLM) -> None:
     assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
 
 
-def test_models_are_listed(client: Any) -> None:
+def test_models_are_listed_and_errors_are_those_of_the_client(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["embedded"]
     assert client.models.retrieve("embedded").id == "embedded"
     with pytest.raises(clients.openai.NotFoundError):
         client.models.retrieve("gpt-4")
-
-
-def test_errors_are_those_of_the_client(client: Any) -> None:
     with pytest.raises(clients.openai.BadRequestError) as bad:
         client.chat.completions.create(model="embedded", messages=USER, temperature=-1)
     assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")

@@ -99,12 +99,9 @@ def test_reasoning_is_told_apart(text: str, inside: bool, reasoning: str, conten
     assert shown(read(text, "hermes", think=True, inside=inside)) == (reasoning, content, [])
 
 
-def test_calls_within_the_reasoning_are_reasoning() -> None:
+def test_calls_within_the_reasoning_are_reasoning_and_further_ones_left_out_where_one_is_allowed() -> None:
     reply = read(f"<think><tool_call>{NOW}</tool_call></think><tool_call>{ADD}</tool_call>", "hermes", think=True)
     assert shown(reply) == (f"<tool_call>{NOW}</tool_call>", "", [("add", ARGS)])
-
-
-def test_further_calls_are_left_out_where_one_is_allowed() -> None:
     reply = Reply(("add", "now"), READS["hermes"], most_calls=1)
     reply.add(f"<tool_call>{ADD}</tool_call><tool_call>{NOW}</tool_call>", True)
     assert [call.name for call in reply.calls] == ["add"]

@@ -85,12 +85,9 @@ def test_a_right_prediction_gives_the_same_text_in_fewer_steps(pair: LLM, draft:
     assert details["rejected_prediction_tokens"] == rejected
 
 
-def test_a_wrong_prediction_gives_the_same_text(host: Host) -> None:
+def test_a_wrong_prediction_gives_the_same_text_and_is_not_read_where_speculation_is_off(host: Host) -> None:
     plain = host.post(PATH, **STACK).json()["choices"][0]
     wrong = {"type": "content", "content": [{"type": "text", "text": "    return self.items.pop()\n" * 20}]}
     assert host.post(PATH, **STACK, prediction=wrong).json()["choices"][0]["text"] == plain["text"]
-
-
-def test_speculation_that_is_off_reads_no_prediction(host: Host) -> None:
     off = {"speculation": {"enabled": False}, "prediction": {"type": "content", "content": "a b c"}}
     assert host.post(PATH, **STACK, **off).json()["choices"][0]["statistics"]["proposed"] == 0

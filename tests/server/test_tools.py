@@ -21,7 +21,7 @@ def said(host: Host, text: str, **body: Any) -> dict[str, Any]:
     return answered.json()["choices"][0]  # type: ignore[no-any-return]
 
 
-def test_a_call_is_parsed(talker: Host) -> None:
+def test_a_call_is_parsed_text_without_one_is_content_and_one_that_is_cut_says_so(talker: Host) -> None:
     answer = said(talker, f"I look.\n{CALL}\n{NOW}")
     assert answer["finish_reason"] == "tool_calls"
     assert answer["message"]["content"] == "I look."
@@ -30,18 +30,12 @@ def test_a_call_is_parsed(talker: Host) -> None:
     assert said(talker, CALL)["message"]["content"] is None
     one = said(talker, f"{CALL}{NOW}", parallel_tool_calls=False)["message"]["tool_calls"]
     assert [call["function"]["name"] for call in one] == ["weather"]
-
-
-def test_text_without_a_call_is_content(talker: Host) -> None:
     answer = said(talker, "It rains. <tool_call>{}")
     assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", "It rains. <tool_call>{}")
     assert "tool_calls" not in answer["message"]
     plain = said(talker, CALL, tool_choice="none")
     assert (plain["finish_reason"], plain["message"]["content"]) == ("stop", CALL)
     assert said(talker, CALL, tools=[])["message"]["content"] == CALL
-
-
-def test_a_call_that_is_cut_by_the_length_says_so(talker: Host) -> None:
     answer = said(talker, CALL, max_tokens=len(talker.service.tokenizer.encode(CALL)) // 2 + 4)
     assert answer["finish_reason"] == "length"
 

@@ -27,7 +27,7 @@ from tests.heads.tiny_mtp import write
 CPU = {"executor": "torch", "device": "cpu", "dtype": "float64"}
 
 
-def test_the_bytes_before_loading_are_those_after_loading(tiny: Tiny) -> None:
+def test_the_bytes_before_loading_are_those_after_loading_and_fewer_with_fewer_bits(tiny: Tiny) -> None:
     settings = LoadSettings(**CPU)
     seen = plan(describe(tiny.target, settings), 320, [describe(tiny.draft, settings.of_draft())])
     target, draft = (Decoder.load(folder, **CPU, kv_tokens=320) for folder in (tiny.target, tiny.draft))
@@ -36,8 +36,6 @@ def test_the_bytes_before_loading_are_those_after_loading(tiny: Tiny) -> None:
     assert seen.kv == 320 * seen.per_token
     assert seen.headroom == seen.available - seen.weights - seen.draft - seen.kv
 
-
-def test_quantised_weights_and_halved_caches_count_less(tiny: Tiny) -> None:
     def of(**load: Any) -> MemoryPlan:
         return plan(describe(tiny.target, LoadSettings(executor="native", device="cpu", **load)), 64)
 

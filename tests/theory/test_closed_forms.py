@@ -82,16 +82,13 @@ def test_a_step_costs_drafting_verification_and_host_work():
     assert step_cost(0, 0.1, STEEP, host=0.05) == 1  # plain decoding
 
 
-def test_the_best_length_is_found_after_a_jump_of_the_curve():
+def test_the_best_length_is_found_after_a_jump_of_the_curve_and_for_measured_rates():
     """Rows 2..4 cost the same, so one draft token is a loss and three are a gain: a search that ends at the first
     decrease would find no gain."""
     stairs = CostCurve((1, 2, 4, 5), (1.0, 1.9, 1.9, 4.0))
     assert speedup(0.8, 1, 0.0, stairs) < 1 < speedup(0.8, 3, 0.0, stairs)
     assert best_gamma(0.8, 0.0, costs=stairs) == 3
     assert best_length([0.8, 0.64, 0.512, 0.4], 0.0, stairs) == 3
-
-
-def test_the_best_length_for_measured_rates_is_the_best_of_all():
     rates = [0.73, 0.52, 0.35, 0.2, 0.1]
     gains = [expected_length(rates[:k]) / step_cost(k, 0.08, STEEP) for k in range(len(rates) + 1)]
     assert gains[best_length(rates, 0.08, STEEP)] == max(gains)
@@ -125,15 +122,12 @@ def test_break_even_refuses_invalid_costs(wrong):
         break_even(**{"gamma": 4, "c": 0.1} | wrong)
 
 
-def test_rates_of_an_alpha_and_impossible_rates():
+def test_rates_of_an_alpha_give_the_closed_form_and_impossible_rates_are_refused():
     assert geometric_rates(0.5, 3) == [0.5, 0.25, 0.125]
     check_rates([1.0, 0.5, 0.5, 0.0])
     for wrong in ([], [1.1], [-0.1], [0.5, 0.6], [float("nan")]):
         with pytest.raises(ParameterError):
             check_rates(wrong)
-
-
-def test_a_prediction_for_the_long_run_is_the_closed_form():
     flat = CostCurve((1,), (0.010,))
     prediction = predict(geometric_rates(0.8, 4), flat, draft_seconds=4 * 0.05 * 0.010)
     assert prediction.speedup == pytest.approx(speedup(0.8, 4, 0.05))

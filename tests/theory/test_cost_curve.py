@@ -6,7 +6,7 @@ from slipstream.errors import ParameterError
 from slipstream.theory.cost_curve import CostCurve
 
 
-def test_it_is_linear_between_the_points_and_goes_on_with_the_last_slope() -> None:
+def test_it_is_linear_between_and_beyond_the_points_or_a_share_of_a_plain_step_for_each_row() -> None:
     curve = CostCurve((1, 4, 8), (2.0, 2.6, 4.6))
     assert [curve(n) for n in (1, 4, 8)] == [2.0, 2.6, 4.6]
     assert curve(2) == pytest.approx(2.2)
@@ -14,9 +14,6 @@ def test_it_is_linear_between_the_points_and_goes_on_with_the_last_slope() -> No
     assert curve(12) == pytest.approx(6.6)
     assert curve(2.5) == pytest.approx(2.3), "mean rows of a batch need not be whole"
     assert curve(0) == curve(0.5) == 2.0, "there is no forward over less than a row"
-
-
-def test_flat_is_a_plain_step_and_a_share_of_it_for_each_further_row() -> None:
     curve = CostCurve.flat(0.05)
     assert [curve(n) for n in (1, 2, 21)] == pytest.approx([1.0, 1.05, 2.0])
     assert CostCurve.flat(0.0)(50) == 1.0

@@ -30,13 +30,10 @@ def test_a_forecast_is_the_long_run_of_a_prediction_from_measurements() -> None:
     assert predicted.tau == pytest.approx(expected.tau)
 
 
-def test_no_length_is_chosen_if_none_is_faster() -> None:
+def test_no_length_is_chosen_if_none_is_faster_and_break_even_is_for_a_given_or_the_best_length() -> None:
     predicted = forecast(Rates.constant(0.3), StepCosts(0.5))
     assert (predicted.draft_tokens, predicted.speedup, predicted.step_cost) == (0, 1.0, 1.0)
     assert predicted.break_even == pytest.approx(0.5)
-
-
-def test_break_even_is_for_the_given_length_or_for_the_best() -> None:
     rates = Rates.constant(0.8)
     assert forecast(rates, FREE, 4).break_even == break_even(4, 0.05)
     assert forecast(rates, FREE).break_even == pytest.approx(0.05)

@@ -61,23 +61,17 @@ def test_best_first_equals_the_dynamic_programme_at_every_depth(seed: int) -> No
             assert expected_tokens(tree, rows) == sequoia(rows[:depth], n + 1)
 
 
-def test_nodes_are_ordered_by_path_probability_so_that_every_prefix_is_optimal() -> None:
+def test_every_prefix_of_the_nodes_is_optimal_within_the_depth_and_none_is_drafted_in_vain() -> None:
     whole = optimal_tree(TENTHS, 40)
     chances = whole.chances(TENTHS)
     assert chances == sorted(chances, reverse=True)
     for n in range(40):
         assert whole.keep(range(n)) == optimal_tree(TENTHS, n)
-
-
-def test_a_depth_limit_binds_and_none_means_unlimited() -> None:
     assert optimal_tree((0.9, 0.05), 8).height == 8
     shallow = optimal_tree((0.9, 0.05), 100, depth=2)
     assert shallow.height == 2
     assert len(shallow) == 2 + 4  # every path there is
     assert optimal_tree((0.9, 0.05), 100, depth=0) == Tree((), ())
-
-
-def test_nothing_is_drafted_that_cannot_be_accepted() -> None:
     assert optimal_tree(((0.5, 0.0), (0.0,)), 10) == Tree((-1,), (0,))
     assert optimal_tree((), 10) == Tree((), ())
 
@@ -91,7 +85,7 @@ def test_verification_accepts_the_predicted_number_of_tokens(nodes: int) -> None
     assert 1 + accepted == expected_tokens(tree, TENTHS)
 
 
-def test_the_best_count_has_the_most_tokens_per_time() -> None:
+def test_the_best_count_has_the_most_tokens_per_time_so_free_rows_are_all_used() -> None:
     rng = random.Random(1)
     for _ in range(30):
         chances = sorted((rng.random() for _ in range(12)), reverse=True)
@@ -100,29 +94,20 @@ def test_the_best_count_has_the_most_tokens_per_time() -> None:
         costs = CostCurve(tuple(range(1, 14)), tuple(seconds))
         rates = [(1 + sum(chances[:n])) / seconds[n] for n in range(13)]
         assert rates[best_count(chances, costs)] == pytest.approx(max(rates))
-
-
-def test_free_rows_are_all_used_and_expensive_ones_are_not() -> None:
     assert len(best_tree(TENTHS, CostCurve.flat(0.0), most=30)) == 30
     assert len(best_tree(TENTHS, CostCurve.flat(0.6), most=30)) == 0
     assert len(best_tree(TENTHS, CostCurve.flat(0.4), most=30)) == 1
 
 
-def test_a_shape_is_read_from_paths_in_any_order() -> None:
+def test_a_shape_is_read_from_paths_in_any_order_full_or_cut_to_its_shallow_nodes() -> None:
     tree = Tree.of_paths([[1, 0], [0], [0, 1], [1], [0, 0]])
     assert tree == Tree((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0))
     assert tree.paths == ((0,), (1,), (0, 0), (0, 1), (1, 0))
     assert tree.depths == (1, 1, 2, 2, 2)
-
-
-def test_a_full_tree_holds_every_combination() -> None:
     tree = Tree.full((3, 2, 1))
     assert len(tree) == 3 + 6 + 6
     assert set(tree.paths) >= {(2,), (2, 1), (2, 1, 0)}
     assert len(Tree.full(())) == 0
-
-
-def test_a_cut_tree_keeps_the_shallow_nodes() -> None:
     tree = Tree.of_paths([[0], [0, 0], [0, 0, 0], [1], [1, 0]])
     assert tree.cut(3) is tree
     assert set(tree.cut(2).paths) == {(0,), (0, 0), (1,), (1, 0)}

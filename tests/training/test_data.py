@@ -55,15 +55,12 @@ def test_bad_data_is_refused_before_any_work(name: str, encoder: Encoder, tmp_pa
         check_data([str(tmp_path / file)], encoder.tokenizer)
 
 
-def test_no_data_and_empty_folders_are_refused(encoder: Encoder, tmp_path: Path) -> None:
+def test_no_data_and_empty_folders_are_refused_and_a_misspelt_file_is_named(encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no training data"):
         check_data([], encoder.tokenizer)
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
     with pytest.raises(DataError, match="holds no text files"):
         check_data([str(tmp_path)], encoder.tokenizer)
-
-
-def test_a_misspelt_file_gets_a_suggestion(encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text("")
     with pytest.raises(DataError, match=r"did you mean 'corpus\.jsonl'"):
         check_data([str(tmp_path / "corpsu.jsonl")], encoder.tokenizer)
@@ -213,23 +210,14 @@ def stream(tmp_path: Path, lengths: list[int], whole: bool) -> Stream:
     return Stream.open(tmp_path / "s.bin", whole)
 
 
-def test_pairs_start_a_window_at_their_first_token(tmp_path: Path) -> None:
+def test_windows_start_with_pairs_and_cut_files_on_a_grid_and_a_short_stream_is_refused(tmp_path: Path) -> None:
     s = stream(tmp_path, [3, 5, 4, 6, 2], whole=True)
     # Documents with EOS start at 0, 4, 10, 15, 22 and end at 25. A window of 8 + 1 tokens takes document 0 and
     # half of document 1, so the next one begins with document 1 again.
     assert s.windows(8).tolist() == [0, 4, 10, 15]
     assert s.rows([0], 8).tolist() == [[1, 1, 1, 0, 2, 2, 2, 2, 2]]
-
-
-def test_long_document_does_not_stall(tmp_path: Path) -> None:
     assert stream(tmp_path, [30, 5, 4, 9], whole=True).windows(8).tolist() == [0, 31, 37, 42]
-
-
-def test_files_are_cut_on_a_grid(tmp_path: Path) -> None:
     assert stream(tmp_path, [20, 9], whole=False).windows(8).tolist() == [0, 8, 16]
-
-
-def test_short_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="too short"):
         stream(tmp_path, [3], whole=False).windows(8)
 

@@ -17,13 +17,10 @@ def named(params: SamplingParams, p=P, favoured=None, edge=True, output=()) -> d
     return {name: ids.tolist() for name, ids in token_sets}
 
 
-def test_the_exact_test_is_that_of_the_binomial_distribution():
+def test_the_exact_test_is_binomial_and_that_of_many_positions_normal():
     total = Sum(9, [0.2] * 100)
     assert total.p == pytest.approx(2 * binom.cdf(9, 100, 0.2))
     assert Sum(9, [0.2] * 3).p is None
-
-
-def test_many_positions_are_tested_by_the_normal_distribution():
     assert Sum(400, [0.2] * 2000).p == pytest.approx(1.0)
     assert Sum(360, [0.2] * 2000).p == pytest.approx(2 * binom.cdf(360, 2000, 0.2), rel=0.1)
 

@@ -44,16 +44,13 @@ def test_settings_keep_what_the_user_gave_and_leave_out_what_is_then_impossible(
     assert kept["top-k"].logit_bias == base.logit_bias
 
 
-def test_each_setting_comes_as_often_as_asked_with_two_of_a_prompt_in_a_row():
+def test_settings_come_as_often_as_asked_in_pairs_of_a_prompt_and_conversations_go_on():
     each = {"a": BASE, "": BASE, "c": BASE}
     requests = panel(["x", "y"], PROMPTS[:2], each, 5, [1, 2])
     names = [one.name.removeprefix("x").removeprefix("y").removeprefix(", ") for one in requests]
     assert {name: names.count(name) for name in each} == {"a": 5, "": 5, "c": 5}
     assert requests[0].name == requests[1].name
     assert [one.params.draft_tokens for one in requests[:4]] == [1, 2, 1, 2]
-
-
-def test_a_conversation_goes_on_after_what_was_said():
     [one] = continued([Request("x", [1, 2], BASE)], [[7, 7]], 100)
     assert one.ids == [1, 2, 7, 7, 1]
     assert continued([Request("x", [1, 2], BASE)], [[7, 7]], 20) == []

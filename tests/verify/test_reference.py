@@ -31,19 +31,13 @@ def test_each_token_gets_the_logits_before_it(length):
     assert not target._slots
 
 
-def test_a_text_may_fill_the_context():
+def test_a_text_may_fill_the_context_and_only_tokens_that_rounding_cannot_keep_are_impossible():
     target = ToyTarget(vocab=9, context=20)
     assert len(list(logits_of(target, [1, 2], [3] * 18))) == 18
-
-
-def test_a_token_that_rounding_may_keep_is_not_impossible():
     logits, params = np.array([2.0, 1.0, 0.999, -5.0]), SamplingParams(temperature=1.0, top_k=2)
     p = distribution(logits, (params, [], [], frozenset()))
     exact, loose = (impossible(p, logits, (params, [], [], frozenset()), noise) for noise in (0.0, 0.01))
     assert (exact.tolist(), loose.tolist()) == ([False, False, True, True], [False, False, False, True])
-
-
-def test_a_forbidden_token_is_impossible_for_any_noise():
     logits, params = np.zeros(4), SamplingParams(temperature=1.0, logit_bias={1: -100.0})
     p = distribution(logits, (params, [], [], frozenset()))
     assert impossible(p, logits, (params, [], [], frozenset()), 1e3).tolist() == [False, True, False, False]

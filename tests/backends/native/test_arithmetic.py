@@ -185,7 +185,7 @@ def test_a_distribution_is_the_softmax_in_float64(heat: float) -> None:
 NOTHING: Any = np.zeros(1, np.float32)
 
 
-def test_the_first_id_whose_cumulative_probability_exceeds_u_as_the_host_finds_it() -> None:
+def test_the_first_id_above_u_is_the_hosts_and_of_equal_scores_the_first_wins() -> None:
     for _ in range(200):
         probs = rng.random(50) * (rng.random(50) < 0.4)
         probs[7] += 0.1
@@ -194,9 +194,6 @@ def test_the_first_id_whose_cumulative_probability_exceeds_u_as_the_host_finds_i
             token = drawn_by(probs, u, NOTHING, 1.0, np.zeros(1))[0]
             assert probs[token] > 0
             assert token == int(invert(torch.from_numpy(probs)[None], torch.tensor([u], dtype=torch.float64)))
-
-
-def test_of_equal_scores_the_first_wins_and_minus_infinity_forbids() -> None:
     logits, noise = np.zeros(6, np.float32), np.array([-np.inf, 0.0, 3.0, 3.0, 2.0, -1.0])
     assert drawn_by(np.ones(1), 0.5, logits, 1.0, noise)[1] == 2
 

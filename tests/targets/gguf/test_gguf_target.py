@@ -106,22 +106,16 @@ def test_a_full_cache_is_an_error_and_others_go_on(case: Case) -> None:
     assert memory.missing([(other.id, 6, 9)]) == 0
 
 
-def test_a_draft_with_siblings_is_refused(case: Case) -> None:
+def test_siblings_ids_outside_the_vocabulary_and_hidden_states_are_refused(case: Case) -> None:
     assert not case.target.capabilities.trees
     with pytest.raises(TargetError, match="a draft with siblings was given to a model that runs chains only"):
         case.target.run([case.prefilled(4)], Draft.trees([([5, 6], [-1, -1])]))
-
-
-def test_an_id_outside_the_vocabulary_is_refused(case: Case) -> None:
     seq = case.prefilled(4)
     with pytest.raises(TargetError, match=r"token id 96 is outside .* 96"):
         case.target.run([seq], Draft.chains([[5, 96]]))
     with pytest.raises(TargetError, match="token id -1"):
         case.target.run([Sequence([3, -1])], Draft.empty(1))
     case.run([seq], case.forest([CHAIN]))
-
-
-def test_hidden_states_are_refused(case: Case) -> None:
     assert case.target.capabilities.head_host is None
     with pytest.raises(TargetError, match="hidden states"):
         case.target.run([case.sequence(3)], Draft.empty(1), (-1,))

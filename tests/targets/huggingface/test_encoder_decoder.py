@@ -412,16 +412,13 @@ def test_a_source_that_is_too_long_for_the_draft_model_is_decoded_without_it(cap
     assert sum("a source has 70" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_a_source_that_is_too_long_or_empty_is_refused() -> None:
+def test_a_source_that_is_too_long_or_empty_and_a_request_of_the_other_kind_are_refused() -> None:
     llm = LLM(target("bart"))
     with pytest.raises(PromptError, match="the source has 65 tokens, the context of the target's encoder holds 64"):
         llm.generate([[5] * 65])
     with pytest.raises(PromptError, match="empty"):
         llm.generate([[]])
     assert len(llm.generate([[5] * 64], SamplingParams(max_tokens=100))[0].token_ids) == 63  # the decoder's context
-
-
-def test_a_request_of_the_other_kind_is_refused_before_it_runs() -> None:
     engine = LLM(target("t5")).engine()
     with pytest.raises(TargetError, match="without a source came to an encoder-decoder"):
         engine.add(Sequence([0]))
@@ -440,14 +437,11 @@ def test_experts_that_take_a_limited_number_of_tokens_get_those_of_one_request_a
     assert not isinstance(of.runner, Decoder)
 
 
-def test_a_fixed_kv_cache_and_custom_generate_are_refused_by_name() -> None:
+def test_a_fixed_kv_cache_custom_generate_and_a_model_without_a_first_token_are_refused() -> None:
     with pytest.raises(ParameterError, match="leave kv_tokens out"):
         LLM(model("t5"), kv_tokens=100)
     with pytest.raises(ParameterError, match="a T5ForConditionalGeneration was asked of custom_generate"):
         model("t5").generate(torch.tensor([SOURCES[0]]), custom_generate=slipstream.custom_generate(), max_new_tokens=3)
-
-
-def test_a_model_that_does_not_say_how_texts_begin_is_refused() -> None:
     module = random_encoder_decoder("t5")
     module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None
     with pytest.raises(UnsupportedModelError, match="decoder_start_token_id"):

@@ -84,7 +84,7 @@ def _eos(own: Any) -> list[int]:
     return [] if eos is None else [eos]
 
 
-def test_a_text_that_may_not_end_yet_is_not_ended_by_force(own: Any) -> None:
+def test_a_text_that_may_not_end_yet_or_must_have_a_form_is_not_ended_by_force(own: Any) -> None:
     own.generation_config.forced_eos_token_id = own.generation_config.eos_token_id = 2
     llm = LLM(own)
     [done] = llm.generate([SOURCES[0]], SamplingParams(max_tokens=6, min_tokens=6))
@@ -93,9 +93,6 @@ def test_a_text_that_may_not_end_yet_is_not_ended_by_force(own: Any) -> None:
     [ended] = llm.generate([SOURCES[0]], SamplingParams(max_tokens=6, min_tokens=5))
     assert ended.token_ids[-1] == 2
     assert ended.finish_reason == "stop"
-
-
-def test_a_text_that_must_have_a_form_is_not_ended_by_force_and_cannot_begin_by_force(own: Any) -> None:
     own.generation_config.forced_eos_token_id = 2
     of, seq = of_module(own), begun(of_module(own), SOURCES[0], params=SamplingParams(max_tokens=1))
     seq.constraint = cast(Any, object())  # the target asks no more than whether there is one
