@@ -113,7 +113,7 @@ def test_time_limits_end_a_request_and_free_what_it_holds(pair: LLM) -> None:
         assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
         assert "Retry-After" in late.headers
         eventually(lambda: idle(host))
-    with hosted(pair, Limits(total_seconds=0.5)) as host:
+    with hosted(pair, Limits(total_seconds=1.0)) as host:
         assert host.post(PATH, **LONG, n=32).status_code == 503
         *_, last = host.events(PATH, **LONG, n=32)
         assert last["error"]["code"] == "timeout"

@@ -55,7 +55,7 @@ def test_quantised_weights_alone_are_held_to_the_rounding_of_their_dtype(caplog:
     target = of_module(module)
     assert quantised_layers(module)
     assert limit(module) == limit_of(torch.float32)
-    assert not caplog.records
+    assert all("compiling" in record.message for record in caplog.records)  # the kernels, once for a machine
     assert target.capabilities.runtime.weights_only  # type: ignore[union-attr]
     assert rounding(target) == ROUNDING[torch.float32]
 
