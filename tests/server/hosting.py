@@ -1,6 +1,5 @@
 """Runs the application in this process: uvicorn in a thread, over an `AsyncLLM`."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -59,21 +58,6 @@ class Host:
         return running, waiting, kv
 
 
-class PromptServer(Server):
-    """Ends at once, where uvicorn looks every 0.1 s whether it should, and then waits for as long."""
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        while not self.should_exit:
-            await asyncio.sleep(0.005)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-
-
 @contextmanager
 def hosted(
     llm: LLM, limits: Limits | None = None, keys: tuple[str, ...] = (), tokenizer: Any = None,
@@ -85,7 +69,7 @@ def hosted(
     service = Service("embedded", engine_facts(llm), text, async_llm.streams, limits, keys, replies, metrics_prefix)
     with bound("127.0.0.1", 0) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # soon full, if nobody reads
-        server = PromptServer(create_app(service), service, 0.0)
+        server = Server(create_app(service), service, 0.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
