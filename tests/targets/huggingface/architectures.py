@@ -150,6 +150,7 @@ def generated(own: Any, prompts: Seq[Seq[int]], tokens: int) -> list[list[int]]:
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
-        out = own.generate(ids, do_sample=False, max_new_tokens=tokens, attention_mask=torch.ones_like(ids))
+        ones = torch.ones_like(ids)
+        out = own.generate(ids, do_sample=False, num_beams=1, max_new_tokens=tokens, attention_mask=ones)
         outputs.append(out[0, 1 if own.config.is_encoder_decoder else len(prompt) :].tolist())
     return outputs
