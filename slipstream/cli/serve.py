@@ -22,7 +22,6 @@ from slipstream.cli.options import ModelOptions, UsualModels
 from slipstream.core.params import check_number
 from slipstream.drafters.draft_plan import DraftPlan
 from slipstream.errors import ParameterError, ServedError
-from slipstream.models.checkpoint import resolve
 from slipstream.models.generation_defaults import shown
 from slipstream.models.load_settings import LoadSettings
 from slipstream.settings import METRICS_PREFIXES, TRANSFORMERS, one_of
@@ -155,9 +154,7 @@ def kv_tokens(models: ModelOptions, target: Described, draft: DraftPlan, max_bat
     wanted = target.usual_kv_tokens(max_batch)
     if target.runner == TRANSFORMERS or wanted is None:
         return models.kv_tokens
-    for each in (target, *draft.loads[0]):
-        resolve(each.checkpoint)  # weights on the hub are downloaded: their files say how large they are
-    needed = plan(target, wanted, *draft.loads)
+    needed = plan(target, wanted, *draft.loads, weights=True)
     if models.kv_tokens is None and needed.most_tokens >= target.config.context:
         needed = replace(needed, kv_tokens=min(wanted, needed.most_tokens))
     render.err().print(render.facts_table(render.memory(needed)))

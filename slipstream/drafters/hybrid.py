@@ -88,7 +88,10 @@ class HybridDrafter:
             if not any(depth):
                 break
             is_lookup = member.traits.lookup
-            draft = member.propose(seqs, (self._lookup_depth if is_lookup else self._neural_depth)(seqs, depth))
+            deep = (self._lookup_depth if is_lookup else self._neural_depth)(seqs, depth)
+            if is_lookup and not any(deep):  # most engines: a lookup for predictions, and no request with one
+                continue
+            draft = member.propose(seqs, deep)
             if is_lookup:
                 asked.append(cast(Lookup, member))
             for b, seq in enumerate(seqs):

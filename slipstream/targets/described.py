@@ -58,8 +58,8 @@ class Described(ABC):
 
     @cached_property
     def config(self) -> ModelShape:
-        """Its sizes. Raises UnsupportedModelError for a model whose own code says them."""
-        raise NotImplementedError
+        """Its sizes; every runner says them. Raises UnsupportedModelError for a model whose own code does."""
+        raise NotImplementedError  # not abstract: a field of a dataclass would not count as its implementation
 
     @cached_property
     def token_map(self) -> TokenMap | None:
@@ -161,10 +161,18 @@ class MemoryPlan:
 
 
 def plan(
-    target: Described, kv_tokens: int, models: Seq[Described] = (), heads: Seq[HeadFiles] = (), mtp: bool = False
+    target: Described,
+    kv_tokens: int,
+    models: Seq[Described] = (),
+    heads: Seq[HeadFiles] = (),
+    mtp: bool = False,
+    *,
+    weights: bool = False,
 ) -> MemoryPlan:
-    """models: the draft models; heads: draft heads; mtp: whether the target's MTP layers draft. Raises what reading
-    their facts raises."""
+    """models: the draft models; heads: draft heads; mtp: whether the target's MTP layers draft. weights: whether those
+    on the hub are downloaded, whose files say how large they are. Raises what reading their facts raises."""
+    for each in (target, *models) if weights else ():
+        resolve(each.checkpoint)
     share = target.mtp_share if mtp else 0.0
     beside = [(model.weight_bytes, model.kv_bytes) for model in models] + [_of_head(target, *head) for head in heads]
     draft = round(share * target.weight_bytes) + sum(weights for weights, _ in beside)
@@ -205,13 +213,11 @@ def check_memory(
     target: Described | None, kv_tokens: int | None = None, models: Seq[Described] = (), *more: Any
 ) -> None:
     """Raise LoadError if a model and what is loaded with it do not fit; arguments as of `plan`; target: None: it is in
-    memory. Weights on the hub are downloaded before: their files say how large they are. Of other runners than our own
-    decoder, nothing is foretold but of a cache of a size that was asked for; nor of several devices: a plan knows one.
+    memory. Weights on the hub are downloaded before. Of other runners than our own decoder, nothing is foretold but of
+    a cache of a size that was asked for; nor of several devices: a plan knows one.
     """
     if target is None:
         for model in models:
             check_memory(model)
     elif target.settings.device_map is None and (kv_tokens is not None or target.runner in BACKENDS):
-        for each in (target, *models):
-            resolve(each.checkpoint)
-        plan(target, kv_tokens or 0, models, *more).check()
+        plan(target, kv_tokens or 0, models, *more, weights=True).check()

@@ -28,7 +28,10 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    mean = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                    state = self.state[p]
+                    if not state:
+                        state["momentum_buffer"] = torch.zeros_like(p.grad)
+                    mean = state["momentum_buffer"]
                     mean.lerp_(p.grad, 1 - MOMENTUM)
                     scale = 0.2 * math.sqrt(max(p.shape))
                     p.mul_(1 - group["lr"] * group["weight_decay"])
