@@ -7,10 +7,19 @@ VLLM := .venv-vllm
 
 FOREIGN := runs/foreign-draft
 
-.PHONY: architectures foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
+.PHONY: gpu-check test-cuda architectures foreign-draft bench bench-drafters bench-serve bench-gguf bench-real smollm2-head smollm2-heads bench-huggingface side-by-side peers peer-genai peer-llamacpp ik-llamacpp vllm bench-vllm
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# Needs an NVIDIA GPU: about four minutes.
+gpu-check: $(READY)
+	$(BIN)/python -m benchmarks.gpu $(GPU)
+
+# The kernels of the cuda backend by Triton's interpreter, on a CPU; Triton takes 1 GB.
+test-cuda: $(READY)
+	$(BIN)/pip install --quiet triton==3.9.0
+	$(TEST_ENV) $(BIN)/pytest tests/backends/cuda
 
 bench-drafters: $(READY)
 	$(BIN)/python -m benchmarks.drafters $(DRAFTERS)
@@ -56,7 +65,10 @@ smollm2-heads: $(READY) $(VENV)/.smollm2
 	$(BIN)/slipstream train eagle3 --steps 4 --out $(SMOLLM2_HEADS)/eagle3 $(TRAIN_SMOLLM2)
 	$(BIN)/slipstream train eagle3 --parallel --layers 2 --steps 6 --out $(SMOLLM2_HEADS)/peagle $(TRAIN_SMOLLM2)
 	$(BIN)/slipstream train dflash --block 8 --layers 3 --anchors 48 --out $(SMOLLM2_HEADS)/dflash $(TRAIN_SMOLLM2)
-	$(BIN)/slipstream convert $(SMOLLM2_HEADS)/eagle3/final --to int8 --target smollm2 --out $(SMOLLM2_HEADS)/int8
+	$(BIN)/python -m recipes.smollm2.write_texts $(SMOLLM2_HEADS)/requests.npz $(SMOLLM2_HEADS)/more.bin --target $(SMOLLM2_FILE) --seed 1
+	$(BIN)/slipstream train eagle3 --steps 4 --start $(SMOLLM2_HEADS)/eagle3/final --out $(SMOLLM2_HEADS)/eagle3-longer \
+		$(TRAIN_SMOLLM2) --data $(SMOLLM2_HEADS)/more.bin
+	$(BIN)/slipstream convert $(SMOLLM2_HEADS)/eagle3-longer/final --to int8 --target smollm2 --out $(SMOLLM2_HEADS)/int8
 
 # An EAGLE-3 head for SmolLM2 without a GPU: 40 minutes for its own text, 25 for hidden states, 42 of training, on two cores. A run that was
 # stopped goes on, in its third part with --resume.

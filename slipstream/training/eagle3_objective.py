@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.errors import ParameterError
-from slipstream.heads.eagle_format import save_eagle
+from slipstream.heads.eagle_format import load_eagle, save_eagle
 from slipstream.heads.eagle_head import EagleConfig, EagleHead, Rotary, default_taps, rotary_tables
 from slipstream.models.config import DecoderConfig
 from slipstream.training.features import FINAL, Teacher, Window
@@ -100,6 +100,44 @@ def chain_states(head: EagleHead, tokens: Tensor, taps: Seq[Tensor], rotary: Rot
     return out
 
 
+def from_scratch(teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int) -> EagleHead:
+    """A head with random weights, whose draft vocabulary is the most frequent ids."""
+    c = teacher.config
+    width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
+    ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
+    decoder = head_layers(c, options.intermediate, layers=options.layers)
+    config = EagleConfig(3, decoder, taps_read(c.layers, options.taps), c.hidden_size, len(ids))
+    if options.parallel:
+        config = replace(config, mask_token=least_frequent(counts), depths=options.steps)
+    head = EagleHead(config)
+    initialise(head, torch.Generator().manual_seed(seed))
+    head.select_vocabulary(torch.from_numpy(ids))
+    return head
+
+
+def continued(options: EagleOptions, teacher: Teacher) -> EagleHead:
+    """The head `options.start`. Raises ParameterError for a head of another kind or of another target's shape, and for
+    options that would give it another shape."""
+    assert options.start is not None
+    shape = ("parallel", "layers", "draft_vocab", "taps", "intermediate")
+    asked = [name for name in shape if getattr(options, name) != getattr(EagleOptions(), name)]
+    if asked:
+        raise ParameterError(
+            f"--start was given with {', '.join('--' + name.replace('_', '-') for name in asked)}",
+            why="a head that is continued keeps its shape and its draft vocabulary",
+            fix="give one of the two",
+        )
+    head, c = load_eagle(options.start, teacher.config.layers), teacher.config
+    of_head, of_target = (head.config.target_hidden, head.config.decoder.vocab_size), (c.hidden_size, c.vocab_size)
+    if head.config.version != 3 or head.config.mask_token is not None or of_head != of_target:
+        raise ParameterError(
+            f"the head {options.start!r} cannot be continued for this target",
+            why=f"it is no EAGLE-3 head that drafts chains for {of_target[1]} ids and a width of {of_target[0]}",
+            fix="choose a head that was trained for this target, or train from scratch",
+        )
+    return head.train().requires_grad_(True)
+
+
 class EagleObjective(Objective):
     """counts: how often each id occurs in the data, [V]; the most frequent ids form the draft vocabulary."""
 
@@ -107,28 +145,21 @@ class EagleObjective(Objective):
 
     def __init__(self, teacher: Teacher, options: EagleOptions, counts: np.ndarray[Any, Any], seed: int = 0):
         super().__init__(teacher, options, options.steps)
-        c = teacher.config
-        reads = taps_read(c.layers, options.taps)
-        self.taps = tuple(dict.fromkeys((*reads, FINAL)))
-        width = options.draft_vocab or draft_vocabulary(teacher.parameters, c.hidden_size)
-        ids = most_frequent(counts, min(width, c.vocab_size), c.eos_ids)
-        decoder = head_layers(c, options.intermediate, layers=options.layers)
-        config = EagleConfig(3, decoder, reads, c.hidden_size, len(ids))
-        if options.parallel:
-            config = replace(config, mask_token=least_frequent(counts), depths=options.steps)
-        self.module = EagleHead(config)
-        initialise(self.module, torch.Generator().manual_seed(seed))
-        self.module.select_vocabulary(torch.from_numpy(ids))
+        self.module = (
+            from_scratch(teacher, options, counts, seed) if options.start is None else continued(options, teacher)
+        )
         self.module.to(teacher.device, teacher.dtype).borrow(teacher.embedding)
-        ids_here = self.module.target_ids
-        with torch.no_grad():
-            self.module.lm_head.weight.copy_(teacher.head[ids_here])
-            if c.norm == "rms":  # a layer norm's weight means something else
-                self.module.norm.weight.copy_(teacher.norm)
+        self.taps = tuple(dict.fromkeys((*self.module.config.taps, FINAL)))
+        ids = self.module.target_ids
+        if options.start is None:
+            with torch.no_grad():
+                self.module.lm_head.weight.copy_(teacher.head[ids])
+                if teacher.config.norm == "rms":  # a layer norm's weight means something else
+                    self.module.norm.weight.copy_(teacher.norm)
         # int64 [V]: draft vocabulary id of each target id, -1 if none
-        self.known = torch.full((c.vocab_size,), -1, device=teacher.device)
-        self.known[ids_here] = torch.arange(len(ids_here), device=teacher.device)
-        self.head = teacher.head[ids_here].clone()  # [V', d]
+        self.known = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
+        self.known[ids] = torch.arange(len(ids), device=teacher.device)
+        self.head = teacher.head[ids].clone()  # [V', d]
         self.weights = decaying(options.decay, options.steps)
 
     @classmethod

@@ -36,8 +36,9 @@ class MedusaOptions(Strict):
 @dataclass(frozen=True)
 class EagleOptions(Strict):
     """`steps` is also the length of the chains that are simulated. `speculators` and SpecForge give parallel heads four
-    layers."""
+    layers. With a `start`, that head's shape and draft vocabulary are kept."""
 
+    start: str | None = setting(None, "EAGLE-3 head to continue from: folder or hub id.", shown="from scratch")
     steps: int = setting(4, "Number of training-time test steps.", check=COUNT)
     parallel: bool = setting(
         False, "Train a head that drafts in one pass (P-EAGLE, arXiv 2602.01469).", "--parallel/--no-parallel"

@@ -62,7 +62,7 @@ def prepare(config: RunConfig, say: Say = LOG) -> Run:
     device = usable_device(config.device)
     checkpoint = checkpoint_of(config.target, "target")
     shape = _shape(checkpoint, config.kind)
-    if getattr(config.options, "start", None):
+    if config.kind == "draft" and config.options.start:
         check_trainable(resolve(checkpoint_of(config.options.start, "draft"), weights=False), "draft")
     if config.length > shape.context:
         raise ParameterError(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams, zoo
 from slipstream.errors import ParameterError, TrainingError
+from slipstream.heads.eagle_format import load_eagle
 from slipstream.models.config import DecoderConfig
 from slipstream.models.gguf_convert import convert_to_gguf
 from slipstream.models.text import load_tokenizer
@@ -26,6 +27,7 @@ from slipstream.training.eagle3_objective import layers_read
 from slipstream.training.methods import DFlashOptions, DraftOptions, EagleOptions, LayerSkipOptions, MedusaOptions
 from slipstream.training.run import Run, prepare
 from slipstream.training.trainable import new_llama, save_model
+from slipstream.zoo import head_dir, target_dir
 from tests.checkpoints import make_family
 from tests.training.tiny_runs import logged, quiet, run_config, write_data
 
@@ -71,6 +73,25 @@ def test_same_seed_same_weights_and_a_resumed_run_equals_an_uninterrupted_one(ki
     trained("parts", max_steps=3)
     assert same(whole, trained("parts", resume=True))
     assert not same(whole, trained("other", seed=1))
+
+
+def test_an_EAGLE_head_is_trained_on_and_keeps_its_shape_and_vocabulary(prepared, tmp_path, monkeypatch):
+    run = prepared("eagle3", "first")
+    run.loop.run()
+    head = tmp_path / "exported"
+    run.loop.objective.export(head, {})
+    monkeypatch.setitem(OPTIONS, "eagle3", EagleOptions(steps=2, start=str(head)))
+    longer = prepared("eagle3", "longer", seed=3).loop.objective.module
+    exported = load_eagle(head).state_dict()
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in longer.state_dict().items())
+    assert longer.config.draft_vocab == 40
+    for options, refused in (
+        ({"layers": 2, "taps": (1,)}, "--start was given with --layers, --taps"),
+        ({"start": str(head_dir("eagle3", target_dir()))}, "cannot be continued for this target"),
+    ):
+        monkeypatch.setitem(OPTIONS, "eagle3", EagleOptions(**{"steps": 2, "start": str(head)} | options))
+        with pytest.raises(ParameterError, match=refused):
+            prepared("eagle3", "refused")
 
 
 LONG = {"medusa": {"heads": 7}, "eagle3": {"steps": 7}, "dflash": {"block": 8}, "draft": {"depth": 7}}
