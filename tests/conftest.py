@@ -3,12 +3,15 @@
 import functools
 import gc
 import logging
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))  # read when Triton is imported
 
 from slipstream.cli.loading import freeze_once
 from slipstream.llm import LLM

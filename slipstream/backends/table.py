@@ -36,6 +36,8 @@ class Backend(Protocol):
     """What a backend declares. `refusal` returns why it cannot run a decoder with these settings, or None if it can."""
 
     name: str
+    automatic: bool
+    """Whether `executor="auto"` may choose it."""
     load_dtype: torch.dtype | None
     """Dtype of the tensors that `executor` reads; None: the dtype of the arithmetic."""
 
@@ -134,6 +136,8 @@ def choose(config: DecoderConfig, settings: LoadSettings) -> tuple[Backend, dict
         return chosen, {}
     refusals: dict[str, str] = {}
     for name in BACKENDS:
+        if not backend(name).automatic:
+            continue
         why = backend(name).refusal(config, settings)
         if why is None:
             return backend(name), refusals

@@ -48,7 +48,7 @@ def step(
         draft = clock("draft", prune, seqs, draft)
         whole = draft.padded(len(prompts))
         out = clock("target", target.run, [*seqs, *prompts], whole, drafter.traits.taps)
-        verdict = clock("verify", decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule)
+        verdict = clock("verify", decide, seqs, draft, out.logits[: len(seqs) + len(draft)], rule, out.maxima)
         verdict = clock("verify", stop, seqs, draft, verdict)
         clock("target", target.commit, [*seqs, *prompts], verdict.path + [[] for _ in prompts])
         record(seqs, draft, out, verdict)
@@ -114,12 +114,14 @@ def _certain(draft: Draft, i: int) -> bool:
     return draft.q is None or float(draft.q[i, draft.ids[i]]) == 1.0
 
 
-def decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
+def decide(
+    seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule, maxima: Seq[int] | None = None
+) -> Verdict:
     """The verdict of each sequence under its own rule, or under `rule` if it has none. Sequences that are decided in
-    the same way are decided together; each has the verdict that it would have alone."""
+    the same way are decided together; each has the verdict that it would have alone. maxima: see `TargetOut`."""
     kinds = [_kind(seq, rule) for seq in seqs]
     if len(set(kinds)) < 2:
-        return _decide(seqs, draft, logits, rule if not seqs else seqs[0].rule or rule)
+        return _decide(seqs, draft, logits, rule if not seqs else seqs[0].rule or rule, maxima)
     parts = []
     for kind in dict.fromkeys(kinds):
         members = [b for b, other in enumerate(kinds) if other == kind]
@@ -135,7 +137,9 @@ def _kind(seq: Sequence, rule: Rule) -> tuple[str, bool]:
     return applied.name, applied.lossless and seq.params.argmax_only
 
 
-def _decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule) -> Verdict:
+def _decide(
+    seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule, maxima: Seq[int] | None = None
+) -> Verdict:
     """`verify` under the rule, or the same verdict at less cost: at temperature 0 the distribution is a point mass, so
     every lossless rule accepts exactly the draft tokens that equal the target's argmax; and if nothing edits the
     logits, the distribution is not computed at all. Nodes after which no token is possible are dead ends."""
@@ -143,7 +147,7 @@ def _decide(seqs: Seq[Sequence], draft: Draft, logits: torch.Tensor, rule: Rule)
         return Verdict([], [], [], [])
     try:
         if rule.lossless and all(seq.params.argmax_only for seq in seqs):
-            return follow(draft, first_maxima(logits))
+            return follow(draft, first_maxima(logits) if maxima is None else maxima)
         probs, dead = distributions(logits, seqs, draft), set[int]()
     except TargetError:  # at some row; perhaps at one that plain decoding would not reach
         probs, dead = distributions_and_dead_ends(logits, seqs, draft)

@@ -35,11 +35,13 @@ class TargetOut:
     hidden  tap -> [M, d], one row per token that was run (every pending token, then the nodes), packed by
             `splits`. Tap i is the residual stream after i layers (0: embeddings), tap -1 is after the final norm.
     splits  B+1 host integers: sequence b owns rows splits[b]:splits[b+1] of `hidden`.
+    maxima  id of the first maximum of each row of `logits`, if the target has found it.
     """
 
     logits: Tensor
     hidden: dict[int, Tensor] = field(default_factory=dict)
     splits: Seq[int] = ()
+    maxima: Seq[int] | None = None
 
     def part(self, first: int, last: int, draft: Draft) -> TargetOut:
         """What it returned for the sequences first..last-1 of the batch, without copies. `draft` is the one that was

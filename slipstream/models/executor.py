@@ -125,12 +125,14 @@ class Output:
     """logits [R, V] for the selected rows (float32, or float64 if the weights are); taps: tap -> [M, d]
     (tap i is the residual stream after i layers, 0 the embeddings, -1 after the final norm); `hidden` [M, d],
     the residual stream after the last layer that ran. All are valid until the next forward.
-    `finite`: whether the executor has seen that no hidden state behind the logits is infinite or NaN."""
+    `finite`: whether the executor has seen that no hidden state behind the logits is infinite or NaN.
+    `maxima`: id of the first maximum of each row of logits, if the executor has found it."""
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
     hidden: Tensor | None = None
     finite: bool = False
+    maxima: Seq[int] | None = None
 
 
 class MultiStepExecutor(Protocol):

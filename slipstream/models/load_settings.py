@@ -22,7 +22,8 @@ class LoadSettings:
     """Raises ParameterError for values that no model can be loaded with.
 
     executor   "auto": on a CPU native where it can run the model, else torch; what our own decoder does not run,
-               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "llamacpp" (GGUF files).
+               transformers runs. "native" (our own CPU kernels), "torch", "transformers", "llamacpp" (GGUF files),
+               "cuda" (our own kernels on an NVIDIA GPU; experimental).
     dtype      name or torch.dtype of the arithmetic. None: bfloat16 on CUDA, float32 on a CPU. "bfloat16" on a CPU:
                native where the processor has bfloat16 products, else torch.
     device     None: CUDA if there is one and the executor can use it, else the CPU.

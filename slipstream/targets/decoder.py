@@ -149,7 +149,7 @@ class Decoder:
             out = self.executor.forward(batch, tuple(dict.fromkeys((*taps, layers[1]))), layers, hidden)
         if not out.finite:
             check_finite(out.logits, seqs, draft)
-        return TargetOut(out.logits, out.taps, batch.splits)
+        return TargetOut(out.logits, out.taps, batch.splits, out.maxima)
 
     def run_first_layers(self, seqs: Seq[Sequence], chains: Seq[Seq[int]], exit: int) -> Tensor:
         """See `core.target.EarlyExit`. Pending tokens must fit in one `chunk`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.backends.cuda.cuda_backend import missing_part
 from slipstream.backends.native.native_backend import refusal
 from slipstream.models.config import DecoderConfig
 from slipstream.targets.decoder import Decoder
@@ -18,6 +19,8 @@ EXECUTORS = {
     "torch-float64": ("torch", torch.float64, 1e-9),
     "native": ("native", torch.float32, 1e-4),
 }
+if torch.cuda.is_available():  # without a GPU: tests/backends/cuda
+    EXECUTORS["cuda"] = ("cuda", torch.float32, 1e-4)
 
 
 @pytest.fixture(params=list(EXECUTORS))
@@ -33,9 +36,11 @@ def decoder(checkpoint: Callable[[str], Path]) -> Callable[[str, str], Decoder]:
     def get(family: str, name: str) -> Decoder:
         executor, dtype, _ = EXECUTORS[name]
         reason = refusal(DecoderConfig.load(checkpoint(family))) if executor == "native" else None
+        if executor == "cuda":
+            reason = missing_part(DecoderConfig.load(checkpoint(family)))
         if reason is not None:
             pytest.skip(reason)
-        return Decoder.load(checkpoint(family), executor, dtype, "cpu")
+        return Decoder.load(checkpoint(family), executor, dtype, "cuda" if executor == "cuda" else "cpu")
 
     return get
 

@@ -22,7 +22,7 @@ CLOSE = 1e-9
 def assert_close(rows: Tensor, wanted: Tensor, tolerance: float = CLOSE) -> None:
     """Of the same shape, and as near as `tolerance` says, relative to the largest value."""
     assert rows.shape == wanted.shape
-    error = float((rows.double() - wanted.double()).abs().max() / wanted.abs().max())
+    error = float((rows.cpu().double() - wanted.cpu().double()).abs().max() / wanted.abs().max())
     assert error <= tolerance, f"differs by {error:.2e} of the largest value, allowed {tolerance:.0e}"
 
 

@@ -88,7 +88,7 @@ def test_other_precisions_run_and_return_float32_logits(dtype, tolerance, checkp
 
 def test_logits_that_are_not_finite_name_the_sequence(checkpoint: Callable[..., object]) -> None:
     target = Decoder.load(checkpoint("llama"), "torch", device="cpu")  # type: ignore[arg-type]
-    target.executor._norm.weight = target.executor._norm.weight * torch.nan  # type: ignore[attr-defined]
+    target.executor.final_norm.weight = target.executor.final_norm.weight * torch.nan  # type: ignore[attr-defined]
     seq = Sequence([1, 2])
     with pytest.raises(TargetError, match=rf"\[{seq.id}\]"):
         target.run([seq], Draft.empty(1))

@@ -53,6 +53,7 @@ class NativeBackend:
     """Our own CPU kernels."""
 
     name = "native"
+    automatic = True
     load_dtype = torch.float32
 
     def check(self, settings: LoadSettings) -> None:

@@ -20,6 +20,7 @@ class TorchBackend:
     """PyTorch on any device: runs every decoder."""
 
     name = "torch"
+    automatic = True
     load_dtype = None
 
     def check(self, settings: LoadSettings) -> None:

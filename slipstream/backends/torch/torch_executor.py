@@ -20,7 +20,7 @@ from slipstream.core.target import Runtime, Slice
 from slipstream.errors import TargetError
 from slipstream.host.torch_threads import all_threads
 from slipstream.models.config import DecoderConfig
-from slipstream.models.executor import Batch, Output, check_ids
+from slipstream.models.executor import Batch, MultiStepExecutor, Output, check_ids
 from slipstream.models.load_settings import DEFAULTS, LoadSettings
 from slipstream.models.weights import Weights
 
@@ -39,7 +39,6 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
 
     slices = True
     torch_threads = None
-    multi_step = None
     packed_tables = None
 
     def __init__(self, config: DecoderConfig, weights: Weights, settings: LoadSettings = DEFAULTS):
@@ -48,6 +47,10 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         with torch.inference_mode():
             self._load(weights)
         super().__init__(TorchBlocks(config, self.dtype, self.device), settings.kv_blocks, SPREAD)
+
+    @property
+    def multi_step(self) -> MultiStepExecutor | None:
+        return None
 
     def _load(self, weights: Weights) -> None:
         """Load and pack one tensor at a time, so that only one unpacked tensor is in memory."""
@@ -80,8 +83,10 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
             parts = ("gate", "up") if config.gated else ("up",)
             return _MLP(config, packed(*(f"{name}.{p}_proj" for p in parts)), packed(f"{name}.down_proj"))
 
-        self._embed, self._embed_positions = tensor("embed_tokens.weight"), tensor("embed_positions.weight")
-        self._layers = []
+        embedding, self._embed_positions = tensor("embed_tokens.weight"), tensor("embed_positions.weight")
+        assert embedding is not None
+        self.embedding = embedding
+        self.layers = []
         for i in range(config.layers):
             at = f"layers.{i}"
             block: _MLP | _Mixture
@@ -91,7 +96,7 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
                 block = _Mixture(config, packed(f"{at}.mlp.gate"), experts)
             else:
                 block = mlp(f"{at}.mlp")
-            self._layers.append(
+            self.layers.append(
                 _Layer(
                     input_norm=norm(f"{at}.input_layernorm"),
                     qkv=packed(*(f"{at}.self_attn.{p}_proj" for p in "qkv")),
@@ -102,13 +107,13 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
                     mlp=block,
                 )
             )
-        self._norm = norm("norm")
-        self._head = packed(weights.head.removesuffix(".weight"))
-        self._inv_freq: Tensor | None = None
-        self._scale = 1.0
+        self.final_norm = norm("norm")
+        self.head = packed(weights.head.removesuffix(".weight"))
+        self.frequencies: Tensor | None = None
+        self.rope_factor = 1.0
         if config.position == "rope":
-            inv_freq, self._scale = config.rope()  # [D/2]
-            self._inv_freq = inv_freq.to(self.device)
+            inv_freq, self.rope_factor = config.rope()  # [D/2]
+            self.frequencies = inv_freq.to(self.device)
         self._weight_bytes = nbytes
 
     @all_threads()
@@ -138,27 +143,26 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
         blocks = torch.tensor(scattered, device=self.device) if scattered else None
         seen: dict[int, Tensor] = {first: x} if first in taps else {}
         for i in range(first, last):
-            layer = self._layers[i]
+            layer = self.layers[i]
             attended = self._attention(i, layer, layer.input_norm(x), rotary, rows, written, blocks, apart)
             x = x + layer.o(attended)  # [M, d]
             x = x + layer.mlp(layer.post_norm(x))  # [M, d]
             if i + 1 in taps:
                 seen[i + 1] = x
         if -1 in taps:
-            seen[-1] = self._norm(x)  # [M, d]
+            seen[-1] = self.final_norm(x)  # [M, d]
         if not len(batch.select):
             return Output(x.new_empty(0, self.config.vocab_size), seen, x)
         picked = x if len(batch.select) == len(x) else x[list(batch.select)]  # [R, d]
-        logits = self._head(seen[-1][list(batch.select)] if -1 in seen else self._norm(picked))  # [R, V]
+        logits = self.head(seen[-1][list(batch.select)] if -1 in seen else self.final_norm(picked))  # [R, V]
         return Output(logits if logits.dtype == torch.float64 else logits.float(), seen, x)
 
     def memory(self) -> dict[str, int]:
         return {"weights": self._weight_bytes, "kv": self._blocks.nbytes}
 
     def _embeddings(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        assert self._embed is not None
-        check_ids(tokens, len(self._embed))
-        x = F.embedding(tokens, self._embed)  # [M, d]
+        check_ids(tokens, len(self.embedding))
+        x = F.embedding(tokens, self.embedding)  # [M, d]
         if self._embed_positions is None:
             return x
         check_ids(positions, len(self._embed_positions), "position")
@@ -166,10 +170,10 @@ class TorchExecutor(TorchPaged[TorchBlocks]):
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """cos and signed sin of each token, [M, 1, D]; angles in float64, so that large positions stay accurate."""
-        if self._inv_freq is None:
+        if self.frequencies is None:
             return None
-        angles = torch.outer(positions.to(torch.float64), self._inv_freq)  # [M, D/2]
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale  # [M, D/2]
+        angles = torch.outer(positions.to(torch.float64), self.frequencies)  # [M, D/2]
+        cos, sin = angles.cos() * self.rope_factor, angles.sin() * self.rope_factor  # [M, D/2]
         cos, sin = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)  # [M, D]
         return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
 

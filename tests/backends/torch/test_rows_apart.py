@@ -35,8 +35,8 @@ def decoder(**shape: Any) -> Target:
     """Our decoder on the torch executor, which checks weights when it loads them: so it is spoilt after that."""
     module = random_llama(vocab_size=VOCAB, hidden_size=32, **shape).double()
     loaded = Decoder.of_module(module, LoadSettings(executor="torch"))
-    loaded.executor._embed = loaded.executor._embed.clone()
-    loaded.executor._embed[SPOILT] = math.inf
+    loaded.executor.embedding = loaded.executor.embedding.clone()
+    loaded.executor.embedding[SPOILT] = math.inf
     return loaded
 
 
