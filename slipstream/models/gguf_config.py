@@ -45,7 +45,8 @@ def odd_heads(header: GgufHeader) -> str | None:
     """What of the heads of one of our families llama.cpp does not run either: it ends the process."""
     heads = header.size("attention.head_count") or 1
     dim = header.size("attention.key_length") or header.size("embedding_length") // heads
-    for key in ("attention.value_length", "rope.dimension_count"):
+    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    for key in keys[:2] if header.architecture == "gpt2" else keys:
         if header.architecture in FAMILIES and (value := header.setting(key, dim)) != dim:
             return f"its {key} is {value}, and its heads have {dim}"
     return None
@@ -53,8 +54,8 @@ def odd_heads(header: GgufHeader) -> str | None:
 
 def same_token(header: GgufHeader) -> str | None:
     """What of the tokens llama.cpp does not read: two of them are the same, which ends the process."""
-    [(text, count)] = Counter(header.tokens).most_common(1) or [("", 0)]
-    return f"{count} of its tokens are {text!r:.40}" if count > 1 and text and "\ufffd" not in text else None
+    counts = Counter(text.partition("\0")[0] for text in header.tokens).items()  # texts end there in C
+    return next((f"{count} of its tokens are {text!r:.40}" for text, count in counts if text and count > 1), None)
 
 
 def in_blocks(header: GgufHeader) -> bool:
@@ -86,7 +87,8 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     if shape.experts:
         config |= {"model_type": "mixtral" if family == "llama" else family, "norm_topk_prob": True}
         config |= {"num_local_experts": shape.experts.count, "num_experts_per_tok": shape.experts.per_token}
-        config["moe_intermediate_size"] = header.setting("expert_feed_forward_length")
+        width = header.size("feed_forward_length") // shape.experts.per_token  # llama.cpp's default
+        config["moe_intermediate_size"] = header.size("expert_feed_forward_length") or width
     rope, names = dict(shape.rope_parameters), {tensor.name for tensor in header.tensors}
     for tensor in header.tensors if header.architecture == "llama" else ():
         if tensor.name == DIVISORS:

@@ -20,7 +20,7 @@ from typing import Any
 
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
-from slipstream.models.gguf_keys import CONTROL_TEXTS, END_TEXTS, ENDS, GO_ON, TEMPLATE, WHOLE, wrong_value
+from slipstream.models.gguf_keys import END_TEXTS, ENDS, TEMPLATE, WHOLE, wrong_value
 from slipstream.models.module_shape import UNBOUNDED, Experts, ModelShape
 from slipstream.models.weight_blocks import TYPES
 
@@ -110,9 +110,9 @@ class GgufHeader:
 
     @cached_property
     def types(self) -> list[int]:
-        """`tokenizer.ggml.token_type`. As in llama.cpp, tokens that end or fill in a text are control tokens."""
+        """`tokenizer.ggml.token_type`. As in llama.cpp, tokens that end a text are control tokens."""
         given = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(self.tokens)
-        special = frozenset[str]() if WHOLE in self.metadata else CONTROL_TEXTS
+        special = frozenset[str]() if WHOLE in self.metadata else END_TEXTS
         return [CONTROL if text in special else kind for text, kind in zip(self.tokens, given, strict=False)]
 
     @property
@@ -184,7 +184,7 @@ class _Reader:
         return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
 
     def text(self) -> str:
-        return self.take(self.whole()).decode("utf-8", errors="replace")
+        return self.take(self.whole()).decode("utf-8", errors="backslashreplace")
 
     def value(self, kind: int, deep: int = 0) -> Any:
         if kind == _STRING:
@@ -314,7 +314,4 @@ def _ends(header: GgufHeader) -> tuple[int, ...]:
         return tuple(int(word) for word in written.split() if word.isdecimal() and len(word) < 11)
     texts, roles = header.tokens, ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
     named = [i for role in roles if (i := header.token_id(role)) is not None]
-    ids = dict.fromkeys([*named, *(i for i, text in enumerate(texts) if text in END_TEXTS)])
-    held = {texts[i] for i in ids if i < len(texts)}
-    go_on = [text for text, signs in GO_ON.items() if all(held.intersection(group.split()) for group in signs)]
-    return tuple(i for i in ids if i >= len(texts) or texts[i] not in go_on)
+    return tuple(dict.fromkeys([*named, *(i for i, text in enumerate(texts) if text in END_TEXTS)]))

@@ -26,15 +26,8 @@ _ENDING = (
     "[e~[ <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
     "<|file_sep|>"
 )
-_FILLING = (
-    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|> <|fim_suffix|> "
-    "<fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|> <|fim_middle|> <fim-middle> "
-    "<fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>"
-)
-END_TEXTS, CONTROL_TEXTS = frozenset(_ENDING.split()), frozenset(f"{_ENDING} {_FILLING}".split())
-"""Texts of tokens that end a text, and texts of control tokens, whatever else the file says of them."""
-GO_ON = {"<|end|>": ("<|call|> <|calls|>", "<|return|> <|flush|>"), "</s>": ("<|tool_response> <|plamo:eos|>",)}
-"""Text of a token -> it ends no text if one token of each of these groups ends texts, too."""
+END_TEXTS = frozenset(_ENDING.split())
+"""Texts of control tokens that end a text, whatever else the file says of them."""
 
 
 def _is_size(value: Any) -> bool:
@@ -46,8 +39,9 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      lambda value: isinstance(value, str)),
     (r"tokenizer\.(ggml\.(tokens|merges)|chat_templates)",
      lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value)),
-    (r"tokenizer\.ggml\.(token_type|suppress_tokens)",
-     lambda value: isinstance(value, list) and all(map(_is_size, value))),
+    (r"tokenizer\.ggml\.suppress_tokens", lambda value: isinstance(value, list) and all(map(_is_size, value))),
+    (r"tokenizer\.ggml\.token_type",
+     lambda value: isinstance(value, list) and all(_is_size(each) and 0 < each < 7 for each in value)),
     (r"\*\.attention\.causal|tokenizer\.ggml\.add_(bos_token|eos_token|sep_token|space_prefix)",
      lambda value: isinstance(value, bool)),
     (r"general\.file_type|split\.count|\*\.((vocab|context)_(size|length)|embedding_length|block_count|pard_token|"
@@ -56,9 +50,10 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      r"prefix|suffix|middle|fim_(pre|suf|mid|pad|rep|sep))_token_id", _is_size),
     (r"\*\.((expert_)?feed_forward_length|attention\.head_count(_kv)?|expert_used_count)",
      lambda value: all(map(_is_size, value if isinstance(value, list) else [value]))),
-    (r"general\.sampling\.(temp|top_k|top_p|min_p)|\*\.(attention\.layer_norm_(rms_)?epsilon|rope\.(freq_base|scale_linear|"
-     r"scaling\.(factor|attn_factor|yarn_beta_fast|yarn_beta_slow)))",
+    (r"general\.sampling\.(temp|top_k|top_p|min_p)|\*\.rope\.scaling\.attn_factor",
      lambda value: type(value) in (int, float) and abs(value) < math.inf),
+    (r"\*\.(attention\.layer_norm_(rms_)?epsilon|rope\.(freq_base|scale_linear|scaling\.(factor|yarn_beta_(fast|slow))))",
+     lambda value: type(value) in (int, float) and 0 <= value < math.inf),
     (r"\*\.rope\.scaling\.type", lambda value: value in ("none", "linear", "yarn", "longrope")),  # others end llama.cpp
     (r"general\.(alignment|quantization_version|type|name|author|version|organization|finetune|basename|description|url|"
      r"quantized_by|size_label|license|doi|uuid|repo_url|tags|languages|datasets|(license|source|base_model|dataset)\..+)|"

@@ -87,6 +87,9 @@ ODD: Mapping[str, Mapping[str, Any]] = {
     "q, k and v in one tensor": {"change": fused},
     "Qwen2 without biases": {"family": "qwen2", "change": without_biases},
     "Qwen2 with q, k and v in one tensor": {"family": "qwen2", "change": fused},
+    "q, k and v in one tensor and biases apart": {
+        "change": lambda tensors: added("attn_q", "attn_k", "attn_v")(fused(tensors))
+    },
     "Qwen3 with biases": {"family": "qwen3", "change": added("attn_q", "attn_v")},
     "one size for all layers as a list": {
         "llama.attention.head_count": [4, 4], "llama.attention.head_count_kv": [2, 2],

@@ -47,7 +47,7 @@ def test_rotary_positions_are_those_of_llamacpp(metadata, factor, scale, stored,
 
 
 def test_biases_that_are_not_there_are_zero_and_fused_tensors_are_their_parts(tmp_path: Path) -> None:
-    change = added("attn_k", "ffn_down")
+    change = added("attn_q", "attn_k", "attn_v", "ffn_down")
     parts, whole = (
         write(tmp_path / "a.gguf", change=change),
         write(tmp_path / "b.gguf", change=lambda t: fused(change(t))),
@@ -59,7 +59,7 @@ def test_biases_that_are_not_there_are_zero_and_fused_tensors_are_their_parts(tm
     assert all(torch.equal(read[name], again[name]) for name in read)
     for name in read:
         if name.endswith(".bias"):
-            assert read[name].any() == ("k_proj" in name or "down_proj" in name), name
+            assert read[name].any() == all(part not in name for part in ("o_proj", "gate_proj", "up_proj")), name
     assert not none["layers.0.self_attn.q_proj.bias"].any()
 
 

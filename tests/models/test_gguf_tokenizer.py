@@ -64,9 +64,8 @@ def test_names_that_mean_the_same_split_a_text_in_the_same_way(tmp_path: Path) -
         ("<s> <|end_of_text|> <|eot_id|>", "<|end_of_text|>", "<|end_of_text|> <|eot_id|>"),
         ("<|endoftext|> <|im_start|> <|im_end|> <|fim_pad|> <|fim_prefix|>", "<|im_end|>",
          "<|endoftext|> <|im_end|> <|fim_pad|>"),
-        ("<|return|> <|call|> <|end|>", "<|return|>", "<|return|> <|call|>"),
         ("<|call|> <|end|>", "<|end|>", "<|call|> <|end|>"),
-        ("<eos> </s> <|tool_response>", "<eos>", "<eos> <|tool_response>"), ("<e> </s>", None, "</s>"),
+        ("<e> </s>", None, "</s>"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("ordinary", [False, True])

@@ -10,7 +10,7 @@ from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.gguf_tokenizer import SAME_SPLIT, GgufTokenizer
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.text import load_tokenizer
-from tests.models.odd_gguf_files import DIVISORS, ODD, write
+from tests.models.odd_gguf_files import DIVISORS, ODD, added, write
 
 pytest.importorskip("llama_cpp")
 
@@ -57,6 +57,8 @@ def test_a_name_of_a_splitting_means_what_it_means_to_llamacpp(pre: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
+        ("attn_q.bias is F16", {"change": added("attn_q"), "kinds": {"blk.1.attn_q.bias": "F16"}}),
+        ("of its tokens are 'a'", {"tokenizer.ggml.tokens": ["a\0b", "a\0c"], "tokenizer.ggml.token_type": None}),
         ("of its tokens are 'a'", {"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": None}),
         ("value_length", {"llama.attention.value_length": 8}),
         ("rope.dimension_count", {"llama.rope.dimension_count": 8}), ("experts", {"llama.expert_count": 4}),
