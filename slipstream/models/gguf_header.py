@@ -226,10 +226,10 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
     if "general.architecture" not in metadata:
         raise _damaged(path, "it does not name its architecture")
     if (wrong := wrong_value(metadata)) is not None:
-        raise _damaged(path, f"its {wrong} is {metadata[wrong]!r:.40}", "cannot be run")
+        raise _damaged(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
     tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
     if 0 < types < tokens:
-        raise _damaged(path, f"it has {tokens} tokens and types of {types}", "cannot be run")
+        raise _damaged(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
     listed = tuple(_tensor(reader) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -249,10 +249,18 @@ def _tensor(reader: _Reader) -> GgufTensor:
     return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset)
 
 
-def _damaged(path: Path, what: str, whole: str = "is not a whole GGUF file") -> CheckpointError:
+_IMPOSSIBLE = ("llama.cpp reads no such value either", "cannot be run")
+
+
+def _damaged(
+    path: Path,
+    what: str,
+    why: str = "it is truncated, corrupt or of another format",
+    is_: str = "is not a whole GGUF file",
+) -> CheckpointError:
     return CheckpointError(
-        f"{path.name} {whole}: {what}",
-        why="it is truncated, corrupt or of another format",
+        f"{path.name} {is_}: {what}",
+        why=why,
         fix="download or convert it again",
     )
 
