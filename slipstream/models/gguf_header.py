@@ -100,8 +100,9 @@ class GgufHeader:
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
-        """Id of a special token, for example "eos"; None if the file has none."""
-        return self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
+        """Id of a special token, for example "eos"; None if the file has none, or one outside of its tokens."""
+        value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
+        return None if value is None or 0 < len(self.tokens) <= value else value
 
     @cached_property
     def token_texts(self) -> dict[int, str]:
@@ -306,8 +307,9 @@ def _rope(header: GgufHeader) -> dict[str, Any]:
     """As in config.json. Without a type, a factor is that of linear scaling; 0 is no factor."""
     kind = header.setting("rope.scaling.type", "linear")
     factor = header.setting("rope.scaling.factor", header.setting("rope.scale_linear")) or 1.0
+    scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
     rope = {
-        "rope_type": "default" if kind == "none" or (kind, factor) == ("linear", 1.0) else kind, "factor": factor,
+        "rope_type": kind if scaled else "default", "factor": factor if scaled else None,
         "rope_theta": header.setting("rope.freq_base", 1e4),
         "original_max_position_embeddings": header.size("rope.scaling.original_context_length") or None,
         "beta_fast": header.setting("rope.scaling.yarn_beta_fast"),

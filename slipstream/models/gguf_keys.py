@@ -46,8 +46,9 @@ _KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
      lambda value: isinstance(value, bool)),
     (r"general\.file_type|split\.count|\*\.((vocab|context)_(size|length)|embedding_length|block_count|pard_token|"
      r"nextn_predict_layers|rope\.dimension_count|attention\.(key|value)_length|expert_(count|group_count|group_used_count)|"
-     r"rope\.scaling\.original_context_length)|tokenizer\.ggml\.(bos|eos|eot|eom|unknown|seperator|padding|cls|mask|"
-     r"prefix|suffix|middle|fim_(pre|suf|mid|pad|rep|sep))_token_id", _is_size),
+     r"rope\.scaling\.original_context_length)", _is_size),
+    (r"tokenizer\.ggml\.(bos|eos|eot|eom|unknown|seperator|padding|cls|mask|prefix|suffix|middle|fim_(pre|suf|mid|pad|rep|"
+     r"sep))_token_id", lambda value: type(value) is int and 0 <= value < 2**32),  # 2**32 - 1 means none
     (r"\*\.((expert_)?feed_forward_length|attention\.head_count(_kv)?|expert_used_count)",
      lambda value: all(map(_is_size, value if isinstance(value, list) else [value]))),
     (r"general\.sampling\.(temp|top_k|top_p|min_p)|\*\.rope\.scaling\.attn_factor",

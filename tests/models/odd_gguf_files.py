@@ -101,6 +101,8 @@ ODD: Mapping[str, Mapping[str, Any]] = {
     "EOS asked for": {"tokenizer.ggml.add_eos_token": True},
     "BOS without an id": {"tokenizer.ggml.bos_token_id": None},
     "BOS outside of the vocabulary": {"tokenizer.ggml.bos_token_id": 5000},
+    "no padding, as older converters write it": {"tokenizer.ggml.padding_token_id": 2**32 - 1},
+    "EOS outside of the vocabulary": {"tokenizer.ggml.eos_token_id": 2**32 - 1},
     "EOS without an id": {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 259},
     "no splitting named": {"tokenizer.ggml.pre": None},
     "no types of tokens": {"tokenizer.ggml.token_type": None},

@@ -40,10 +40,11 @@ def test_rotary_positions_are_those_of_llamacpp(metadata, factor, scale, stored,
     """Divided frequencies hold beside a scaling, in whatever type they are stored."""
     divided = {} if stored is None else {"change": lambda tensors: tensors | {"rope_freqs.weight": DIVISORS}}
     file = write(tmp_path / "a.gguf", kinds={"rope_freqs.weight": stored or "F32"}, **divided, **metadata)
-    seen, seen_scale = DecoderConfig.load(file).rope()
+    config = DecoderConfig.load(file)
+    (seen, seen_scale), shown = config.rope(), config.rope_parameters.get("factor", 1)
     wanted = FREQUENCIES / factor / (1 if stored is None else torch.from_numpy(DIVISORS))
     assert torch.allclose(seen, wanted, rtol=1e-6 if stored != "F16" else 1e-3)
-    assert seen_scale == pytest.approx(scale)
+    assert (seen_scale, shown) == (pytest.approx(scale), factor)
 
 
 def test_biases_that_are_not_there_are_zero_and_fused_tensors_are_their_parts(tmp_path: Path) -> None:
@@ -162,3 +163,21 @@ def test_hostile_values_of_each_key_end_in_our_errors(kind: str, tmp_path: Path)
     for key in keys if kind != "text" else ():
         with pytest.raises(CheckpointError, match=re.escape(f"its {key} is 'x'")):
             run(write(tmp_path / "a.gguf", **{key: "x"}))
+
+
+def test_damaged_headers_end_in_our_errors(tmp_path: Path) -> None:
+    """Bytes changed, cut out or put in, and lengths and types replaced, at random."""
+    whole, rng = write(tmp_path / "whole.gguf").read_bytes(), random.Random(0)
+    end = read_header(tmp_path / "whole.gguf").weights_at
+    for _ in range(200):
+        at = rng.choice((rng.randrange(end), rng.randrange(1000), rng.randrange(end - 1600, end)))  # tensors are last
+        gone, new = rng.choice(
+            [
+                (1, bytes([rng.randrange(256)])), (rng.randint(1, 16), b""), (0, rng.randbytes(rng.randint(1, 9))),
+                (8, struct.pack("<Q", rng.choice((0, 1, 2**31, 2**63, 2**64 - 1)))),
+                (4, struct.pack("<I", rng.choice((0, 1, 8, 9, 30, 2**32 - 1)))),
+            ]
+        )  # fmt: skip
+        (tmp_path / "a.gguf").write_bytes(whole[:at] + new + whole[at + gone :])
+        with contextlib.suppress(SlipstreamError):
+            run(tmp_path / "a.gguf")
