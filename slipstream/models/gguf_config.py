@@ -28,6 +28,10 @@ def refusal(header: GgufHeader) -> str | None:
             return f"tensor {tensor.name!r} is stored as {tensor.type}, not as one of {', '.join((*FLOATS, *READERS))}"
         if not tensor.name.endswith((".weight", ".bias")) or tensor.name == "output.bias":
             return f"it has a tensor {tensor.name!r}"
+    names = {tensor.name for tensor in header.tensors}
+    for layer in (name.removesuffix(".attn_qkv.weight") for name in names if name.endswith(".attn_qkv.weight")):
+        if 0 < sum(f"{layer}.attn_{part}.bias" in names for part in "qkv") < 3:
+            return f"it has some biases of {layer}.attn_qkv only"  # which llama.cpp leaves out
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_used_count"):
         if isinstance(value := header.setting(key, 0), list) and len(set(value)) > 1:
             return f"its {key} differs between layers"

@@ -149,14 +149,10 @@ class GgufTokenizer:
         return {i: AddedToken(self._texts[i], special=i in self._control) for i in ids}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        data, room = text.encode(), len(text.encode()) + 8
-        for _ in range(2):  # a text has at most as many tokens as bytes, mostly
-            ids = (ctypes.c_int32 * room)()
-            count = self._lib.llama_tokenize(self._model.vocab, data, len(data), ids, room, add_special_tokens, True)
-            if count >= 0:
-                return list(ids[:count])
-            room = -count
-        raise LoadError(f"llama.cpp cannot encode a text of {len(data)} bytes", fix="pass token ids")
+        data, vocab = text.encode(), self._model.vocab
+        call = partial(self._lib.llama_tokenize, vocab, data, len(data))
+        ids: list[int] = _filled(ctypes.c_int32, call, (add_special_tokens, True), len(data) + 8)
+        return ids
 
     def decode(
         self,
@@ -171,11 +167,13 @@ class GgufTokenizer:
         ids = [token for token in ids if 0 <= token < self._model.vocab_size]  # any other would end the process
         vocab, lib, shown = self._model.vocab, self._lib, not skip_special_tokens
         if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_BPE:  # of these, llama_detokenize cleans up spaces
-            calls = [partial(lib.llama_token_to_piece, vocab, token) for token in ids]
-            return b"".join(_written(call, (0, shown), 64) for call in calls).decode("utf-8", errors="replace")
-        given = (ctypes.c_int32 * len(ids))(*ids)
-        call = partial(lib.llama_detokenize, vocab, given, len(ids))
-        return _written(call, (False, shown), 16 * len(ids) + 64).decode("utf-8", errors="replace")
+            each = [partial(lib.llama_token_to_piece, vocab, token) for token in ids]
+            text = b"".join(_filled(ctypes.c_char, call, (0, shown), 64) for call in each)
+        else:
+            given = (ctypes.c_int32 * len(ids))(*ids)
+            call = partial(lib.llama_detokenize, vocab, given, len(ids))
+            text = _filled(ctypes.c_char, call, (False, shown), 16 * len(ids) + 64)
+        return text.decode("utf-8", errors="replace")
 
     def convert_tokens_to_ids(self, tokens: str | Seq[str]) -> Any:
         """The id of a token, or of each; that of the unknown token, or None, if there is no such token."""
@@ -194,15 +192,14 @@ class GgufTokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _written(call: Callable[..., int], more: tuple[Any, ...], room: int) -> bytes:
-    """What a function of llama.cpp writes into a buffer. It returns how many bytes, or how many it needs, negative."""
+def _filled(kind: Any, call: Callable[..., int], more: tuple[Any, ...], room: int) -> Any:
+    """What a function of llama.cpp puts into an array. It returns how much that is, or minus how much it would be."""
     for _ in range(2):
-        out = ctypes.create_string_buffer(room)
-        count = call(out, room, *more)
-        if count >= 0:
-            return out.raw[:count]
+        out = (kind * room)()
+        if (count := call(out, room, *more)) >= 0:
+            return out[:count]
         room = -count
-    raise LoadError("llama.cpp cannot decode a text", fix="pass a tokenizer: LLM(..., tokenizer=...)")
+    raise LoadError("llama.cpp cannot encode or decode a text", fix="pass token ids, or a tokenizer to LLM")
 
 
 def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
