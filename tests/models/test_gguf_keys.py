@@ -155,7 +155,7 @@ KEYS = {
 def test_hostile_values_of_each_key_end_in_our_errors(kind: str, tmp_path: Path) -> None:
     """At random, and two keys at a time as well. A text instead of a number is refused by the name of the key."""
     keys, rng = KEYS[kind].split(), random.Random(kind)
-    pairs = [[(key, value)] for key in keys for value in rng.sample(HOSTILE, 8)]
+    pairs = [[(key, value)] for key in keys for value in rng.sample(HOSTILE, 6)]
     pairs += [[(rng.choice(keys), rng.choice(HOSTILE)) for _ in range(2)] for _ in range(20)]
     for changes in pairs:
         file = write(tmp_path / "a.gguf", **dict(changes))
@@ -170,7 +170,7 @@ def test_damaged_headers_end_in_our_errors(tmp_path: Path) -> None:
     """Bytes changed, cut out or put in, and lengths and types replaced, at random."""
     whole, rng = write(tmp_path / "whole.gguf").read_bytes(), random.Random(0)
     end = read_header(tmp_path / "whole.gguf").weights_at
-    for _ in range(200):
+    for _ in range(150):
         at = rng.choice((rng.randrange(end), rng.randrange(1000), rng.randrange(end - 1600, end)))  # tensors are last
         gone, new = rng.choice(
             [
