@@ -133,8 +133,6 @@ class DecoderConfig(ModelShape):
             inv_freq = inv_freq / _positive(p, "factor")
         elif kind == "llama3":
             inv_freq = _llama3(inv_freq, p)
-        elif kind == "divided":  # GGUF files hold what divides each frequency
-            inv_freq = inv_freq / torch.tensor(p["divisors"])
         elif kind == "yarn":
             inv_freq, scale = _yarn(powers, theta, dim, p, self.context)
         elif kind != "default":
@@ -142,7 +140,9 @@ class DecoderConfig(ModelShape):
                 f"the rotary scaling {kind!r} is not supported",
                 "it supports default, linear, llama3, yarn; ignoring the scaling would change the output",
             )
-        return inv_freq.to(torch.float64), scale
+        if "divisors" in p:  # GGUF files hold what divides each frequency, beside a scaling
+            inv_freq = inv_freq / torch.tensor(p["divisors"])
+        return inv_freq.to(torch.float64), scale * p.get("cos_sin_factor", 1.0)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every weight that this decoder has; linear weights are [out, in]."""

@@ -38,7 +38,7 @@ def token_map(place: Path) -> TokenMap | None:
 
 def has_chat_template(place: Path) -> bool:
     if not place.is_dir():
-        return "tokenizer.chat_template" in read_header(place).metadata
+        return bool(read_header(place).templates)
     files = [place / f"chat_template.{kind}" for kind in ("jinja", "json")]
     return any(file.exists() for file in files) or "chat_template" in settings_of(place)
 

@@ -50,7 +50,7 @@ class FolderTokenizer:
     load     returns the transformers tokenizer.
     """
 
-    def __init__(self, backend: Tokenizer, special: Mapping[str, str], template: str | None, load: Callable[[], Any]):
+    def __init__(self, backend: Tokenizer, special: Mapping[str, str], template: Any, load: Callable[[], Any]):
         self._backend, self._special, self._template, self._load = backend, special, template, load
         self._whole: Any = None
 
@@ -123,9 +123,9 @@ class FolderTokenizer:
     def apply_chat_template(self, conversation: Any, **named: Any) -> Any:
         """Text of a conversation (tokenize=False), or its ids."""
         if self._whole is None and named.get("tokenize") is False and _is_plain(conversation):
-            from slipstream.models.chat_template import names_read, render
+            from slipstream.models.chat_template import chosen_template, names_read, render
 
-            template = self._template or ""
+            template = chosen_template(self._template, named.get("tools") is not None)
             names = {name: value for name, value in named.items() if name not in ("tokenize", "add_generation_prompt")}
             read = names.keys() <= {"tools", *names_read(template)} - {"messages"}
             if template and read and _are_objects(names.get("tools", [])):

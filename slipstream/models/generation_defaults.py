@@ -17,6 +17,8 @@ from typing import Any
 from slipstream.core.params import SamplingParams, Strict
 from slipstream.errors import ParameterError
 from slipstream.models.checkpoint import read_json, resolve
+from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_keys import sampling_of
 from slipstream.settings import OFF
 
 log = logging.getLogger("slipstream")
@@ -115,5 +117,7 @@ def generation_defaults(
         generation = getattr(module, "generation_config", None)
         settings = {} if generation is None else generation.to_dict()
     else:
-        settings = read_json(resolve(folder) / FILE, missing_ok=True)  # a GGUF file has none
+        place = resolve(folder)
+        gguf = not place.is_dir()
+        settings = sampling_of(read_header(place).metadata) if gguf else read_json(place / FILE, missing_ok=True)
     return GenerationDefaults.of(settings, encoder_decoder)

@@ -20,6 +20,7 @@ from typing import Any
 
 from slipstream.errors import CheckpointError, UnsupportedModelError
 from slipstream.models.checkpoint import GGUF_MAGIC
+from slipstream.models.gguf_keys import END_TEXTS, ENDS, TEMPLATE, WHOLE, wrong_value
 from slipstream.models.module_shape import UNBOUNDED, Experts, ModelShape
 from slipstream.models.weight_blocks import TYPES
 
@@ -27,9 +28,6 @@ ALIGNMENT = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of `tokenizer.ggml.token_type`: control tokens are special ones, user-defined ones are other added tokens,
 unused ones are rows of the embedding that are no tokens, and byte tokens are one byte each."""
-ENDS = "slipstream.eos_ids"
-"""Key of the ids that end a text, as in "0 3" or "none", in files that `slipstream convert` wrote: the format has
-places for three, and llama.cpp adds tokens by their texts."""
 _EMBEDDING = "token_embd.weight"
 
 _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
@@ -37,13 +35,6 @@ _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-
-_TEXTS = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template", ENDS)
-_KINDS: Mapping[str, tuple[Any, Any]] = {
-    **dict.fromkeys(_TEXTS, (str, str)), "general.file_type": (int, int), "tokenizer.ggml.tokens": (list, str),
-    "tokenizer.ggml.token_type": (list, int), "tokenizer.ggml.merges": (list, str),
-}  # fmt: skip
-"""Metadata that are used as they are: their type, and that of the values of a list."""
 
 FILE_TYPES: Mapping[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -87,9 +78,7 @@ class GgufHeader:
     def size(self, key: str) -> int:
         """As `setting`, for a size: of one for each layer, the largest; 0 if there is none."""
         value = self.setting(key)
-        if isinstance(value, list):
-            value = max(value, default=0)
-        return value if isinstance(value, int) else 0
+        return max(value, default=0) if isinstance(value, list) else value or 0
 
     @property
     def file_type(self) -> str:
@@ -111,21 +100,37 @@ class GgufHeader:
         return bool(self.metadata.get("tokenizer.ggml.tokens"))
 
     def token_id(self, role: str) -> int | None:
-        """Id of a special token, for example "eos"; None if the file has none."""
+        """Id of a special token, for example "eos"; None if the file has none, or one outside of its tokens."""
         value = self.metadata.get(f"tokenizer.ggml.{_ROLES.get(role, role)}_token_id")
-        return value if isinstance(value, int) else None
+        return None if value is None or 0 < len(self.tokens) <= value else value
 
     @cached_property
     def token_texts(self) -> dict[int, str]:
         """Id -> token. Rows of the embedding that are no tokens are left out."""
-        texts = self.metadata.get("tokenizer.ggml.tokens") or []
-        types = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
-        return {i: text for i, (text, kind) in enumerate(zip(texts, types, strict=False)) if kind != UNUSED}
+        return {i: text for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=False)) if kind != UNUSED}
+
+    @cached_property
+    def types(self) -> list[int]:
+        """`tokenizer.ggml.token_type`. As in llama.cpp, tokens that end a text are control tokens."""
+        given = self.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(self.tokens)
+        special = frozenset[str]() if WHOLE in self.metadata else END_TEXTS
+        return [CONTROL if text in special else kind for text, kind in zip(self.tokens, given, strict=False)]
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.metadata.get("tokenizer.ggml.tokens") or []
 
     def tokens_of(self, *kinds: int) -> frozenset[int]:
         """Ids of some types, as in `tokenizer.ggml.token_type`."""
-        types: list[int] = self.metadata.get("tokenizer.ggml.token_type") or []
-        return frozenset(i for i, kind in enumerate(types) if kind in kinds)
+        return frozenset(i for i, kind in enumerate(self.types) if kind in kinds)
+
+    @property
+    def templates(self) -> str | dict[str, str] | None:
+        """The chat template, by name if there are several, as transformers has them."""
+        texts = {key: text for key, text in self.metadata.items() if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")}
+        if texts.keys() <= {TEMPLATE}:
+            return texts.get(TEMPLATE)
+        return {key.removeprefix(TEMPLATE)[1:] or "default": text for key, text in texts.items()}
 
 
 def read_header(checkpoint: str | Path) -> GgufHeader:
@@ -154,7 +159,7 @@ def _read(path: Path, changed: int, size: int) -> GgufHeader:
     if wanted > size:
         raise _damaged(path, f"its tensors need {wanted} bytes, it has {size}")
     parts = header.metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
+    if parts > 1:
         raise UnsupportedModelError(
             f"{path.name} is one of {parts} parts",
             why="the others have the rest of its tensors",
@@ -180,7 +185,7 @@ class _Reader:
         return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
 
     def text(self) -> str:
-        return self.take(self.whole()).decode("utf-8", errors="replace")
+        return self.take(self.whole()).decode("utf-8", errors="backslashreplace")
 
     def value(self, kind: int, deep: int = 0) -> Any:
         if kind == _STRING:
@@ -221,10 +226,11 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
         metadata[key] = reader.value(reader.whole("<I"))
     if "general.architecture" not in metadata:
         raise _damaged(path, "it does not name its architecture")
-    for key, (kind, inner) in _KINDS.items():
-        value: Any = metadata.get(key, kind())
-        if not isinstance(value, kind) or any(not isinstance(each, inner) for each in (value if kind is list else ())):
-            raise _damaged(path, f"its {key} is {value!r:.40}")
+    if (wrong := wrong_value(metadata)) is not None:
+        raise _damaged(path, f"its {wrong} is {metadata[wrong]!r:.40}", *_IMPOSSIBLE)
+    tokens, types = (len(metadata.get(f"tokenizer.ggml.{name}", ())) for name in ("tokens", "token_type"))
+    if 0 < types < tokens:
+        raise _damaged(path, f"it has {tokens} tokens and types of {types}", *_IMPOSSIBLE)
     listed = tuple(_tensor(reader) for _ in range(tensors))
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -244,10 +250,18 @@ def _tensor(reader: _Reader) -> GgufTensor:
     return GgufTensor(name, shape, stored.name, math.prod(shape) // stored.count * stored.nbytes, offset)
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
+_IMPOSSIBLE = ("llama.cpp reads no such value either", "cannot be run")
+
+
+def _damaged(
+    path: Path,
+    what: str,
+    why: str = "it is truncated, corrupt or of another format",
+    is_: str = "is not a whole GGUF file",
+) -> CheckpointError:
     return CheckpointError(
-        f"{path.name} is not a whole GGUF file: {what}",
-        why="it is truncated, corrupt or of another format",
+        f"{path.name} {is_}: {what}",
+        why=why,
         fix="download or convert it again",
     )
 
@@ -262,13 +276,6 @@ class GgufShape(ModelShape):
         """As in `ModelShape`; other names are those of GGUF."""
         names = {_EMBEDDING: "embed_tokens.weight", "position_embd.weight": "embed_positions.weight"}
         return {names.get(tensor.name, tensor.name): tensor.shape for tensor in self.header.tensors}
-
-
-_ROPE = {
-    "factor": "factor", "original_max_position_embeddings": "original_context_length",
-    "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
-}  # fmt: skip
-"""Names in `rope_parameters` -> keys after "rope.scaling."."""
 
 
 def gguf_shape(header: GgufHeader) -> GgufShape:
@@ -286,21 +293,35 @@ def gguf_shape(header: GgufHeader) -> GgufShape:
     head_dim = header.size("attention.key_length") or (hidden // heads if heads else 0)
     experts, picked = header.size("expert_count"), header.size("expert_used_count") or 1
     learned = "position_embd.weight" in tensors
-    kind = header.setting("rope.scaling.type", "none")
-    rope = {"rope_type": "default" if kind == "none" else kind, "rope_theta": header.setting("rope.freq_base", 1e4)}
-    rope |= {name: value for name, key in _ROPE.items() if (value := header.setting(f"rope.scaling.{key}")) is not None}
     return GgufShape(
         model_type=header.architecture, vocab_size=tensors[_EMBEDDING][0], hidden_size=hidden, layers=layers,
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, windows=(None,) * layers,
         context=header.size("context_length") or UNBOUNDED,
-        position="learned" if learned else "rope", rope_parameters={} if learned else rope,
+        position="learned" if learned else "rope", rope_parameters={} if learned else _rope(header),
         experts=Experts(experts, picked, 0, True, (True,) * layers) if experts > 1 else None,
         tie_embeddings="output.weight" not in tensors, eos_ids=_ends(header), header=header,
     )  # fmt: skip
 
 
+def _rope(header: GgufHeader) -> dict[str, Any]:
+    """As in config.json. Without a type, a factor is that of linear scaling; 0 is no factor."""
+    kind = header.setting("rope.scaling.type", "linear")
+    factor = header.setting("rope.scaling.factor", header.setting("rope.scale_linear")) or 1.0
+    scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
+    rope = {
+        "rope_type": kind if scaled else "default", "factor": factor if scaled else None,
+        "rope_theta": header.setting("rope.freq_base", 1e4),
+        "original_max_position_embeddings": header.size("rope.scaling.original_context_length") or None,
+        "beta_fast": header.setting("rope.scaling.yarn_beta_fast"),
+        "beta_slow": header.setting("rope.scaling.yarn_beta_slow"),
+        "cos_sin_factor": header.setting("rope.scaling.attn_factor"),
+    }  # fmt: skip
+    return {name: value for name, value in rope.items() if value is not None}
+
+
 def _ends(header: GgufHeader) -> tuple[int, ...]:
-    written = header.metadata.get(ENDS)
-    if isinstance(written, str):
-        return tuple(int(word) for word in written.split() if word.isdecimal())
-    return tuple(dict.fromkeys(i for role in ("eos", "eot", "eom") if (i := header.token_id(role)) is not None))
+    if (written := header.metadata.get(ENDS)) is not None:
+        return tuple(int(word) for word in written.split() if word.isdecimal() and len(word) < 11)
+    texts, roles = header.tokens, ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+    named = [i for role in roles if (i := header.token_id(role)) is not None]
+    return tuple(dict.fromkeys([*named, *(i for i, text in enumerate(texts) if text in END_TEXTS)]))

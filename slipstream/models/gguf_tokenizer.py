@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence as Seq
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence as Seq
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,11 @@ from slipstream.errors import LoadError, UnsupportedModelError
 from slipstream.models import gguf_header
 from slipstream.models.chat_template import chosen_template, render
 from slipstream.models.folder_tokenizer import ROLES, FolderTokenizer
-from slipstream.models.gguf_header import ENDS, GgufHeader, read_header
+from slipstream.models.gguf_config import same_token
+from slipstream.models.gguf_header import GgufHeader, read_header
+from slipstream.models.gguf_keys import ENDS, WHOLE
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.token_texts import flat_parts, is_byte_name
-
-WHOLE = "tokenizer.huggingface.json"
-"""Key of the checkpoint's tokenizer.json."""
-
-TEMPLATE = "tokenizer.chat_template"
-
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,9 +35,24 @@ SPLITS: Mapping[str, Seq[str]] = {
     "starcoder": [r"\p{N}", _GPT2],
     "llama-bpe": [_WORDS % r"\p{N}{1,3}"],
     "qwen2": [_WORDS % r"\p{N}"],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
 }
 """`tokenizer.ggml.pre` -> expressions whose matches are words, applied one after another: what a text is split into
 before its bytes are joined by merges (llama-vocab.cpp of github.com/ggml-org/llama.cpp)."""
+
+_WHOLE_WORDS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
+"""Kinds whose words are looked up before merges are applied, and whose texts begin with BOS unless the file says no."""
+_ALIKE = {
+    "llama-bpe": f"{_WHOLE_WORDS} dbrx smaug-bpe chatglm-bpe glm4 glm5",
+    "gpt-2": "phi-2 gigachat a.x-4.0 mellum modern-bert jina-v1-en jina-es jina-de roberta-bpe mpt olmo jais trillion "
+    "granite-docling exaone4",
+    "starcoder": "refact command-r codeshell exaone minerva-7b mellum2",
+    "qwen2": "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+}
+SAME_SPLIT = {name: name for name in SPLITS} | {name: each for each, names in _ALIKE.items() for name in names.split()}
+"""`tokenizer.ggml.pre` -> the name in `SPLITS` that splits a text in the same way."""
+_COMMA = 11
+"""What llama.cpp adds for BOS or EOS where a file names none: the comma of GPT-2."""
 
 
 def gguf_tokenizer(checkpoint: str | Path) -> FolderTokenizer | GgufTokenizer | None:
@@ -50,9 +61,13 @@ def gguf_tokenizer(checkpoint: str | Path) -> FolderTokenizer | GgufTokenizer | 
     if not header.has_tokenizer:
         return None
     metadata = header.metadata
-    known = metadata.get("tokenizer.ggml.model") == "gpt2" and metadata.get("tokenizer.ggml.pre") in SPLITS
-    if WHOLE not in metadata and not known:
-        return GgufTokenizer(LlamaModel(checkpoint, vocab_only=True))
+    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre") or "default"
+    if WHOLE not in metadata and not (kind == "gpt2" and split in SAME_SPLIT):
+        try:
+            return GgufTokenizer(LlamaModel(checkpoint, vocab_only=True))
+        except LoadError as fault:
+            what = f"the tokenizer of {header.path.name} ({kind}, {split}) is read by llama.cpp: {fault.what}"
+            raise type(fault)(what, why=fault.why, fix=fault.fix) from fault
     try:
         backend = Tokenizer.from_str(str(metadata[WHOLE])) if WHOLE in metadata else _byte_level(header)
     except Exception as fault:  # the library raises bare Exception
@@ -63,22 +78,29 @@ def gguf_tokenizer(checkpoint: str | Path) -> FolderTokenizer | GgufTokenizer | 
 
 
 def _byte_level(header: GgufHeader) -> Tokenizer:
+    if (why := same_token(header)) is not None:
+        raise ValueError(why)
     texts, metadata = header.token_texts, header.metadata
+    split = metadata.get("tokenizer.ggml.pre") or "default"
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges") or []]
-    backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges))
-    words = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[str(metadata["tokenizer.ggml.pre"])]]
+    whole = split in f"{_WHOLE_WORDS} glm4 glm5".split()
+    backend = Tokenizer(models.BPE({text: i for i, text in texts.items()}, merges, ignore_merges=whole))
+    words = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[SAME_SPLIT[split]]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of])
     backend.decoder = decoders.ByteLevel()
-    for kind in (gguf_header.CONTROL, gguf_header.USER_DEFINED):
-        ids = sorted(header.tokens_of(kind))
-        backend.add_tokens([AddedToken(texts[i], normalized=False, special=kind == gguf_header.CONTROL) for i in ids])
-    first = header.token_id("bos")
-    if metadata.get("tokenizer.ggml.add_bos_token") and first is not None:
+    for kind in (gguf_header.CONTROL, gguf_header.UNKNOWN, gguf_header.USER_DEFINED):
+        special, ids = kind != gguf_header.USER_DEFINED, sorted(header.tokens_of(kind))
+        backend.add_tokens([AddedToken(texts[i], normalized=False, special=special) for i in ids])
+    around = {"bos": split in _WHOLE_WORDS.split(), "eos": False}
+    used = [role for role, given in around.items() if metadata.get(f"tokenizer.ggml.add_{role}_token", given)]
+    ids_of = {role: i if (i := header.token_id(role)) in texts else _COMMA for role in used}
+    if used:
+        single = [*used[: "bos" in used], "$A", *used["bos" in used :]]
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{texts[first]} $A",
-            pair=f"{texts[first]} $A {texts[first]} $B",
-            special_tokens=[(texts[first], first)],
+            single=single,
+            pair=[*single, *("$B" if part == "$A" else part for part in single)],
+            special_tokens=[{"id": role, "ids": [i], "tokens": [texts[i]]} for role, i in ids_of.items()],
         )
     return backend
 
@@ -86,7 +108,7 @@ def _byte_level(header: GgufHeader) -> Tokenizer:
 def _folder_tokenizer(header: GgufHeader, backend: Tokenizer) -> FolderTokenizer:
     backend.no_truncation()
     backend.no_padding()
-    special, template = special_tokens(header), header.metadata.get(TEMPLATE)
+    special, template = special_tokens(header), header.templates
 
     def load() -> Any:
         from transformers import PreTrainedTokenizerFast
@@ -109,7 +131,7 @@ class GgufTokenizer:
     def __init__(self, model: LlamaModel):
         self._model, self._lib = model, model.library
         header = model.header
-        self.chat_template: str | None = header.metadata.get(TEMPLATE)
+        self.chat_template = header.templates
         self._texts, self._special = header.token_texts, special_tokens(header)
         self._ids = {text: i for i, text in self._texts.items()}
         self._control = header.tokens_of(gguf_header.CONTROL)
@@ -127,14 +149,10 @@ class GgufTokenizer:
         return {i: AddedToken(self._texts[i], special=i in self._control) for i in ids}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        data, room = text.encode(), len(text.encode()) + 8
-        for _ in range(2):  # a text has at most as many tokens as bytes, mostly
-            ids = (ctypes.c_int32 * room)()
-            count = self._lib.llama_tokenize(self._model.vocab, data, len(data), ids, room, add_special_tokens, True)
-            if count >= 0:
-                return list(ids[:count])
-            room = -count
-        raise LoadError(f"llama.cpp cannot encode a text of {len(data)} bytes", fix="pass token ids")
+        data, vocab = text.encode(), self._model.vocab
+        call = partial(self._lib.llama_tokenize, vocab, data, len(data))
+        ids: list[int] = _filled(ctypes.c_int32, call, (add_special_tokens, True), len(data) + 8)
+        return ids
 
     def decode(
         self,
@@ -146,16 +164,16 @@ class GgufTokenizer:
         ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
         if skip_special_tokens:  # before: a special token would keep the space of the first word
             ids = [token for token in ids if token not in self._control]
-        given = (ctypes.c_int32 * len(ids))(*ids)
-        room = 16 * len(ids) + 64
-        for _ in range(2):
-            out = ctypes.create_string_buffer(room)
-            shown = not skip_special_tokens
-            count = self._lib.llama_detokenize(self._model.vocab, given, len(ids), out, room, False, shown)
-            if count >= 0:
-                return out.raw[:count].decode("utf-8", errors="replace")
-            room = -count
-        raise LoadError(f"llama.cpp cannot decode {len(ids)} tokens", fix="pass a tokenizer: LLM(..., tokenizer=...)")
+        ids = [token for token in ids if 0 <= token < self._model.vocab_size]  # any other would end the process
+        vocab, lib, shown = self._model.vocab, self._lib, not skip_special_tokens
+        if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_BPE:  # of these, llama_detokenize cleans up spaces
+            each = [partial(lib.llama_token_to_piece, vocab, token) for token in ids]
+            text = b"".join(_filled(ctypes.c_char, call, (0, shown), 64) for call in each)
+        else:
+            given = (ctypes.c_int32 * len(ids))(*ids)
+            call = partial(lib.llama_detokenize, vocab, given, len(ids))
+            text = _filled(ctypes.c_char, call, (False, shown), 16 * len(ids) + 64)
+        return text.decode("utf-8", errors="replace")
 
     def convert_tokens_to_ids(self, tokens: str | Seq[str]) -> Any:
         """The id of a token, or of each; that of the unknown token, or None, if there is no such token."""
@@ -167,10 +185,21 @@ class GgufTokenizer:
         self, conversation: Any, tokenize: bool = True, add_generation_prompt: bool = False, **names: Any
     ) -> Any:
         """Text of a conversation (tokenize=False), or its ids. names: what else the template reads."""
-        if not self.chat_template:
+        template = chosen_template(self.chat_template, bool(names.get("tools")))
+        if not template:
             raise LoadError("the GGUF file has no chat template", fix="give a plain prompt")
-        text = render(self.chat_template, conversation, add_generation_prompt, **self._special | names)
+        text = render(template, conversation, add_generation_prompt, **self._special | names)
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+def _filled(kind: Any, call: Callable[..., int], more: tuple[Any, ...], room: int) -> Any:
+    """What a function of llama.cpp puts into an array. It returns how much that is, or minus how much it would be."""
+    for _ in range(2):
+        out = (kind * room)()
+        if (count := call(out, room, *more)) >= 0:
+            return out[:count]
+        room = -count
+    raise LoadError("llama.cpp cannot encode or decode a text", fix="pass token ids, or a tokenizer to LLM")
 
 
 def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int, eos_ids: Seq[int]) -> None:
@@ -228,9 +257,9 @@ def add_tokenizer(writer: Any, tokenizer: Any, checkpoint: str | Path, rows: int
     for role, i in named.items():
         if i is not None and i < rows:
             getattr(writer, f"add_{role}_token_id")(i)
-    template = chosen_template(tokenizer.chat_template, tools=False)
-    if template:
-        writer.add_chat_template(template)
+    if templates := tokenizer.chat_template:
+        listed = templates.items() if isinstance(templates, dict) else ()
+        writer.add_chat_template([{"name": name, "template": each} for name, each in listed] or templates)
     writer.add_string(WHOLE, text)
     writer.add_string(ENDS, " ".join(map(str, eos_ids)) or "none")
 

@@ -5,7 +5,7 @@ file is mapped, and each tensor is read when it is asked for.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream.errors import CheckpointError
 from slipstream.models.checkpoint import few
 from slipstream.models.config import DecoderConfig
-from slipstream.models.gguf_config import in_blocks, read_tensor
+from slipstream.models.gguf_config import DIVISORS, in_blocks, read_tensor
 from slipstream.models.gguf_header import GgufHeader, GgufTensor
 from slipstream.models.weight_blocks import FLOATS, READERS, Blocks
 
@@ -43,12 +43,19 @@ class GgufTensors:
         self._header = header
         self.quantised = header.file_type if in_blocks(header) else None
         self._stored: dict[str, tuple[GgufTensor, Callable[[np.ndarray], np.ndarray]]] = {}
-        by_name = {tensor.name: tensor for tensor in header.tensors if tensor.name != "rope_freqs.weight"}
+        by_name = {tensor.name: tensor for tensor in header.tensors}
+        if header.architecture == "llama":
+            by_name.pop(DIVISORS, None)  # it is in the configuration
         self._shapes, lost = config.shapes(), []
-        for name, parts in names_in_file(config).items():
+        self.readers: dict[str, tuple[str, Callable[[slice], Tensor]]] = {}
+        for name, parts in names_in_file(config, by_name.keys()).items():
             tensor = by_name.pop(name, None)
             if tensor is None:
-                lost.append(name)
+                if name.endswith(".bias") and config.model_type != "gpt2":  # llama.cpp adds those that are there
+                    none = torch.zeros(self._shapes[parts[0]])
+                    self.readers[parts[0]] = (f"no {name} in {header.path.name}", none.__getitem__)
+                else:
+                    lost.append(name)
                 continue
             first = 0
             for part in parts:
@@ -70,7 +77,7 @@ class GgufTensors:
                 why="another model would run than the one that was converted",
                 fix="convert the model again",
             )
-        self.readers = {
+        self.readers |= {
             name: (f"{tensor.name} in {header.path.name}", partial(self._rows, name))
             for name, (tensor, _) in self._stored.items()
         }
@@ -92,8 +99,8 @@ class GgufTensors:
         return torch.from_numpy(np.ascontiguousarray(raw).view(kind)[..., 0].copy()).view(_DTYPES[tensor.type])
 
 
-def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
-    """Name in the file -> canonical names of the tensors in it, one after another."""
+def names_in_file(config: DecoderConfig, held: Container[str] = ()) -> dict[str, list[str]]:
+    """Name in the file -> canonical names of the tensors in it, one after another. held: names that the file has."""
     names: dict[str, list[str]] = {}
     for name in config.shapes():
         stem, _, kind = name.rpartition(".")
@@ -103,7 +110,8 @@ def names_in_file(config: DecoderConfig) -> dict[str, list[str]]:
         _, layer, part = stem.split(".", 2)
         expert = _EXPERT.fullmatch(part)
         stored = f"ffn_{expert[1]}_exps" if expert else _PARTS[part]
-        if config.model_type == "gpt2" and stored in ("attn_q", "attn_k", "attn_v"):
+        fused = config.model_type == "gpt2" or f"blk.{layer}.attn_qkv.{kind}" in held
+        if stored in ("attn_q", "attn_k", "attn_v") and fused:
             stored = "attn_qkv"
         names.setdefault(f"blk.{layer}.{stored}.{kind}", []).append(name)
     return names

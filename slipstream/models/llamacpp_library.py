@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError, LoadError, UnsupportedModelError
-from slipstream.models.gguf_header import CONTROL, ENDS, USER_DEFINED, GgufHeader, gguf_shape, read_header
+from slipstream.models.gguf_config import odd_heads, same_token
+from slipstream.models.gguf_header import CONTROL, USER_DEFINED, GgufHeader, gguf_shape, read_header
+from slipstream.models.gguf_keys import ENDS
 
 _ERROR, _CONTINUED = 4, 5
 """Levels of llama.cpp's log (ggml.h)."""
@@ -74,6 +76,7 @@ class LlamaModel:
         that llama.cpp refuses.
         """
         self.header, self.library = read_header(checkpoint), llama_cpp()
+        _check_it_survives(self.header, vocab_only)
         library = self.library
         params = library.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only = 0, vocab_only
@@ -94,6 +97,10 @@ class LlamaModel:
         self._free = weakref.finalize(self, library.llama_model_free, handle)
         self.vocab = library.llama_model_get_vocab(handle)
         self.vocab_size = int(library.llama_vocab_n_tokens(self.vocab))
+        for role in ("bos", "eos"):  # encoding would end the process
+            names, adds = (getattr(library, f"llama_vocab_{what}{role}")(self.vocab) for what in ("", "get_add_"))
+            if adds and names < 0:
+                raise CheckpointError(f"{self.header.path.name} adds {role}, and names none", fix="convert it again")
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -104,6 +111,29 @@ class LlamaModel:
             return named
         special = self.header.tokens_of(CONTROL, USER_DEFINED) | set(named)
         return tuple(token for token in sorted(special) if ends(self.vocab, token)) or named
+
+
+def _check_it_survives(header: GgufHeader, vocab_only: bool) -> None:
+    """Raise CheckpointError for what llama.cpp answers by ending the process."""
+    layers, further = header.size("block_count"), header.size("nextn_predict_layers")
+    names = ("expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count")
+    experts, used, groups, of_groups = map(header.size, names)
+    vectors = [tensor for tensor in header.tensors if len(tensor.shape) == 1 and tensor.type != "F32"]
+    wrong = same_token(header)
+    if wrong or vocab_only:
+        pass
+    elif vectors:
+        wrong = f"its {vectors[0].name} is {vectors[0].type}, not F32"
+    elif layers > 512 or further > layers:
+        wrong = f"it has {layers} layers, {further} of them for further tokens"
+    elif not used <= experts <= 1024 or (experts and not used):
+        wrong = f"it uses {used} of {experts} experts"
+    elif groups and (groups >= experts or experts % groups or (groups > 1 and not 0 < of_groups < groups)):
+        wrong = f"it uses {of_groups} of {groups} groups of {experts} experts"
+    else:
+        wrong = odd_heads(header)
+    if wrong:
+        raise CheckpointError(f"llama.cpp does not run {header.path.name}: {wrong}", fix="convert the model again")
 
 
 def _not_loaded(header: GgufHeader) -> LoadError:

@@ -26,6 +26,7 @@ from slipstream.models.config import DecoderConfig
 from slipstream.models.executor import Executor, batch_of
 from slipstream.models.gguf_config import in_blocks
 from slipstream.models.gguf_header import read_header
+from slipstream.models.gguf_keys import warn_of_keys
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.lora import Adapter
 from slipstream.models.weight_formats import FORMATS
@@ -278,6 +279,8 @@ class DescribedDecoder(Described):
     def load(self, progress: Progress | None = None, chunk: int = 512) -> Decoder:
         settings, chosen, place = self.settings, backend(self.runner), resolve_folder(self.checkpoint)
         warn_slower(self.refusals, self.runner, settings)
+        if not place.is_dir():
+            warn_of_keys(place.name, read_header(place).metadata, own=True)
         adapter = None if settings.lora is None else Adapter(settings.lora)
         weights = load_weights(place, self.config, chosen.load_dtype or settings.dtype, progress, adapter)
         executor = chosen.executor(self.config, weights, settings)

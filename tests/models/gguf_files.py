@@ -1,7 +1,7 @@
 """GGUF files made by hand, for tests that need no package: random blocks, and models of each family."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from slipstream.models.gguf_config import FAMILIES
 from slipstream.models.gguf_weights import names_in_file, rotated
 from slipstream.models.weight_blocks import TYPES
 
-_STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32 = 8, 9, 4, 6, 7, 5
+_STRING, _ARRAY, _UINT32, _FLOAT32, _BOOL, _INT32, _INT64 = 8, 9, 4, 6, 7, 5, 11
 
 SIZES = {each.name: (each.count, each.nbytes) for each in TYPES.values()}
 _SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -27,7 +27,7 @@ def gguf_bytes(
     metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], version: int = 3, alignment: int = 32,
     kinds: Mapping[str, str] | None = None,
 ) -> bytes:  # fmt: skip
-    """A file with tensors of float32, or in blocks of `kinds`: uint8 [..., outs, blocks, bytes of a block]."""
+    """A file with tensors of float32 or, by `kinds`, float16 or blocks: uint8 [..., outs, blocks, bytes of a block]."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         out += _text(key) + _value(value)
@@ -35,7 +35,8 @@ def gguf_bytes(
     stored = []
     for name, tensor in tensors.items():
         kind, count = numbers[(kinds or {}).get(name, "F32")]
-        data = tensor.tobytes() if count > 1 else tensor.astype("<f4").tobytes()
+        plain = "<f2" if (kinds or {}).get(name) == "F16" else "<f4"
+        data = tensor.tobytes() if count > 1 else tensor.astype(plain).tobytes()
         shape = (tensor.shape[-2] * count, *tensor.shape[-3::-1]) if count > 1 else tensor.shape[::-1]
         out += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
         stored.append(data + bytes(-len(data) % alignment))
@@ -73,10 +74,14 @@ def _value(value: Any) -> bytes:
         return struct.pack("<I", _STRING) + _text(value)
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, bytes):  # as it is in the file
+        return value
     if isinstance(value, int):
-        return struct.pack("<II", _UINT32, value)
+        return struct.pack("<II", _UINT32, value) if 0 <= value < 2**32 else struct.pack("<Iq", _INT64, value)
     if isinstance(value, float):
         return struct.pack("<If", _FLOAT32, value)
+    if value and isinstance(value[0], float):
+        return struct.pack(f"<IIQ{len(value)}f", _ARRAY, _FLOAT32, len(value), *value)
     if value and isinstance(value[0], int):
         return struct.pack(f"<IIQ{len(value)}i", _ARRAY, _INT32, len(value), *value)
     return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_text, value))
@@ -118,6 +123,35 @@ def model_bytes(
     config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
 ) -> tuple[bytes, dict[str, np.ndarray]]:
     """The content of a file, see `gguf_model`."""
+    whole, tensors, stored, floats = model_parts(config, kinds, **metadata)
+    return gguf_bytes(whole, tensors, kinds=stored), floats
+
+
+def byte_characters() -> list[str]:
+    """The characters that stand for the bytes 0..255 in tokens of byte-level BPE."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = iter(range(256, 512))
+    return [chr(byte if byte in shown else next(rest)) for byte in range(256)]
+
+
+def byte_level_keys(
+    pre: str | None, words: Seq[str] = (), merges: Seq[str] = (), special: Seq[str] = (), rows: int = 300, **ids: str
+) -> dict[str, Any]:
+    """Metadata of a byte-level tokenizer. ids: role -> text of a token, as bos="<s>"."""
+    tokens = [*byte_characters(), *words, *special]
+    types = [1] * (256 + len(words)) + [3] * len(special) + [5] * (rows - len(tokens))
+    keys = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.tokens": tokens + [f"[PAD{i}]" for i in range(len(tokens), rows)],
+        "tokenizer.ggml.token_type": types, "tokenizer.ggml.eos_token_id": None,
+    }  # fmt: skip
+    return keys | {f"tokenizer.ggml.{role}_token_id": tokens.index(text) for role, text in ids.items()}
+
+
+def model_parts(
+    config: DecoderConfig, kinds: tuple[str, ...] = ("F32",), **metadata: Any
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str], dict[str, np.ndarray]]:
+    """Metadata, tensors and their kinds of a file, as `gguf_bytes` takes them; and its canonical weights."""
     known = {architecture: model_type for model_type, architecture in FAMILIES.items()} | {"mixtral": "llama"}
     name = known[config.model_type]
     keys: dict[str, Any] = {
@@ -146,4 +180,4 @@ def model_bytes(
             floats[part] = (rng.standard_normal(shapes[part]) * 0.1 + ("norm" in part)).astype(np.float32)
         join = np.stack if "_exps" in tensor else np.concatenate
         tensors[tensor] = join([rotated(config, part, floats[part]) for part in parts])
-    return gguf_bytes(whole, tensors, kinds=stored), floats
+    return whole, tensors, stored, floats

@@ -96,6 +96,15 @@ def test_llamacpp_encodes_texts_with_bytes_for_unknown_characters_in_the_same_wa
         assert load_tokenizer(file).encode(text) == reference.encode(text)
 
 
+def test_templates_with_names_keep_them(tiny: Tiny, tmp_path: Path) -> None:
+    source = clone(tiny.target, tmp_path / "m")
+    (source / "chat_template.jinja").write_text("plain")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    templates = load_tokenizer(convert_to_gguf(source, tmp_path / "a.gguf").file).chat_template
+    assert templates == {"default": "plain", "tool_use": "tools"}
+
+
 def test_a_checkpoint_without_a_tokenizer_has_a_file_without_one(checkpoint, tmp_path):
     conversion = convert_to_gguf(checkpoint("llama"), tmp_path / "a.gguf", "f32")
     assert (conversion.tokens, conversion.differing) == (0, None)

@@ -21,6 +21,7 @@ from slipstream.host.machine import available_bytes, available_cores
 from slipstream.kv.blocks import BLOCK
 from slipstream.models.executor import unknown_ids
 from slipstream.models.gguf_header import GgufShape, gguf_shape, read_header
+from slipstream.models.gguf_keys import warn_of_keys
 from slipstream.models.llamacpp_library import LlamaModel
 from slipstream.models.load_settings import LoadSettings
 from slipstream.models.weights import Progress
@@ -188,13 +189,15 @@ class DescribedGguf(Described):
         runtime = Runtime(LLAMACPP, torch.float32, quantize, kv_dtype, threads, model.header.path)
         for why in self.refusals.values():
             log.warning("%s: llama.cpp runs it instead, slower", why)
+        warn_of_keys(shape.header.path.name, shape.header.metadata, own=False)
         return GgufTarget(context, shape, runtime)
 
 
 def _check_rollback(model: LlamaModel) -> None:
     """Raise UnsupportedModelError for a model that is not causal, or whose state cannot be rolled back."""
     library, kind = model.library, model.header.architecture
-    if library.llama_model_has_encoder(model.handle) or library.llama_model_is_diffusion(model.handle):
+    sees_all = library.llama_model_is_diffusion(model.handle) or not model.header.setting("attention.causal", True)
+    if library.llama_model_has_encoder(model.handle) or sees_all:
         raise UnsupportedModelError(
             f"the architecture {kind!r} is not that of a causal language model",
             why="each token must depend on the text before it only",

@@ -49,6 +49,8 @@ class LlamaContext:
             self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED if kv_dtype == "float32" else self._lib.LLAMA_FLASH_ATTN_TYPE_AUTO
         )
         params.swa_full = True  # else what has left a sliding window is dropped, and rollbacks would need it
+        for key in ("yarn_beta_fast", "yarn_beta_slow"):  # llama.cpp reads them for some architectures only
+            setattr(params, key, model.header.setting(f"rope.scaling.{key}", -1.0))
         params.no_perf = True
         faults()
         handle = self._lib.llama_init_from_model(model.handle, params)

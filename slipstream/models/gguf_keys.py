@@ -1,0 +1,94 @@
+"""The closed list of GGUF metadata: keys that have an effect, with the types of their values, and keys without one.
+
+Keys and texts of tokens are those that llama.cpp reads for our families (llama-model.cpp and llama-vocab.cpp of
+github.com/ggml-org/llama.cpp).
+"""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger("slipstream")
+
+ENDS = "slipstream.eos_ids"
+"""Key of the ids that end a text, as in "0 3" or "none", in files that `slipstream convert` wrote: the format has
+places for three, and llama.cpp adds tokens by their texts."""
+WHOLE = "tokenizer.huggingface.json"
+"""Key of the checkpoint's tokenizer.json."""
+TEMPLATE = "tokenizer.chat_template"
+"""Key of the chat template. Templates with a name have keys that go on with a full stop and the name."""
+
+_ENDING = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
+    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
+    "[e~[ <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
+    "<|file_sep|>"
+)
+END_TEXTS = frozenset(_ENDING.split())
+"""Texts of control tokens that end a text, whatever else the file says of them."""
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+_KEYS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    (r"general\.architecture|tokenizer\.(ggml\.(model|pre)|chat_template(\..+)?|huggingface\.json)|slipstream\.eos_ids",
+     lambda value: isinstance(value, str)),
+    (r"tokenizer\.(ggml\.(tokens|merges)|chat_templates)",
+     lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value)),
+    (r"tokenizer\.ggml\.suppress_tokens", lambda value: isinstance(value, list) and all(map(_is_size, value))),
+    (r"tokenizer\.ggml\.token_type",
+     lambda value: isinstance(value, list) and all(_is_size(each) and 0 < each < 7 for each in value)),
+    (r"\*\.attention\.causal|tokenizer\.ggml\.add_(bos_token|eos_token|sep_token|space_prefix)",
+     lambda value: isinstance(value, bool)),
+    (r"general\.file_type|split\.count|\*\.((vocab|context)_(size|length)|embedding_length|block_count|pard_token|"
+     r"nextn_predict_layers|rope\.dimension_count|attention\.(key|value)_length|expert_(count|group_count|group_used_count)|"
+     r"rope\.scaling\.original_context_length)", _is_size),
+    (r"tokenizer\.ggml\.(bos|eos|eot|eom|unknown|seperator|padding|cls|mask|prefix|suffix|middle|fim_(pre|suf|mid|pad|rep|"
+     r"sep))_token_id", lambda value: type(value) is int and 0 <= value < 2**32),  # 2**32 - 1 means none
+    (r"\*\.((expert_)?feed_forward_length|attention\.head_count(_kv)?|expert_used_count)",
+     lambda value: all(map(_is_size, value if isinstance(value, list) else [value]))),
+    (r"general\.sampling\.(temp|top_k|top_p|min_p)|\*\.rope\.scaling\.attn_factor",
+     lambda value: type(value) in (int, float) and abs(value) < math.inf),
+    (r"\*\.(attention\.layer_norm_(rms_)?epsilon|rope\.(freq_base|scale_linear|scaling\.(factor|yarn_beta_(fast|slow))))",
+     lambda value: type(value) in (int, float) and 0 <= value < math.inf),
+    (r"\*\.rope\.scaling\.type", lambda value: value in ("none", "linear", "yarn", "longrope")),  # others end llama.cpp
+    (r"general\.(alignment|quantization_version|type|name|author|version|organization|finetune|basename|description|url|"
+     r"quantized_by|size_label|license|doi|uuid|repo_url|tags|languages|datasets|(license|source|base_model|dataset)\..+)|"
+     r"split\..+|quantize\.imatrix\..+|tokenizer\.rwkv\.world|tokenizer\.ggml\.(scores|token_type_count|"
+     r"remove_extra_whitespaces|precompiled_charsmap|normalizer\..+)|"
+     r"\*\.(tensor_data_layout|pooling_type|rope\.scaling\.finetuned)", lambda value: True),
+)  # fmt: skip
+"""Known keys, * for the name of the architecture, and what their values are. The last ones describe a file, or are for
+llama.cpp's tokenizers."""
+
+
+def _check(key: str, architecture: str) -> Callable[[Any], bool] | None:
+    """Whether a value of a key is possible; None for a key that is not known."""
+    name = f"*.{key.removeprefix(architecture)[1:]}" if key.startswith(f"{architecture}.") else key
+    return next((check for known, check in _KEYS if re.fullmatch(known, name)), None)
+
+
+def wrong_value(metadata: Mapping[str, Any]) -> str | None:
+    """The first known key whose value is impossible; None if there is none."""
+    checks = {key: _check(key, str(metadata.get("general.architecture"))) for key in metadata}
+    return next((key for key, check in checks.items() if check and not check(metadata[key])), None)
+
+
+def warn_of_keys(file: str, metadata: Mapping[str, Any], own: bool) -> None:
+    """Log the keys that have no effect. own: our own decoder runs the model, not llama.cpp, which reads more keys."""
+    name = metadata["general.architecture"]
+    ignored = [key for key in metadata if not _check(key, name) and (own or not key.startswith(f"{name}."))]
+    if ignored:
+        log.warning("%s has metadata without an effect here: %s", file, ", ".join(map(repr, ignored)))
+
+
+def sampling_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file asks for, as generation_config.json would say it. In llama.cpp, less than 0 is as 0."""
+    given = {name: metadata.get(f"general.sampling.{name}") for name in ("top_k", "top_p", "min_p")}
+    given |= {"temperature": metadata.get("general.sampling.temp")}
+    given = {name: max(0, value) for name, value in given.items() if value is not None}
+    return given | {"suppress_tokens": metadata.get("tokenizer.ggml.suppress_tokens")}
