@@ -90,7 +90,7 @@ def derived(source: Path, times: int, idle: int) -> Any:
 
 @dataclass
 class Cell:
-    """What a contender took: seconds a token of each [prompt][pass], and its texts."""
+    """Measurements of one contender: seconds per token as [prompt][pass], and its texts in the first pass."""
 
     seconds: list[list[float]]
     texts: list[Tokens]
@@ -116,7 +116,7 @@ def theirs(model: nn.Module, tokens: int, **options: Any) -> Run:
 
 
 def measure(ways: dict[str, Run], prompts: Seq[Seq[list[int]]], passes: int, tokens: int) -> dict[str, Cell]:
-    """prompts: what is asked at once."""
+    """Run every contender on every batch of prompts, `passes` times, in rotating order."""
     cells = {name: Cell([[] for _ in prompts], []) for name in ways}
     for number in range(passes):
         for place, batch in enumerate(prompts):
@@ -238,7 +238,7 @@ def figures(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(results: dict[str, Any]) -> str:
-    """The results as Markdown, what was missed first."""
+    """Render the results as Markdown. Missed figures come first."""
     source = results["provenance"]
     lines = [
         "# One GPU",

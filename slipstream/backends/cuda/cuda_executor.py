@@ -164,7 +164,7 @@ class CudaExecutor(TorchExecutor):
         return next(kept), logits[:steps], next(kept), streams
 
     def _is_small(self, batch: Batch, extra: int = 0) -> bool:
-        """Whether the kernels run this batch, and `extra` tokens of each sequence after it."""
+        """Return True if the kernels can run this batch and `extra` more tokens of each sequence."""
         room = self._tables.shape[1] * BLOCK
         return 0 < batch.splits[-1] <= MOST_ROWS and all(
             stop - start <= MOST_NEW and past + stop - start + extra <= room

@@ -1,5 +1,5 @@
-"""Triton kernels of a pass over few rows: each reads a weight once for all rows, and computes a row in the same way
-whatever rows stand beside it, so logits are batch-invariant up to `small_pass.MOST_ROWS` rows.
+"""Triton kernels of a pass over few rows. Each reads a weight once for all rows. A row is computed in the same way in
+any batch, so logits are batch-invariant up to `small_pass.MOST_ROWS` rows.
 
 M = rows, d = columns of the residual stream (float32 between the layers), H query heads and Hk key/value heads of D
 values, G = H / Hk. The inputs of the rows lie in one int64 table [fields, ROWS] (`small_pass.Inputs`): kernels advance

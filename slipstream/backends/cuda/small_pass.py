@@ -44,7 +44,7 @@ fastest of six on an H200 (docs/log.md): more warps repeat the norm of the same 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph is captured for.
+    """The properties for which a graph is captured.
 
     rows     number of rows. splits: of attention. layers: how many are run.
     advance  whether the tokens that it picks become the inputs of the next pass.
@@ -60,7 +60,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a pass leaves, at fixed addresses: the residual stream after some layers, -1: after the final norm."""
+    """A captured pass. `replay` runs it; `taps` then hold the residual stream after some layers (-1: after the norm)."""
 
     taps: Mapping[int, Tensor]
     replay: Callable[[], None]
@@ -123,7 +123,7 @@ class SmallPass:
         return max(1, 1 << (rows - 1).bit_length())
 
     def shape(self, rows: int, slots: int, layers: int, advance: bool, taps: tuple[int, ...] = ()) -> Shape:
-        """The shape of a pass in which the longest text has so many slots."""
+        """Return the shape of a pass over `rows` rows. slots: of the longest sequence in the KV cache."""
         splits = 1
         while splits * CHUNK < slots:
             splits *= 4
