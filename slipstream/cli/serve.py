@@ -45,7 +45,7 @@ class ServerOptions:
     port: int = option(8000, "Port; 0: any that is free.", min=0, max=65535)
     api_key: list[str] | None = option(None, f"Key that requests must name; repeatable. Also: {KEY}.")
     served_model_name: str | None = option(None, "Name of the model in requests.", shown="--target")
-    tool_format: str = option("auto", "How the model writes calls: hermes, mistral, llama, none.")
+    tool_format: str = option("auto", "How the model writes calls: hermes, qwen, ..., none (docs/server.md).")
     reasoning: str = option("auto", "Markers around reasoning: '<think> </think>', or none.")
     metrics_prefix: str = option(
         METRICS_PREFIXES[0], "Prefix of /metrics: slipstream, or vllm for what reads its names."

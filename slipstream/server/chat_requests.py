@@ -90,7 +90,8 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages is missing or empty, must be a list of messages", "messages")
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    joins = service.replies.joins_arguments
+    messages = [_message(message, f"messages[{i}]", joins) for i, message in enumerate(messages)]
     use = tool_use(given)
     names = _template_names(service, given, use)
     try:
@@ -145,9 +146,9 @@ def _structured(service: Service, talk: Conversation, structured: Structured | N
     return structured if structured is None or end is None else replace(structured, after=end)
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
-    """A message: parts of text are joined, arguments of calls are read, and the role "developer" is the system's newer
-    name."""
+def _message(message: Any, where: str, joins: bool) -> dict[str, Any]:
+    """A message: parts of text are joined, arguments of calls are read, unless the template `joins` their text, and the
+    role "developer" is the system's newer name."""
     given = {name: value for name, value in object_of(message, where).items() if value != []}
     role = given.pop("role", None)
     if not isinstance(role, str) or role not in MEMBERS:
@@ -170,17 +171,20 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         converted["reasoning_content"] = plain_text(reasoning, f"{where}.reasoning")
     if "tool_calls" in given:
         calls = list_of(given["tool_calls"], f"{where}.tool_calls")
-        converted["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        converted["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]", joins) for i, call in enumerate(calls)]
     return converted
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str, joins: bool) -> dict[str, Any]:
     asked = object_of(call, where, ("id", "type", "function", "index"))
     function = members(asked, "function", ("name", "arguments"))
     name = function.get("name")
     if asked.get("type", "function") != "function" or not isinstance(name, str) or not name:
         raise ApiError(400, f"{where} must be a call of a function with a name", where)
-    converted = {"type": "function", "function": {"name": name, "arguments": _arguments(function, where)}}
+    arguments: Any = _arguments(function, where)
+    if joins:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    converted = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if "id" in asked:
         converted["id"] = plain_text(asked["id"], f"{where}.id", where)
     return converted

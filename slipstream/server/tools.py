@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
+from slipstream.grammar.json_schemas import rebuilt
 from slipstream.server.api_error import ApiError
 from slipstream.server.fields import flag, members, object_of
 
@@ -28,8 +29,9 @@ class ToolUse:
     strict: frozenset[str] = frozenset()
 
     @property
-    def functions(self) -> frozenset[str]:
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def functions(self) -> dict[str, Any]:
+        """Function -> JSON schema of its arguments."""
+        return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
 
     @property
     def structured(self) -> Structured | None:
@@ -88,28 +90,19 @@ SPACING = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", 
 _OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 
-_VALUES = {"const", "enum", "default", "examples"}
-"""Keywords of a schema that hold values and no schemas."""
-_NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
-"""Those that hold schemas by names."""
-
 
 def _moved(schema: Any, to: int) -> Any:
     """A schema whose references to its own parts hold where it is a definition of another. One with an `$id` has
     references of its own."""
-    if isinstance(schema, list):
-        return [_moved(each, to) for each in schema]
-    if not isinstance(schema, dict) or "$id" in schema:
-        return schema
-    inner: dict[str, Any] = {}
-    for key, each in schema.items():
-        if key == "$ref" and isinstance(each, str) and each.startswith("#"):
-            inner[key] = f"#/$defs/{to}{each[1:]}"
-        elif key in _NAMED and isinstance(each, dict):
-            inner[key] = {name: _moved(one, to) for name, one in each.items()}
-        else:
-            inner[key] = each if key in _VALUES else _moved(each, to)
-    return inner
+
+    def moved(part: dict[str, Any]) -> dict[str, Any] | None:
+        if "$id" in part:
+            return None
+        reference = part.get("$ref")
+        inside = isinstance(reference, str) and reference.startswith("#")
+        return part | {"$ref": f"#/$defs/{to}{reference[1:]}"} if inside else part
+
+    return rebuilt(schema, moved)
 
 
 def tool_use(given: Mapping[str, Any]) -> ToolUse:

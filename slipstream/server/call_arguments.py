@@ -1,0 +1,178 @@
+"""Arguments of calls that are no JSON object: how they are read, and the grammar of those that meet a schema."""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.errors import ParameterError
+from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, is_kind, value_kinds
+from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, loaded
+from slipstream.server.tools import SPACING
+
+TEXT = {"string"}
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\n]|\\.)*'/"""}
+"""How Python writes values of a kind, besides JSON."""
+_ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
+
+
+def json_symbol(schema: Mapping[str, Any]) -> str:
+    """Values that meet a schema, as a symbol of a grammar."""
+    return f"%json {json.dumps({**schema, **SPACING})}"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How arguments are written one by one: `before`, a key, one of `text` or of `other`, a value, an end.
+
+    text, other  what stands before a value that is text as it is, or JSON, and the end of such a value. If both are
+                 the same, the schema says what a value is. text[1] is empty: all values are JSON.
+    lines        each value has a line of its own.
+    separator    stands between two arguments; "": white space may.
+    sorts        arguments are written in the order of their keys, as the template writes them.
+    """
+
+    before: str
+    text: tuple[tuple[str, ...], str]
+    other: tuple[tuple[str, ...], str]
+    lines: bool = False
+    separator: str = ""
+    sorts: bool = False
+
+    def read(self, reply: Reply, name: str) -> Reading:
+        """Report a call, and its arguments as JSON as they come. Raises NoCall."""
+        reply.start(name)
+        kinds_of, separator = reply.functions[name], "{"
+        while (yield from reply.pass_over(self.before)):
+            key, after = yield from reply.text(*self.text[0], *self.other[0], most=MOST_NAME)
+            if self.lines and (char := (yield from reply.next())) != "\n":
+                reply.unread(char)
+            kinds = value_kinds(kinds_of, key := key.strip())
+            if self.text != self.other:
+                kinds = TEXT if after in self.text[0] else kinds
+            end = self.text[1] if kinds == TEXT else self.other[1]
+            ends = (f"\n{end}", end) if self.lines else (end,)
+            reply.write(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            if kinds == TEXT:
+                reply.write('"')
+                yield from reply.text(*ends, heard=lambda part: reply.write(json.dumps(part, ensure_ascii=False)[1:-1]))
+                reply.write('"')
+            else:
+                text, _ = yield from reply.text(*ends)
+                reply.write(_typed(text, kinds))
+        reply.write("}" if separator != "{" else "{}")
+        return ""
+
+    def rules(self, name: str, schema: Mapping[str, Any], symbol: Callable[[str], str]) -> list[str]:
+        """The grammar of arguments that meet a schema: rules, the first of which is `name`."""
+        line = "\n" if self.lines else ""
+        _only(schema, {"properties", "required", "additionalProperties", *DEFINITIONS, "$schema"})
+        shared = {key: schema[key] for key in DEFINITIONS if key in schema}
+        more = schema.get("additionalProperties", True)
+        properties = schema.get("properties", {} if more is False else {None: more if isinstance(more, dict) else {}})
+        rules, parts = [], []
+        for i, (key, value) in enumerate(sorted(properties.items()) if self.sorts else properties.items()):
+            is_text = self.text[1] != "" and value_kinds(schema, key) in (TEXT, *([set(KINDS)] if key is None else []))
+            after, end = self.text if is_text else self.other
+            afters = " | ".join(symbol(each + line) for each in after)
+            written = '/[^<>="\\s]{1,64}/' if key is None else json.dumps(key)
+            rules.append(f"{name}_{i}: {symbol(self.before)} {written} ({afters}) {name}_{i}v")
+            if is_text:
+                rules.append(_text_rule(f"{name}_{i}v", value, line + end, symbol))
+            else:
+                also = "" if value.keys() - _ANNOTATIONS else _ALSO.get("".join(value_kinds(schema, key)), "")
+                rules.append(f"{name}_{i}v: ({json_symbol({**value, **shared})}{also}) {symbol(line + end)}")
+            parts.append((f"{name}_{i}", key in schema.get("required", ()), key is None))
+        separator = json.dumps(self.separator) if self.separator else ""
+        return [f"{name}: {_sequence(parts, separator + ' SPACE?')}", *rules]
+
+
+def _sequence(parts: Seq[tuple[str, bool, bool]], separator: str) -> str:
+    """Parts in this order, each (rule, whether it must be there, whether there may be several)."""
+    tails = [f"({separator} {rule}){'' if must else '*' if many else '?'}" for rule, must, many in parts]
+    heads = []
+    for i, (rule, must, many) in enumerate(parts):
+        heads.append(" ".join([rule, *(tails[i:] if many else tails[i + 1 :])]))
+        if must:
+            return f"SPACE? ({' | '.join(heads)})"
+    return f"(SPACE? ({' | '.join(heads)}))?" if heads else "SPACE?"
+
+
+def _text_rule(name: str, schema: Any, end: str, symbol: Callable[[str], str]) -> str:
+    """Text as it is that meets a schema, and the end behind it."""
+    schema = schema if isinstance(schema, dict) else {}
+    _only(schema, {"enum", "const", "pattern", "minLength", "maxLength"})
+    if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:
+        return f"{name}: ({' | '.join(json.dumps(each) for each in values)}) {symbol(end)}"
+    form = f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
+    if "pattern" in schema:
+        pattern, rest = schema["pattern"].replace("/", "\\/"), "(?s:.*)"
+        form += f" & /{'' if pattern[:1] == '^' else rest}({pattern.removeprefix('^').removesuffix('$')})"
+        form += f"{'' if pattern[-1:] == '$' else rest}/"
+    head, *special = re.split(r"(\(\S.*? \| <\[\d+\]>\))", symbol(end), maxsplit=1)
+    if not special:
+        return f"{name}[suffix={json.dumps(end)}]: {name.upper()}\n{name.upper()}: {form}"
+    # The one token ends the text, which may not hold the same end written out.
+    written = re.escape(end).replace("\n", "n").replace("/", "\\/")
+    apart = f"{form} & ~/(?s:.*{written}.*)/"
+    return f"{name}: {name.upper()} {''.join(special)}\n{name.upper()}: ({apart}) {head}"
+
+
+def _only(schema: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ParameterError for keywords that a grammar of this form does not enforce."""
+    if unknown := [key for key in schema if key not in known and key not in _ANNOTATIONS]:
+        raise ParameterError(
+            f"a strict function's schema has {unknown[0]}, which cannot be enforced as this model writes calls",
+            fix="leave it out, or ask for the call by tool_choice",
+        )
+
+
+def _typed(text: str, kinds: Collection[str]) -> str:
+    """A value of one of these kinds as JSON; text as it is where it cannot be read as one."""
+    plain = text.strip()
+    try:
+        value = loaded(_WORDS.get(plain, plain))
+    except NoCall:
+        return json.dumps(text, ensure_ascii=False)
+    return json.dumps(value if is_kind(value, kinds) else text, ensure_ascii=False)
+
+
+def python_arguments(text: str) -> str:
+    """The arguments of a Python call, a=1, b='c', as JSON. Raises NoCall."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # texts with a backslash, as paths
+            call = ast.parse(source := f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NoCall
+        return json.dumps({str(each.arg): _python(ast.get_source_segment(source, each.value) or "")
+                           for each in call.keywords}, ensure_ascii=False, allow_nan=False)  # fmt: skip
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as fault:
+        raise NoCall from fault
+
+
+def _python(text: str) -> Any:
+    """The value of a literal, of JSON or of Python."""
+    try:
+        return loaded(text)
+    except NoCall:
+        return ast.literal_eval(text)
+
+
+_GEMMA_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([A-Za-z_][\w.$-]*)(?=\s*:)')
+
+
+def gemma_arguments(text: str, quote: str) -> str:
+    """The arguments of Gemma's calls, {a:1,b:<|"|>c<|"|>}, as JSON. Raises NoCall."""
+    parts = text.split(quote)
+    parts[::2] = [_GEMMA_KEY.sub(lambda key: json.dumps(key[1]) if key[1] else key[0], part) for part in parts[::2]]
+    parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
+    value = loaded("".join(parts))
+    if not isinstance(value, dict):
+        raise NoCall
+    return json.dumps(value, ensure_ascii=False)
