@@ -1,5 +1,6 @@
 """What JSON schemas say, without compiling them: their parts, and of which kinds a value may be."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -28,6 +29,24 @@ def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | Non
         else:
             inner[key] = each if key in _VALUES else rebuilt(each, change)
     return inner
+
+
+def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
+    """A part without `propertyNames`, if that asks for no more than text, a pattern, or one of several names."""
+    names = part.get("propertyNames")
+    names = {} if names is True else names
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return part
+    asked = names.keys() - {"type", "title", "description"}
+    others = {key: value for key, value in part.items() if key not in ("propertyNames", "additionalProperties")}
+    if not asked:
+        return {key: value for key, value in part.items() if key != "propertyNames"}
+    if asked <= {"pattern", "enum", "const"} and len(asked) == 1 and not others.keys() & _NAMED - set(DEFINITIONS):
+        listed = [names["const"]] if "const" in asked else names.get("enum", [])
+        pattern = names.get("pattern", f"^({'|'.join(re.escape(str(name)) for name in listed)})$")
+        values = part.get("additionalProperties", True)
+        return others | {"patternProperties": {pattern: values}, "additionalProperties": False}
+    return part
 
 
 def is_kind(value: Any, kinds: Collection[str]) -> bool:

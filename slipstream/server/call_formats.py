@@ -280,7 +280,6 @@ _DSML = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
 _DSML_PAIRS = Pairs(_DSML[0], (('" string="true">',), _DSML[1]), (('" string="false">',), _DSML[1]))
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _QWEN = _elements("<parameter=", ">", "</parameter>", lines=True)
-_NAME = {"opening": '<invoke name="', "between": '">', "close": "</invoke>"}
 
 FORMATS: tuple[ToolFormat, ...] = (
     HarmonyFormat("harmony", ("to=functions.",), "<|call|>", final="<|channel|>final<|message|>"),
@@ -290,7 +289,8 @@ FORMATS: tuple[ToolFormat, ...] = (
                 signs=("<function=", "<parameter="), between=">", close="</function>", pairs=_QWEN),
     NamedFormat("glm", ("<tool_call>",), "</tool_call>", signs=("<arg_key>",), pairs=Pairs("<arg_key>", _GLM, _GLM)),
     NamedFormat("minimax", ("<minimax:tool_call>",), "</minimax:tool_call>", signs=("<minimax:tool_call>",),
-                pairs=_elements('<parameter name="', '">', "</parameter>"), **_NAME),
+                opening='<invoke name="', between='">', close="</invoke>",
+                pairs=_elements('<parameter name="', '">', "</parameter>")),
     *(NamedFormat(f"deepseek-{name}", (f"<｜DSML｜{calls}>",), f"</｜DSML｜{calls}>", '<｜DSML｜invoke name="',
                   signs=(f"<｜DSML｜{calls}>",), between='">', close="</｜DSML｜invoke>", pairs=_DSML_PAIRS)
       for name, calls in (("v3.2", "function_calls"), ("v4", "tool_calls"))),

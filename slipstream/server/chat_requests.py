@@ -15,17 +15,28 @@ from slipstream.core.structured import Structured
 from slipstream.errors import PromptError
 from slipstream.models.chat_template import chosen_template, names_read
 from slipstream.server.api_error import ApiError
-from slipstream.server.fields import CHAT, REQUIRED, count, list_of, members, object_of, plain_text, sampling_params
+from slipstream.server.fields import (
+    CHAT,
+    REQUIRED,
+    count,
+    has_no_effect,
+    list_of,
+    members,
+    object_of,
+    plain_text,
+    sampling_params,
+    without,
+)
 from slipstream.server.generation import Generation, generation_of
 from slipstream.server.script import Object, Script
 from slipstream.server.service import Service
 from slipstream.server.tools import ToolUse, tool_use
 
 MEMBERS = {
-    "system": ("content",),
-    "developer": ("content",),
-    "user": ("content",),
-    "assistant": ("content", "tool_calls", "reasoning_content", "reasoning"),
+    "system": ("content", "name"),
+    "developer": ("content", "name"),
+    "user": ("content", "name"),
+    "assistant": ("content", "name", "tool_calls", "reasoning_content", "reasoning"),
     "tool": ("content", "tool_call_id", "name"),
 }
 """Role -> what its messages may hold."""
@@ -95,14 +106,23 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
     use = tool_use(given)
     names = _template_names(service, given, use)
     try:
+        if service.replies.one_system:
+            messages = _system_first(messages)
         text = service.checks.chat_text(messages, **names)
         return Conversation(text, service.checks.prompt(service.checks.chat_ids(text)), use)
     except PromptError as fault:
         raise service.prompt_error(fault, "messages") from fault
 
 
+def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The texts of the system joined at the beginning, for a template that takes them nowhere else."""
+    texts = [each["content"] for each in messages if each["role"] == "system"]
+    others = [each for each in messages if each["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others] if texts else messages
+
+
 def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
-    """What the chat template reads besides the messages."""
+    """What the chat template reads besides the messages. `hints` of other endpoints are given if it reads them."""
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
         if service.tokenizer is not None:
@@ -125,6 +145,11 @@ def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) ->
     asked = {f"chat_template_kwargs.{name}": (name, value) for name, value in kwargs.items()}
     if "reasoning_effort" in given:
         asked["reasoning_effort"] = ("reasoning_effort", given["reasoning_effort"])
+    for name, value in given.get("hints", {}).items():
+        if name in known:
+            asked[name] = (name, value)
+        else:
+            has_no_effect(f"{name} (the model's chat template does not read it)")
     for field, (name, value) in asked.items():
         if name in RESERVED or name.endswith("_token") or name not in known:
             raise ApiError(400, f"the model's chat template reads no {name!r} of requests", field, "unsupported_field")
@@ -159,6 +184,8 @@ def _message(message: Any, where: str, joins: bool) -> dict[str, Any]:
             raise ApiError(
                 400, f"{where}.{name} is not supported: messages of the role {role} have {known}", f"{where}.{name}"
             )
+    if role != "tool":
+        without(given, "messages", "name")
     converted: dict[str, Any] = {"role": "system" if role == "developer" else role}
     converted["content"] = plain_text(given.get("content", ""), f"{where}.content")
     for name in ("tool_call_id", "name"):

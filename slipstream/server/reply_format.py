@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ REASONING = (THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]")
 """Markers of reasoning, of which a chat template holds the second."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
-_ARGUMENTS = {"text": "abc", "count": 7}
+_ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 _TOOLS = [{"type": "function", "function": {"name": n, "description": "-", "parameters": _SCHEMA}} for n in _NAMES]
 
@@ -33,12 +33,14 @@ class ReplyFormat:
     reasoning  what it writes before and after its reasoning, None if it writes none.
     certain   whether every answer begins with reasoning, unless the prompt has ended it.
     joins_arguments  whether the chat template reads the arguments of calls as the text of JSON.
+    one_system  whether it takes a message of the system only at the beginning.
     """
 
     calls: ToolFormat | None = None
     reasoning: tuple[str, str] | None = None
     certain: bool = False
     joins_arguments: bool = False
+    one_system: bool = False
 
     @staticmethod
     def of(tokenizer: Any, calls: str = AUTO, reasoning: str = AUTO) -> ReplyFormat:
@@ -57,18 +59,20 @@ class ReplyFormat:
         template = None if tokenizer is None else tokenizer.chat_template
         texts = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         written, joins = recognised(tokenizer, texts) if texts else (None, False)
-        written = written if calls == AUTO else known.get(calls)
-        if reasoning == AUTO:
-            markers = next((each for each in REASONING if each[1] in texts), None)
-            return ReplyFormat(written, markers, joins_arguments=joins)
-        if reasoning == NONE:
-            return ReplyFormat(written, joins_arguments=joins)
-        begin, *end = reasoning.split()
-        if len(end) != 1:
+        found = ReplyFormat(
+            written if calls == AUTO else known.get(calls),
+            next((each for each in REASONING if each[1] in texts), None) if reasoning == AUTO else None,
+            joins_arguments=joins,
+            one_system=bool(texts) and not _takes_late_system(tokenizer),
+        )
+        if reasoning in (AUTO, NONE):
+            return found
+        markers = tuple(reasoning.split())
+        if len(markers) != 2:
             raise ParameterError(
                 f"the markers of reasoning are {reasoning!r}", fix="write two with a space between, or none, or auto"
             )
-        return ReplyFormat(written, (begin, *end), True, joins)
+        return replace(found, reasoning=(markers[0], markers[1]), certain=True)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -116,7 +120,7 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
         for names in (_NAMES, _NAMES[:1]):
             calls = [_sample(name, f"sample00{i}", joins) for i, name in enumerate(names)]
             turns = _turns(tokenizer, {"content": "", "tool_calls": calls})
-            shown = shown or any(_NAMES[0] in turn for turn in turns)
+            shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
             for form in FORMATS:
                 if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
                     return form, joins
@@ -127,6 +131,17 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
 def _sample(name: str, call_id: str, joins: bool) -> dict[str, Any]:
     arguments: Any = json.dumps(_ARGUMENTS) if joins else _ARGUMENTS
     return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
+
+
+def _takes_late_system(tokenizer: Any) -> bool:
+    """Whether the template writes each of two texts of the system, one of which comes late."""
+    roles = ("system", "user", "system", "assistant", "user")
+    talk = [{"role": role, "content": f"sample {i}"} for i, role in enumerate(roles)]
+    try:
+        text = RequestChecks(tokenizer, 0, 0).chat_text(talk)
+    except PromptError:
+        return False
+    return all(each["content"] in text for each in talk)
 
 
 def _turns(tokenizer: Any, answer: dict[str, Any]) -> list[str]:
