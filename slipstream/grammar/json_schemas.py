@@ -34,19 +34,17 @@ def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | Non
 def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
     """A part without `propertyNames`, if that asks for no more than text, a pattern, or one of several names."""
     names = part.get("propertyNames")
-    names = {} if names is True else names
-    if not isinstance(names, dict) or names.get("type", "string") != "string":
-        return part
-    asked = names.keys() - {"type", "title", "description"}
     others = {key: value for key, value in part.items() if key not in ("propertyNames", "additionalProperties")}
-    if not asked:
+    asked = names.keys() - {"type", "title", "description"} if isinstance(names, dict) else {"" if names else "not"}
+    if not asked and names.get("type", "string") == "string":
         return {key: value for key, value in part.items() if key != "propertyNames"}
-    if asked <= {"pattern", "enum", "const"} and len(asked) == 1 and not others.keys() & _NAMED - set(DEFINITIONS):
-        listed = [names["const"]] if "const" in asked else names.get("enum", [])
-        pattern = names.get("pattern", f"^({'|'.join(re.escape(str(name)) for name in listed)})$")
-        values = part.get("additionalProperties", True)
-        return others | {"patternProperties": {pattern: values}, "additionalProperties": False}
-    return part
+    if asked not in ({"pattern"}, {"enum"}, {"const"}) or not others.keys().isdisjoint(
+        ("properties", "patternProperties")
+    ):
+        return part
+    listed = "|".join(re.escape(str(name)) for name in names.get("enum", [names.get("const")]))
+    names = {names.get("pattern", f"^({listed})$"): part.get("additionalProperties", True)}
+    return {**others, "patternProperties": names, "additionalProperties": False}
 
 
 def is_kind(value: Any, kinds: Collection[str]) -> bool:
@@ -56,38 +54,36 @@ def is_kind(value: Any, kinds: Collection[str]) -> bool:
 
 def value_kinds(schema: Any, key: str | None) -> set[str]:
     """The kinds that a member of an object may have; key None: a member that the schema does not name."""
-    root, schema = schema, _followed(schema, schema)
-    if not isinstance(schema, Mapping):
+    named = followed(schema, schema)
+    if not isinstance(named, Mapping):
         return set(KINDS)
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, Mapping) else {}
-    return _kinds(known.get(key, schema.get("additionalProperties")), root, 0)
+    properties = named.get("properties")
+    more = named.get("additionalProperties")
+    return _kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, 0)
 
 
-def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
-    schema = _followed(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MOST_REFERENCES:
-        return set(KINDS)
-    kinds = set(KINDS)
-    if isinstance(given := schema.get("type"), (str, list)):
-        kinds &= {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
-    if isinstance(values := [schema["const"]] if "const" in schema else schema.get("enum"), list):
+def _kinds(part: Any, root: Any, depth: int) -> set[str]:
+    part, kinds = followed(part, root), set(KINDS)
+    if not isinstance(part, Mapping) or depth > _MOST_REFERENCES:
+        return kinds
+    given = part.get("type", [*KINDS])
+    kinds &= {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
+    if isinstance(values := [part["const"]] if "const" in part else part.get("enum"), list):
         kinds &= {kind for kind in KINDS if any(is_kind(value, (kind,)) for value in values)}
-    for several in ("anyOf", "oneOf"):
-        if isinstance(choices := schema.get(several), list):
-            kinds &= set().union(*(_kinds(each, root, depth + 1) for each in choices))
-    for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        kinds &= _kinds(each, root, depth + 1)
+    for several in ("anyOf", "oneOf", "allOf"):
+        if isinstance(choices := part.get(several), list) and choices:
+            each = [_kinds(choice, root, depth + 1) for choice in choices]
+            kinds &= set.intersection(*each) if several == "allOf" else set.union(*each)
     return kinds or set(KINDS)
 
 
-def _followed(schema: Any, root: Any) -> Any:
-    """What the references of a schema lead to within the document."""
+def followed(part: Any, root: Any) -> Any:
+    """What the references of a part lead to within the document."""
     for _ in range(_MOST_REFERENCES):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        reference = part.get("$ref") if isinstance(part, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
             break
-        schema = root
+        part = root
         for name in reference[1:].split("/")[1:]:
-            schema = schema.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
-    return schema
+            part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part

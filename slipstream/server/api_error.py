@@ -1,10 +1,15 @@
-"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always."""
+"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always; and
+what has no effect, which is no error."""
 
+import logging
+from functools import lru_cache
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from slipstream.errors import DeadEndError, EngineError, RequestError, RuleError, SlipstreamError
+
+log = logging.getLogger("slipstream")
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 """HTTP status -> type of the error; of others "invalid_request_error" below 500, else "server_error"."""
@@ -67,3 +72,17 @@ def api_error(fault: Exception) -> ApiError:
     if isinstance(fault, SlipstreamError):
         return ApiError(500, str(fault), code="request_failed")
     return ApiError(500, f"internal error ({type(fault).__name__})", code="internal_error")
+
+
+@lru_cache(maxsize=256)
+def has_no_effect(what: str) -> None:
+    """Say so in the log, once."""
+    log.warning("%s of a request has no effect here; this is said once", what)
+
+
+def without(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
+    """An object of a request less members that have no effect."""
+    for name in names:
+        if given.pop(name, None) is not None:
+            has_no_effect(f"{where}.{name}")
+    return given

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.errors import ParameterError
-from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, is_kind, value_kinds
+from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, followed, is_kind, value_kinds
 from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, loaded
 from slipstream.server.tools import SPACING
 
@@ -46,12 +46,12 @@ class Pairs:
     def read(self, reply: Reply, name: str) -> Reading:
         """Report a call, and its arguments as JSON as they come. Raises NoCall."""
         reply.start(name)
-        kinds_of, separator = reply.functions[name], "{"
+        separator = "{"
         while (yield from reply.pass_over(self.before)):
             key, after = yield from reply.text(*self.text[0], *self.other[0], most=MOST_NAME)
             if self.lines and (char := (yield from reply.next())) != "\n":
                 reply.unread(char)
-            kinds = value_kinds(kinds_of, key := key.strip())
+            kinds = value_kinds(reply.functions[name], key := key.strip())
             if self.text != self.other:
                 kinds = TEXT if after in self.text[0] else kinds
             end = self.text[1] if kinds == TEXT else self.other[1]
@@ -63,64 +63,59 @@ class Pairs:
                 yield from reply.text(*ends, heard=lambda part: reply.write(json.dumps(part, ensure_ascii=False)[1:-1]))
                 reply.write('"')
             else:
-                text, _ = yield from reply.text(*ends)
-                reply.write(_typed(text, kinds))
+                reply.write(_typed((yield from reply.text(*ends))[0], kinds))
         reply.write("}" if separator != "{" else "{}")
         return ""
 
     def rules(self, name: str, schema: Mapping[str, Any], symbol: Callable[[str], str]) -> list[str]:
         """The grammar of arguments that meet a schema: rules, the first of which is `name`."""
-        line = "\n" if self.lines else ""
+        line, parts, rules = "\n" if self.lines else "", list[tuple[str, str]](), list[str]()
         _only(schema, {"properties", "required", "additionalProperties", *DEFINITIONS, "$schema"})
-        shared = {key: schema[key] for key in DEFINITIONS if key in schema}
         more = schema.get("additionalProperties", True)
-        properties = schema.get("properties", {} if more is False else {None: more if isinstance(more, dict) else {}})
-        rules, parts = [], []
-        for i, (key, value) in enumerate(sorted(properties.items()) if self.sorts else properties.items()):
-            is_text = self.text[1] != "" and value_kinds(schema, key) in (TEXT, *([set(KINDS)] if key is None else []))
+        properties = schema.get("properties", {None: more} if more is not False else {})
+        for key, value in sorted(properties.items()) if self.sorts else properties.items():
+            kinds, value = value_kinds(schema, key), followed(value, schema)
+            value, rule = value if isinstance(value, Mapping) else {}, f"{name}_{len(parts)}"
+            is_text = self.text[1] != "" and (kinds == TEXT or (key is None and kinds == set(KINDS)))
             after, end = self.text if is_text else self.other
-            afters = " | ".join(symbol(each + line) for each in after)
-            written = '/[^<>="\\s]{1,64}/' if key is None else json.dumps(key)
-            rules.append(f"{name}_{i}: {symbol(self.before)} {written} ({afters}) {name}_{i}v")
+            written = "/[A-Za-z_][\\w.-]{0,63}/" if key is None else json.dumps(key)
+            begin = f"{symbol(self.before)} {written} ({' | '.join(symbol(each + line) for each in after)})"
             if is_text:
-                rules.append(_text_rule(f"{name}_{i}v", value, line + end, symbol))
+                rules += [f"{rule}: {begin} {rule}v", _text_rule(f"{rule}v", value, line + end, symbol)]
             else:
-                also = "" if value.keys() - _ANNOTATIONS else _ALSO.get("".join(value_kinds(schema, key)), "")
-                rules.append(f"{name}_{i}v: ({json_symbol({**value, **shared})}{also}) {symbol(line + end)}")
-            parts.append((f"{name}_{i}", key in schema.get("required", ()), key is None))
-        separator = json.dumps(self.separator) if self.separator else ""
-        return [f"{name}: {_sequence(parts, separator + ' SPACE?')}", *rules]
+                also = "" if value.keys() - _ANNOTATIONS or self.sorts else _ALSO.get("".join(kinds), "")
+                shared = {each: schema[each] for each in DEFINITIONS if each in schema}
+                rules.append(f"{rule}: {begin} ({json_symbol({**value, **shared})}{also}) {symbol(line + end)}")
+            parts.append((rule, "" if key in schema.get("required", ()) else "*" if key is None else "?"))
+        separator = f"{json.dumps(self.separator) if self.separator else ''} SPACE?"
+        return [f"{name}: {_sequence(parts, separator)}", *rules]
 
 
-def _sequence(parts: Seq[tuple[str, bool, bool]], separator: str) -> str:
-    """Parts in this order, each (rule, whether it must be there, whether there may be several)."""
-    tails = [f"({separator} {rule}){'' if must else '*' if many else '?'}" for rule, must, many in parts]
-    heads = []
-    for i, (rule, must, many) in enumerate(parts):
-        heads.append(" ".join([rule, *(tails[i:] if many else tails[i + 1 :])]))
-        if must:
+def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
+    """Parts in this order, each (rule, how often it may be there: "" for once, "?" or "*")."""
+    tails, heads = [f"({separator} {rule}){often}" for rule, often in parts], list[str]()
+    for i, (rule, often) in enumerate(parts):
+        heads.append(" ".join([rule, *tails[i + (often != "*") :]]))
+        if not often:
             return f"SPACE? ({' | '.join(heads)})"
     return f"(SPACE? ({' | '.join(heads)}))?" if heads else "SPACE?"
 
 
-def _text_rule(name: str, schema: Any, end: str, symbol: Callable[[str], str]) -> str:
+def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[[str], str]) -> str:
     """Text as it is that meets a schema, and the end behind it."""
-    schema = schema if isinstance(schema, dict) else {}
     _only(schema, {"enum", "const", "pattern", "minLength", "maxLength"})
     if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:
         return f"{name}: ({' | '.join(json.dumps(each) for each in values)}) {symbol(end)}"
     form = f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
-    if "pattern" in schema:
-        pattern, rest = schema["pattern"].replace("/", "\\/"), "(?s:.*)"
-        form += f" & /{'' if pattern[:1] == '^' else rest}({pattern.removeprefix('^').removesuffix('$')})"
-        form += f"{'' if pattern[-1:] == '$' else rest}/"
+    if pattern := schema.get("pattern", "").replace("/", "\\/"):
+        first, last = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if pattern.endswith("$") else "(?s:.*)")
+        form += f" & /{first}({pattern.removeprefix('^').removesuffix('$')}){last}/"
     head, *special = re.split(r"(\(\S.*? \| <\[\d+\]>\))", symbol(end), maxsplit=1)
     if not special:
         return f"{name}[suffix={json.dumps(end)}]: {name.upper()}\n{name.upper()}: {form}"
     # The one token ends the text, which may not hold the same end written out.
     written = re.escape(end).replace("\n", "n").replace("/", "\\/")
-    apart = f"{form} & ~/(?s:.*{written}.*)/"
-    return f"{name}: {name.upper()} {''.join(special)}\n{name.upper()}: ({apart}) {head}"
+    return f"{name}: {name.upper()} {''.join(special)}\n{name.upper()}: ({form} & ~/(?s:.*{written}.*)/) {head}"
 
 
 def _only(schema: Mapping[str, Any], known: Collection[str]) -> None:
@@ -143,11 +138,11 @@ def _typed(text: str, kinds: Collection[str]) -> str:
 
 
 def python_arguments(text: str) -> str:
-    """The arguments of a Python call, a=1, b='c', as JSON. Raises NoCall."""
+    """The arguments of a Python call, (a=1, b='c'), as JSON. Raises NoCall."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # texts with a backslash, as paths
-            call = ast.parse(source := f"f({text})", mode="eval").body
+            call = ast.parse(source := f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NoCall
         return json.dumps({str(each.arg): _python(ast.get_source_segment(source, each.value) or "")

@@ -188,10 +188,11 @@ class PythonFormat(NamedFormat):
     """A call is NAME(a=1, b='c')."""
 
     def values(self, reply: Reply, name: str) -> Reading:
-        text = python_arguments((yield from reply.enclosed(")", "'\"")))
+        reply.unread(self.between)
+        arguments = python_arguments((yield from reply.value()))
         reply.start(name)
-        reply.write(text)
-        return text
+        reply.write(arguments)
+        return arguments
 
 
 class GemmaFormat(NamedFormat):
@@ -242,7 +243,7 @@ class HarmonyFormat(ToolFormat):
             try:
                 header, _ = yield from reply.text("<|message|>", most=MOST_NAME)
             except NoCall:
-                reply.again()
+                reply.unread(reply.raw)
                 return (yield from plain(reply))
             called = _RECIPIENT.search(header)
             if called and (yield from reply.attempt(partial(reply.arguments, called[1]), "")):

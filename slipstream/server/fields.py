@@ -4,19 +4,15 @@ Each field in it is supported, has no effect, or is refused by name; any other f
 neutral values are ignored.
 """
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError, RequestError, did_you_mean
-from slipstream.server.api_error import ApiError
-
-log = logging.getLogger("slipstream")
+from slipstream.server.api_error import ApiError, has_no_effect
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = ENDPOINTS = ("completions", "chat", "responses", "messages")
 BOTH = (COMPLETIONS, CHAT)
@@ -200,20 +196,6 @@ def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
             has_no_effect(f"the field {name}")
         else:
             given[name] = value
-    return given
-
-
-@lru_cache(maxsize=256)
-def has_no_effect(what: str) -> None:
-    """Say so in the log, once."""
-    log.warning("%s of a request has no effect here; this is said once", what)
-
-
-def without(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
-    """An object of a request less members that have no effect."""
-    for name in names:
-        if given.pop(name, None) is not None:
-            has_no_effect(f"{where}.{name}")
     return given
 
 

@@ -6,19 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from slipstream.server.api_error import ApiError
+from slipstream.server.api_error import ApiError, without
 from slipstream.server.chat_requests import conversation, renamed, translated
-from slipstream.server.fields import (
-    MESSAGES,
-    fields_of,
-    flag,
-    list_of,
-    members,
-    object_of,
-    passed_on,
-    plain_text,
-    without,
-)
+from slipstream.server.fields import MESSAGES, fields_of, flag, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, CONTENT, REASONING
 from slipstream.server.script import Block, BlockScript, Event, Object, Script, stop_text

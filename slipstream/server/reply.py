@@ -70,7 +70,7 @@ class Reply:
         self._most_calls, self._id_length = most_calls, id_length
         self._deltas: list[Delta] = []
         self._back: deque[str] = deque()  # characters that are to be read again
-        self._raw: list[str] = []  # what was read since `begin`
+        self.raw: list[str] = []  # what was read since `begin`
         self._ended = False
         self.started = 0  # calls
         self._reading = self._all(read or plain, reasoning, inside) if read or reasoning else None
@@ -116,14 +116,14 @@ class Reply:
         else:
             char = "" if self._ended else (yield)
         if char:
-            self._raw.append(char)
+            self.raw.append(char)
         return char
 
     def unread(self, text: str | Seq[str]) -> None:
         """Characters that were read last are to be read again."""
         self._back.extendleft(reversed(text))
         if text:
-            del self._raw[-len(text) :]
+            del self.raw[-len(text) :]
 
     def skip_space(self) -> Reading:
         """The next character that is no white space."""
@@ -140,7 +140,7 @@ class Reply:
 
     def begin(self, text: str = "") -> None:
         """What is read from here on may have to be read again, or shown; `text` was read before and belongs to it."""
-        self._raw = list(text)
+        self.raw = list(text)
 
     def emit(self, kind: str, text: str, index: int = 0) -> None:
         if kind in (CALL, ARGUMENTS) and self._most_calls is not None and index >= self._most_calls:
@@ -189,33 +189,11 @@ class Reply:
             if end:
                 return text.removesuffix(end), end
 
-    def enclosed(self, close: str, quotes: str) -> Reading:
-        """Read text up to the bracket `close` that closes what was open before it. Raises NoCall if none does."""
-        text, depth, quote, escaped = "", 0, "", False
-        while True:
-            char = yield from self.next()
-            if not char:
-                raise NoCall
-            if quote:
-                quote = "" if char == quote and not escaped else quote
-                escaped = char == "\\" and not escaped
-            elif char in quotes:
-                quote = char
-            elif char == close and not depth:
-                return text
-            else:
-                depth += (char in "([{") - (char in ")]}")
-            text += char
-
-    def again(self) -> None:
-        """What was read since `begin` is to be read again."""
-        self.unread(self._raw)
-
     def ahead(self) -> Reading:
         """The next character that is no white space; all of it is read again."""
         self.begin()
         char = yield from self.skip_space()
-        self.unread(self._raw)
+        self.unread(self.raw)
         return char
 
     def pass_over(self, text: str) -> Reading:
@@ -224,7 +202,7 @@ class Reply:
         char = yield from self.skip_space()
         for wanted in text:
             if char != wanted:
-                self.unread(self._raw)
+                self.unread(self.raw)
                 return ""
             char = yield from self.next()
         self.unread(char)
@@ -251,7 +229,7 @@ class Reply:
             yield from call()
         except NoCall:
             if self.started == calls:
-                self.emit(CONTENT, "".join(self._raw))
+                self.emit(CONTENT, "".join(self.raw))
                 return False
         return True
 
@@ -266,17 +244,18 @@ class Reply:
         self.emit(ARGUMENTS, text, self.started - 1)
 
     def value(self, heard: Callable[[str], None] = lambda character: None) -> Reading:
-        """One JSON value, as it is written. heard: called with each of its characters. Raises NoCall."""
+        """Read one JSON value, or the arguments of a Python call in parentheses, as it is written. heard: called with
+        each of its characters. Raises NoCall."""
         char = yield from self.skip_space()
         if not char:
             raise NoCall
-        text, open_, quoted, escaped = [char], "", False, False
+        text, open_, quoted, escaped = [char], "", "", False
         heard(char)
         while True:
             if quoted:
-                quoted, escaped = escaped or char != '"', not escaped and char == "\\"
-            elif char == '"':
-                quoted = True
+                quoted, escaped = quoted if escaped or char != quoted else "", not escaped and char == "\\"
+            elif char in "\"'":
+                quoted = char
             elif char in _CLOSED_BY:
                 open_ += _CLOSED_BY[char]
             elif char in _CLOSED_BY.values():
@@ -284,7 +263,7 @@ class Reply:
                     raise NoCall
                 open_ = open_[:-1]
             done = not quoted and not open_
-            if done and text[0] in '{["':
+            if done and text[0] in "{[(\"'":
                 return "".join(text)
             char = yield from self.next()
             if done and (not char or char in ",:}] \t\r\n"):  # the end of a number or a word
@@ -342,7 +321,7 @@ class Reply:
         return ""
 
 
-_CLOSED_BY = {"{": "}", "[": "]"}
+_CLOSED_BY = {"{": "}", "[": "]", "(": ")"}
 
 
 def loaded(text: str) -> Any:

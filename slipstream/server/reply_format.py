@@ -22,6 +22,8 @@ REASONING = (THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]")
 """Markers of reasoning, of which a chat template holds the second."""
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
+_LATE = "Sample of the system."
+_SYSTEM, _NEXT = {"role": "system", "content": _LATE}, {"role": "user", "content": _SAID}
 _ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 _TOOLS = [{"type": "function", "function": {"name": n, "description": "-", "parameters": _SCHEMA}} for n in _NAMES]
@@ -63,7 +65,7 @@ class ReplyFormat:
             written if calls == AUTO else known.get(calls),
             next((each for each in REASONING if each[1] in texts), None) if reasoning == AUTO else None,
             joins_arguments=joins,
-            one_system=bool(texts) and not _takes_late_system(tokenizer),
+            one_system=bool(texts) and not any(_LATE in turn for turn in _turns(tokenizer, _SYSTEM, _NEXT)),
         )
         if reasoning in (AUTO, NONE):
             return found
@@ -111,7 +113,7 @@ class ReplyFormat:
 def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
     """The format in which the chat template writes a sample of calls, found by reading it; and whether the template
     joins arguments as text. A template that writes no calls, only how to call, is recognised by its signs."""
-    answered = _turns(tokenizer, {"content": _SAID})
+    answered = _turns(tokenizer, {"role": "assistant", "content": _SAID})
     harmony = next(each for each in FORMATS if each.final)
     if any(harmony.final + _SAID in turn for turn in answered):
         return harmony, False
@@ -119,7 +121,7 @@ def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
     for joins in (False, True):
         for names in (_NAMES, _NAMES[:1]):
             calls = [_sample(name, f"sample00{i}", joins) for i, name in enumerate(names)]
-            turns = _turns(tokenizer, {"content": "", "tool_calls": calls})
+            turns = _turns(tokenizer, {"role": "assistant", "content": "", "tool_calls": calls}, tools=_TOOLS)
             shown = shown or any(_ARGUMENTS["text"] in turn for turn in turns)
             for form in FORMATS:
                 if any(_called(form, turn) == [(name, _ARGUMENTS) for name in names] for turn in turns):
@@ -133,25 +135,12 @@ def _sample(name: str, call_id: str, joins: bool) -> dict[str, Any]:
     return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
-def _takes_late_system(tokenizer: Any) -> bool:
-    """Whether the template writes each of two texts of the system, one of which comes late."""
-    roles = ("system", "user", "system", "assistant", "user")
-    talk = [{"role": role, "content": f"sample {i}"} for i, role in enumerate(roles)]
-    try:
-        text = RequestChecks(tokenizer, 0, 0).chat_text(talk)
-    except PromptError:
-        return False
-    return all(each["content"] in text for each in talk)
-
-
-def _turns(tokenizer: Any, answer: dict[str, Any]) -> list[str]:
-    """What the template writes for an answer: after the question, and after the prompt. Empty if it refuses."""
-    checks = RequestChecks(tokenizer, 0, 0)
+def _turns(tokenizer: Any, *answer: dict[str, Any], **given: Any) -> list[str]:
+    """What the template writes for messages that answer a question: after it, and after its prompt. Empty if it refuses
+    them. given: what else it reads."""
     asked = [{"role": "user", "content": _ASKED}]
-    given = {"tools": _TOOLS} if "tool_calls" in answer else {}
     try:
-        prompt = checks.chat_text(asked, **given)
-        text = checks.chat_text([*asked, {"role": "assistant", **answer}], **given)
+        prompt, text = (RequestChecks(tokenizer, 0, 0).chat_text(talk, **given) for talk in (asked, [*asked, *answer]))
     except PromptError:
         return []
     return [text.rpartition(_ASKED)[2], text.removeprefix(prompt)]

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from slipstream.server.api_error import ApiError
+from slipstream.server.api_error import ApiError, without
 from slipstream.server.chat_requests import translated
-from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text, without
+from slipstream.server.fields import RESPONSES, list_of, members, object_of, passed_on, plain_text
 from slipstream.server.generation import Generation
 from slipstream.server.reply import CALL, REASONING
 from slipstream.server.script import Block, BlockScript, Event, Object, Script

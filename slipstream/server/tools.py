@@ -8,8 +8,8 @@ from typing import Any
 from slipstream.core.structured import Structured
 from slipstream.errors import RequestError
 from slipstream.grammar.json_schemas import rebuilt
-from slipstream.server.api_error import ApiError
-from slipstream.server.fields import flag, has_no_effect, members, object_of
+from slipstream.server.api_error import ApiError, has_no_effect
+from slipstream.server.fields import flag, members, object_of
 
 MOST_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.server import fields
+from slipstream.server import api_error
 from slipstream.server.app import create_app
 from slipstream.server.service import Service
 from tests.server.hosting import Host, hosted, refused
@@ -89,7 +89,7 @@ def test_an_agent_calls_a_tool_and_gets_an_answer(talker: Host, name: str) -> No
 
 
 def test_what_has_no_effect_is_said_once(talker: Host, caplog: pytest.LogCaptureFixture) -> None:
-    fields.has_no_effect.cache_clear()
+    api_error.has_no_effect.cache_clear()
     with caplog.at_level(logging.WARNING, "slipstream"):
         for _ in range(2):
             assert talker.post(RESPONSES, **CODEX, max_output_tokens=1).status_code == 200
