@@ -4,18 +4,20 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence as Seq
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError
+from slipstream.grammar.compiler import check_structured
 from slipstream.grammar.json_schemas import DEFINITIONS, KINDS, followed, is_kind, value_kinds
 from slipstream.server.reply import MOST_NAME, NoCall, Reading, Reply, loaded
 from slipstream.server.tools import SPACING
 
 TEXT = {"string"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\n]|\\.)*'/"""}
+_ALSO = {"boolean": ' | "True" | "False"', "string": r""" | /'([^'\\\x00-\x1f]|\\['"\\nrt])*'/"""}
 """How Python writes values of a kind, besides JSON."""
 _ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
 
@@ -69,16 +71,20 @@ class Pairs:
 
     def rules(self, name: str, schema: Mapping[str, Any], symbol: Callable[[str], str]) -> list[str]:
         """The grammar of arguments that meet a schema: rules, the first of which is `name`."""
+        check_structured(Structured(json_schema=schema))
         line, parts, rules = "\n" if self.lines else "", list[tuple[str, str]](), list[str]()
-        _only(schema, {"properties", "required", "additionalProperties", *DEFINITIONS, "$schema"})
+        _only(schema.keys() - _ANNOTATIONS, {"properties", "required", "additionalProperties", *DEFINITIONS, "$schema"})
         more = schema.get("additionalProperties", True)
         properties = schema.get("properties", {None: more} if more is not False else {})
+        _only(schema.get("required", ()), properties, "requires")
+        if self.separator:
+            _only((key for key in properties if key is not None and not key.isidentifier()), (), "names")
         for key, value in sorted(properties.items()) if self.sorts else properties.items():
             kinds, value = value_kinds(schema, key), followed(value, schema)
             value, rule = value if isinstance(value, Mapping) else {}, f"{name}_{len(parts)}"
             is_text = self.text[1] != "" and (kinds == TEXT or (key is None and kinds == set(KINDS)))
             after, end = self.text if is_text else self.other
-            written = "/[A-Za-z_][\\w.-]{0,63}/" if key is None else json.dumps(key)
+            written = "/[A-Za-z_][A-Za-z0-9_]{0,63}/" if key is None else json.dumps(key)
             begin = f"{symbol(self.before)} {written} ({' | '.join(symbol(each + line) for each in after)})"
             if is_text:
                 rules += [f"{rule}: {begin} {rule}v", _text_rule(f"{rule}v", value, line + end, symbol)]
@@ -103,7 +109,7 @@ def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
 
 def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[[str], str]) -> str:
     """Text as it is that meets a schema, and the end behind it."""
-    _only(schema, {"enum", "const", "pattern", "minLength", "maxLength"})
+    _only(schema.keys() - _ANNOTATIONS, {"enum", "const", "pattern", "minLength", "maxLength"})
     if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:
         return f"{name}: ({' | '.join(json.dumps(each) for each in values)}) {symbol(end)}"
     form = f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
@@ -118,13 +124,14 @@ def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[
     return f"{name}: {name.upper()} {''.join(special)}\n{name.upper()}: ({form} & ~/(?s:.*{written}.*)/) {head}"
 
 
-def _only(schema: Mapping[str, Any], known: Collection[str]) -> None:
+def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> None:
     """Raise ParameterError for keywords that a grammar of this form does not enforce."""
-    if unknown := [key for key in schema if key not in known and key not in _ANNOTATIONS]:
-        raise ParameterError(
-            f"a strict function's schema has {unknown[0]}, which cannot be enforced as this model writes calls",
-            fix="leave it out, or ask for the call by tool_choice",
-        )
+    for name in names:
+        if name not in known:
+            raise ParameterError(
+                f"a strict function's schema {has} {name}, which cannot be enforced as this model writes calls",
+                fix="leave it out, or ask for the call by tool_choice",
+            )
 
 
 def _typed(text: str, kinds: Collection[str]) -> str:
@@ -159,7 +166,7 @@ def _python(text: str) -> Any:
         return ast.literal_eval(text)
 
 
-_GEMMA_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([A-Za-z_][\w.$-]*)(?=\s*:)')
+_GEMMA_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([^\W\d][\w.$-]*)(?=\s*:)')
 
 
 def gemma_arguments(text: str, quote: str) -> str:

@@ -256,7 +256,7 @@ class HarmonyFormat(ToolFormat):
                 return ""
 
     def strict(self, calls: Calls) -> Structured:
-        json_is = f'(" "? ({calls.symbol("<|constrain|>")})? "json")?'
+        json_is = f'(" json" | " "? {calls.symbol("<|constrain|>")} "json")?'
         header = f'({calls.symbol("<|channel|>")} "commentary")? {json_is} {calls.symbol("<|message|>")}'
         each = [f"{json.dumps(name)} head {json_symbol(schema)}" for name, schema in calls.schemas.items()]
         start = f"start: {json.dumps(self.begin[0])} ({' | '.join(each)}) SPACE? {calls.symbol(self.end)}"
@@ -299,8 +299,8 @@ FORMATS: tuple[ToolFormat, ...] = (
                 signs=(_DEEPSEEK[0], "```json"), between="```json", close="```<｜tool▁call▁end｜>"),
     NamedFormat("deepseek-v3.1", _DEEPSEEK, "<｜tool▁calls▁end｜>", _DEEPSEEK[1], signs=_DEEPSEEK[:1],
                 between="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>"),
-    GemmaFormat("gemma", ("<|tool_call>",), "<tool_call|>", signs=("<|tool_call>",), opening="call:", between="{",
-                close="}", pairs=Pairs("", ((':<|"|>',), '<|"|>'), ((":",), ""), separator=",", sorts=True)),
+    GemmaFormat("gemma", ("<|tool_call>call:",), "<tool_call|>", signs=("<|tool_call>",), between="{", close="}",
+                pairs=Pairs("", ((':<|"|>',), '<|"|>'), ((":",), ""), separator=",", sorts=True)),
     PythonFormat("lfm2", ("<|tool_call_start|>",), "<|tool_call_end|>", separator=",", listed=True, between="(",
                  close=")", signs=("<|tool_list_start|>",), pairs=Pairs("", ((), ""), (("=",), ""), separator=",")),
     PythonFormat("pythonic", ("<|python_start|>",), "<|python_end|>", separator=",", listed=True, first="[",

@@ -1,15 +1,20 @@
 """Each format of calls: recognised by what a chat template writes, read however it arrives, and enforced."""
 
 import json
+import random
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream import LLM
+from slipstream.errors import ParameterError
+from slipstream.grammar.compiler import compiled
+from slipstream.grammar.vocabulary import Vocabulary
 from slipstream.models.folder_tokenizer import FolderTokenizer
-from slipstream.server.call_formats import FORMATS
+from slipstream.server.call_formats import FORMATS, Calls, ToolFormat
 from slipstream.server.reply import Reply
 from slipstream.server.reply_format import ReplyFormat
 from tests.server.hosting import hosted
@@ -84,9 +89,12 @@ WRITTEN = {
 }  # fmt: skip
 
 
+def named(name: str) -> ToolFormat:
+    return next(form for form in FORMATS if form.name == name)
+
+
 def read(name: str, text: str, cut: int = 0) -> Reply:
-    form = next(each for each in FORMATS if each.name == name)
-    reply = Reply(FUNCTIONS, form.read)
+    reply = Reply(FUNCTIONS, named(name).read)
     for at in range(0, len(text), cut or len(text)):
         reply.add(text[at : at + (cut or len(text))], at + (cut or len(text)) >= len(text))
     return reply
@@ -212,3 +220,73 @@ def test_a_template_that_joins_arguments_as_text_gets_text(tmp_path: Any) -> Non
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
         answer = host.post("/tokenize", messages=talk, tools=TOOLS)
         assert '"arguments": {"city": "Rome"}' in tokenizer.decode(answer.json()["tokens"])
+
+
+MEMBERS: list[Any] = [
+    {"type": "string"}, {"type": "string", "enum": ["a", "b </x>", "'q'"]}, {"type": "string", "maxLength": 4},
+    {"type": "string", "pattern": "^[a-z]{2}/[0-9]$"}, {"type": "string", "pattern": "b", "maxLength": 5},
+    {"type": "integer", "minimum": -3, "maximum": 20}, {"type": "boolean"}, {"type": ["string", "null"]},
+    {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 9}]}, {"$ref": "#/$defs/E"}, {"const": "z"},
+    {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2}, {"enum": [1, "1", None]}, True,
+    {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_text_of_a_strict_grammar_is_read_as_calls_that_meet_their_schemas(name: str) -> None:
+    """Walks at random through the grammar, rather where something ends."""
+    draw, vocabulary, read_calls = random.Random(name), Vocabulary.of_bytes(), 0
+    for _ in range(5):
+        members = {
+            key: draw.choice(MEMBERS) for key in draw.sample(["city", "a", "b_c", "Zed", "\u00e9"], draw.randint(0, 4))
+        }
+        schema = {"type": "object", "properties": members, "$defs": {"E": {"type": "string", "enum": ["one", "two"]}}}
+        schema["required"] = [key for key in members if draw.random() < 0.5]
+        schemas = {"f": schema, "g": {"type": "object", "additionalProperties": {"type": "string"}}}
+        matcher, text = compiled(vocabulary, named(name).strict(Calls(schemas, draw.random() < 0.5, {}, None))), b""
+        while len(text) < 500 and not (matcher.is_accepting() and draw.random() < 0.5):
+            allowed = np.flatnonzero(vocabulary.row(matcher.compute_bitmask()))
+            if not len(allowed):
+                break
+            plain = [token for token in allowed if vocabulary.written[token].isascii()] or list(allowed)
+            ends = [token for token in plain if vocabulary.written[token] in b"<'\"}],)"]
+            token = int(draw.choice(ends if ends and draw.random() < 0.5 else plain))
+            matcher.consume_token(token)
+            text += vocabulary.written[token]
+        if not matcher.is_accepting():
+            continue
+        reply = Reply(schemas, named(name).read)
+        reply.add(text.decode(), True)
+        assert not reply.content.strip()
+        for call in reply.calls:
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        read_calls += len(reply.calls)
+    assert read_calls
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        ({"anyOf": [{"required": ["a"]}]}, "has anyOf"), ({"properties": {}, "required": ["a"]}, "requires a"),
+        ({"properties": {"a": {"type": "string", "not": {}}}}, "not"), ({"properties": 5}, "properties"),
+    ],
+)  # fmt: skip
+def test_a_keyword_that_the_form_cannot_enforce_is_refused_by_name(schema: Any, what: str) -> None:
+    with pytest.raises(ParameterError, match=what):
+        named("qwen").strict(Calls({"f": schema}, True, {}, None))
+
+
+@pytest.mark.parametrize(
+    "form", [{"response_format": {"type": "json_object"}}, {"tools": TOOLS, "tool_choice": "required"}]
+)
+def test_a_form_holds_in_the_final_channel(form: Any) -> None:
+    tokenizer = folder_tokenizer(chat_template(TEMPLATES["harmony"]), MARKS["harmony"])
+    head = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    text = head + (f"[{', '.join(OBJECTS)}]" if "tools" in form else '{"a": 1}')
+    target = WritingTarget(tokenizer.encode(text), len(tokenizer), tokenizer.convert_tokens_to_ids("<eos>"))
+    with hosted(LLM(target, tokenizer=tokenizer)) as host:
+        body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 400, "temperature": 0}
+        message = host.post("/v1/chat/completions", **body, **form).json()["choices"][0]["message"]
+    assert message["reasoning"] == "Hm."
+    assert message["content"] == (None if "tools" in form else '{"a": 1}')
+    assert len(message.get("tool_calls", ())) == (2 if "tools" in form else 0)
