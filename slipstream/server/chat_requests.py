@@ -95,19 +95,24 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
     use = tool_use(given)
     names = _template_names(service, given, use)
     try:
-        if service.replies.one_system:
-            messages = _system_first(messages)
+        if service.replies.alternates:
+            messages = _alternating(messages)
         text = service.checks.chat_text(messages, **names)
         return Conversation(text, service.checks.prompt(service.checks.chat_ids(text)), use)
     except PromptError as fault:
         raise service.prompt_error(fault, "messages") from fault
 
 
-def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The texts of the system joined at the beginning, for a template that takes them nowhere else."""
-    texts = [each["content"] for each in messages if each["role"] == "system"]
-    others = [each for each in messages if each["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *others] if texts else messages
+def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The texts of the system joined at the beginning, and neighbouring texts of the user joined, for a template that
+    takes no others."""
+    joined: list[dict[str, Any]] = []
+    for each in sorted(messages, key=lambda message: message["role"] != "system"):
+        if joined and joined[-1]["role"] == each["role"] and each["role"] in ("system", "user"):
+            joined[-1] = joined[-1] | {"content": f"{joined[-1]['content']}\n\n{each['content']}"}
+        else:
+            joined.append(each)
+    return joined
 
 
 def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:

@@ -23,7 +23,7 @@ REASONING = (THINK, ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]")
 
 _ASKED, _SAID, _NAMES = "Sample question?", "Sample answer.", ("sample_first", "sample_second")
 _LATE = "Sample of the system."
-_SYSTEM, _NEXT = {"role": "system", "content": _LATE}, {"role": "user", "content": _SAID}
+_ODD = [{"role": role, "content": _LATE if role == "system" else _SAID} for role in ("user", "system", "user")]
 _ARGUMENTS: dict[str, Any] = {"text": "sample text", "count": 7}
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 _TOOLS = [{"type": "function", "function": {"name": n, "description": "-", "parameters": _SCHEMA}} for n in _NAMES]
@@ -35,14 +35,14 @@ class ReplyFormat:
     reasoning  what it writes before and after its reasoning, None if it writes none.
     certain   whether every answer begins with reasoning, unless the prompt has ended it.
     joins_arguments  whether the chat template reads the arguments of calls as the text of JSON.
-    one_system  whether it takes a message of the system only at the beginning.
+    alternates  whether it refuses or loses late messages of the system, or two of the user in a row.
     """
 
     calls: ToolFormat | None = None
     reasoning: tuple[str, str] | None = None
     certain: bool = False
     joins_arguments: bool = False
-    one_system: bool = False
+    alternates: bool = False
 
     @staticmethod
     def of(tokenizer: Any, calls: str = AUTO, reasoning: str = AUTO) -> ReplyFormat:
@@ -65,7 +65,7 @@ class ReplyFormat:
             written if calls == AUTO else known.get(calls),
             next((each for each in REASONING if each[1] in texts), None) if reasoning == AUTO else None,
             joins_arguments=joins,
-            one_system=bool(texts) and not any(_LATE in turn for turn in _turns(tokenizer, _SYSTEM, _NEXT)),
+            alternates=bool(texts) and not any(_LATE in turn for turn in _turns(tokenizer, *_ODD)),
         )
         if reasoning in (AUTO, NONE):
             return found

@@ -104,7 +104,7 @@ def test_what_has_no_effect_is_said_once(talker: Host, caplog: pytest.LogCapture
         assert sum(name in line for line in said) == 1, name
 
 
-def test_texts_of_the_system_are_joined_where_the_template_takes_one(pair: LLM, tmp_path: Any) -> None:
+def test_texts_are_joined_where_the_template_wants_roles_to_alternate(pair: LLM, tmp_path: Any) -> None:
     refusing = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
     )
@@ -114,9 +114,10 @@ def test_texts_of_the_system_are_joined_where_the_template_takes_one(pair: LLM, 
             body = {"messages": CLAUDE["messages"], "system": "Be brief.", "max_tokens": 1}
             assert host.post(MESSAGES, **body).status_code == 200
             if folder == "one":
-                talk = [{"role": "system", "content": "A"}, *USER, {"role": "developer", "content": "B"}]
+                roles = ("system", "user", "developer", "user", "assistant", "user")
+                talk = [{"role": role, "content": "ABCDEF"[i]} for i, role in enumerate(roles)]
                 ids = host.post("/tokenize", messages=talk).json()["tokens"]
-                assert host.service.tokenizer.decode(ids).startswith("A\n\nB;")
+                assert host.service.tokenizer.decode(ids).startswith("A\n\nC;B\n\nD;E;F;")
 
 
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
