@@ -103,7 +103,7 @@ OTHER_NAMES = {
     "speculative_model": "draft", "assistant_model": "draft", "num_draft_tokens": "draft_tokens",
     "num_speculative_tokens": "draft_tokens", "num_assistant_tokens": "draft_tokens", "spec_tokens": "draft_tokens",
     "draft_max": "draft_tokens", "spec_method": "drafter", "spec_type": "drafter", "temp": "temperature",
-    "repeat_penalty": "repetition_penalty", "sampling_params": "params", "max_new_tokens": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
 }  # fmt: skip
 """Names in other programs, and former names -> the name of the same parameter here."""
 

@@ -61,7 +61,7 @@ def test_a_conversation_that_is_none(llm: LLM, messages: object, said: str) -> N
         ("generate", {"max_new_tokens": 4}, "write params=SamplingParams(max_tokens=4)"),
         ("chat", {"temperature": 0.5}, "write params=SamplingParams(temperature=0.5)"),
         ("generate", {"stream": True}, "write for chunk in llm.stream(prompt, params)"),
-        ("generate", {"sampling_params": None}, "did you mean 'params'?"),
+        ("generate", {"sampling_params": None}, "write it as 'params'"),
         ("stream", {"top_p": 0.5}, "write params=SamplingParams(top_p=0.5)"),
     ],
 )

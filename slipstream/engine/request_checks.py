@@ -188,8 +188,10 @@ def takes_params(method: Callable[P, T]) -> Callable[P, T]:
     @wraps(method)
     def called(*given: P.args, **named: P.kwargs) -> T:
         for name in named.keys() - known.keys():
-            meant = OTHER_NAMES.get(name, name)
-            fix = did_you_mean(name, known)
+            meant = {"max_new_tokens": "max_tokens", "sampling_params": "params"}.get(name) or OTHER_NAMES.get(
+                name, name
+            )
+            fix = f"write it as {meant!r}" if meant in known else did_you_mean(name, known)
             if meant in SamplingParams.__dataclass_fields__:
                 fix = f"write params=SamplingParams({meant}={named[name]!r})"
             elif name == "stream":

@@ -33,18 +33,21 @@ def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | Non
 
 def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
     """A part without `propertyNames`, if that asks for no more than text, a pattern, or one of several names."""
-    names = part.get("propertyNames")
-    others = {key: value for key, value in part.items() if key not in ("propertyNames", "additionalProperties")}
-    asked = names.keys() - {"type", "title", "description"} if isinstance(names, dict) else {"" if names else "not"}
-    if not asked and names.get("type", "string") == "string":
-        return {key: value for key, value in part.items() if key != "propertyNames"}
-    if asked not in ({"pattern"}, {"enum"}, {"const"}) or not others.keys().isdisjoint(
-        ("properties", "patternProperties")
-    ):
+    names = {} if part.get("propertyNames") is True else part.get("propertyNames")
+    if not isinstance(names, dict):
         return part
-    listed = "|".join(re.escape(str(name)) for name in names.get("enum", [names.get("const")]))
-    names = {names.get("pattern", f"^({listed})$"): part.get("additionalProperties", True)}
-    return {**others, "patternProperties": names, "additionalProperties": False}
+    asked = names.keys() - {"type", "title", "description"}
+    others = {key: value for key, value in part.items() if key != "propertyNames"}
+    if not asked and names.get("type", "string") == "string":
+        return others
+    listed = names.get("enum", [names.get("const")])
+    one_of = "|".join(re.escape(str(name)) for name in listed) if isinstance(listed, list) else ""
+    pattern = names.get("pattern", f"^({one_of})$")
+    known = asked in ({"pattern"}, {"enum"}, {"const"}) and isinstance(pattern, str) and isinstance(listed, list)
+    if not known or "properties" in part or "patternProperties" in part:
+        return part
+    values = others.pop("additionalProperties", True)
+    return {**others, "patternProperties": {pattern: values}, "additionalProperties": False}
 
 
 def is_kind(value: Any, kinds: Collection[str]) -> bool:
@@ -55,26 +58,28 @@ def is_kind(value: Any, kinds: Collection[str]) -> bool:
 def value_kinds(schema: Any, key: str | None) -> set[str]:
     """The kinds that a member of an object may have; key None: a member that the schema does not name."""
     named = followed(schema, schema)
-    if not isinstance(named, Mapping):
+    named = named if isinstance(named, Mapping) else {}
+    properties, more = named.get("properties"), named.get("additionalProperties")
+    return _kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, {})
+
+
+def _kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
+    """known: the kinds of parts by their `id`, so that each is read once."""
+    part = followed(part, root)
+    if not isinstance(part, Mapping):
         return set(KINDS)
-    properties = named.get("properties")
-    more = named.get("additionalProperties")
-    return _kinds(properties.get(key, more) if isinstance(properties, Mapping) else more, schema, 0)
-
-
-def _kinds(part: Any, root: Any, depth: int) -> set[str]:
-    part, kinds = followed(part, root), set(KINDS)
-    if not isinstance(part, Mapping) or depth > _MOST_REFERENCES:
-        return kinds
-    given = part.get("type", [*KINDS])
-    kinds &= {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
-    if isinstance(values := [part["const"]] if "const" in part else part.get("enum"), list):
-        kinds &= {kind for kind in KINDS if any(is_kind(value, (kind,)) for value in values)}
-    for several in ("anyOf", "oneOf", "allOf"):
-        if isinstance(choices := part.get(several), list) and choices:
-            each = [_kinds(choice, root, depth + 1) for choice in choices]
-            kinds &= set.intersection(*each) if several == "allOf" else set.union(*each)
-    return kinds or set(KINDS)
+    if id(part) not in known:
+        kinds = known[id(part)] = set(KINDS)  # of a part that refers to itself
+        if isinstance(given := part.get("type"), (str, list)):
+            kinds = kinds & ({given} if isinstance(given, str) else {each for each in given if isinstance(each, str)})
+        if isinstance(values := [part["const"]] if "const" in part else part.get("enum"), list):
+            kinds = {kind for kind in kinds if any(is_kind(value, (kind,)) for value in values)}
+        for several in ("anyOf", "oneOf", "allOf"):
+            if isinstance(choices := part.get(several), list) and choices:
+                each = [_kinds(choice, root, known) for choice in choices]
+                kinds = kinds & (each[0].intersection(*each) if several == "allOf" else each[0].union(*each))
+        known[id(part)] = kinds or set(KINDS)
+    return known[id(part)]
 
 
 def followed(part: Any, root: Any) -> Any:

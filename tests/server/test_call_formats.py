@@ -18,7 +18,7 @@ from slipstream.server.call_formats import FORMATS, Calls, ToolFormat
 from slipstream.server.reply import Reply
 from slipstream.server.reply_format import ReplyFormat
 from tests.server.hosting import hosted
-from tests.server.test_strict_tools import WritingTarget
+from tests.server.talking import WritingTarget
 
 PROPERTIES = {
     "city": {"type": "string"}, "days": {"type": "integer", "maximum": 9},
