@@ -167,7 +167,7 @@ def _strict(schema: Any) -> str:
 
 @lru_cache(KEPT)
 def _has_format(name: str) -> bool:
-    """Whether texts can be checked against a `format`. JSON Schema takes any other one as an annotation."""
+    """Return whether texts can be checked against a `format`. JSON Schema takes other formats as annotations."""
     from llguidance import LLMatcher
 
     schema = json.dumps({"type": "string", "format": name})

@@ -1,4 +1,4 @@
-"""What JSON schemas say, without compiling them: their parts, and of which kinds a value may be."""
+"""Reads JSON schemas without compiling them: their parts, and the kinds that a value may have."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +17,7 @@ _MOST_REFERENCES = 20
 
 
 def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
-    """The schema with each of its parts as `change` returns it; None leaves a part as it is, with all within it."""
+    """Return the schema with `change` applied to each of its parts. None leaves a part, and all within it, as it is."""
     if isinstance(schema, list):
         return [rebuilt(each, change) for each in schema]
     if not isinstance(schema, dict) or (changed := change(schema)) is None:
@@ -32,7 +32,7 @@ def rebuilt(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any] | Non
 
 
 def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
-    """A part without `propertyNames`, if that asks for no more than text, a pattern, or one of several names."""
+    """Express `propertyNames` by other keywords, if it asks for text, a pattern, or one of several names."""
     names = {} if part.get("propertyNames") is True else part.get("propertyNames")
     if not isinstance(names, dict):
         return part
@@ -51,12 +51,12 @@ def with_pattern_of_names(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_kind(value: Any, kinds: Collection[str]) -> bool:
-    """Whether a JSON value is of one of these kinds. A boolean is no number."""
+    """Return whether a JSON value has one of these kinds. A boolean is no number."""
     return any(isinstance(value, KINDS[kind]) for kind in kinds if isinstance(value, bool) == (kind == "boolean"))
 
 
 def value_kinds(schema: Any, key: str | None) -> set[str]:
-    """The kinds that a member of an object may have; key None: a member that the schema does not name."""
+    """Return the kinds that a member of an object may have. key: None for a member that the schema does not name."""
     named = followed(schema, schema)
     named = named if isinstance(named, Mapping) else {}
     properties, more = named.get("properties"), named.get("additionalProperties")
@@ -64,7 +64,7 @@ def value_kinds(schema: Any, key: str | None) -> set[str]:
 
 
 def _kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
-    """known: the kinds of parts by their `id`, so that each is read once."""
+    """Return the kinds of a part. known: kinds of parts by their `id`, so that each part is read once."""
     part = followed(part, root)
     if not isinstance(part, Mapping):
         return set(KINDS)
@@ -83,7 +83,7 @@ def _kinds(part: Any, root: Any, known: dict[int, set[str]]) -> set[str]:
 
 
 def followed(part: Any, root: Any) -> Any:
-    """What the references of a part lead to within the document."""
+    """Return the part to which the references of a part lead within the document."""
     for _ in range(_MOST_REFERENCES):
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):

@@ -64,7 +64,7 @@ def decoder_of(tokenizer: Any) -> Decode:
 
 
 def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
-    """As `decoder_of`, but with the special tokens that occur in the markers."""
+    """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
     special = special_tokens(tokenizer).items()
     dropped = {token for token, text in special if not any(text in marker for marker in markers)}
     return lambda ids: tokenizer.decode(

@@ -69,7 +69,7 @@ BYTE_OF = _bytes_of_characters()
 
 
 def part_of_character(tokenizer: Any, token: int) -> bytes | None:
-    """The bytes of a token that writes a part of a character; None where the tokenizer does not show them."""
+    """Return the bytes of a token that writes a part of a character; None if the tokenizer does not show them."""
     backend = backend_of(tokenizer)
     name = None if backend is None else backend.id_to_token(token)
     return None if name is None else Spelling(byte_level=not is_byte_name(name), byte_names=True).written(name)

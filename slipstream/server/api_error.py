@@ -1,5 +1,6 @@
-"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always; and
-what has no effect, which is no error."""
+"""Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}, all four keys always.
+
+A part of a request that has no effect is no error: it is logged once."""
 
 import logging
 from functools import lru_cache
@@ -76,12 +77,12 @@ def api_error(fault: Exception) -> ApiError:
 
 @lru_cache(maxsize=256)
 def has_no_effect(what: str) -> None:
-    """Say so in the log, once."""
+    """Log once that a part of a request has no effect."""
     log.warning("%s of a request has no effect here; this is said once", what)
 
 
 def without(given: dict[str, Any], where: str, *names: str) -> dict[str, Any]:
-    """An object of a request less members that have no effect."""
+    """Remove members that have no effect from an object of a request, and log them once."""
     for name in names:
         if given.pop(name, None) is not None:
             has_no_effect(f"{where}.{name}")

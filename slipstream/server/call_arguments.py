@@ -1,4 +1,4 @@
-"""Arguments of calls that are no JSON object: how they are read, and the grammar of those that meet a schema."""
+"""Reads arguments of calls that are not written as a JSON object, and makes grammars of such arguments."""
 
 import ast
 import json
@@ -23,13 +23,13 @@ _ANNOTATIONS = {"title", "description", "default", "examples", "format", "type"}
 
 
 def json_symbol(schema: Mapping[str, Any]) -> str:
-    """Values that meet a schema, as a symbol of a grammar."""
+    """Write values that meet a schema as a symbol of a grammar."""
     return f"%json {json.dumps({**schema, **SPACING})}"
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """How arguments are written one by one: `before`, a key, one of `text` or of `other`, a value, an end.
+    """Says how arguments are written one by one: `before`, a key, one of `text` or of `other`, a value, an end.
 
     text, other  what stands before a value that is text as it is, or JSON, and the end of such a value. If both are
                  the same, the schema says what a value is. text[1] is empty: all values are JSON.
@@ -70,7 +70,7 @@ class Pairs:
         return ""
 
     def rules(self, name: str, schema: Mapping[str, Any], symbol: Callable[[str], str]) -> list[str]:
-        """The grammar of arguments that meet a schema: rules, the first of which is `name`."""
+        """Return the grammar of arguments that meet a schema: rules, the first of which is `name`."""
         check_structured(Structured(json_schema=schema))
         line, parts, rules = "\n" if self.lines else "", list[tuple[str, str]](), list[str]()
         _only(schema.keys() - _ANNOTATIONS, {"properties", "required", "additionalProperties", *DEFINITIONS, "$schema"})
@@ -98,7 +98,7 @@ class Pairs:
 
 
 def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
-    """Parts in this order, each (rule, how often it may be there: "" for once, "?" or "*")."""
+    """Write parts in this order. Each is (rule, how often it may be there: "" for once, "?" or "*")."""
     tails, heads = [f"({separator} {rule}){often}" for rule, often in parts], list[str]()
     for i, (rule, often) in enumerate(parts):
         heads.append(" ".join([rule, *tails[i + (often != "*") :]]))
@@ -108,7 +108,7 @@ def _sequence(parts: Seq[tuple[str, str]], separator: str) -> str:
 
 
 def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[[str], str]) -> str:
-    """Text as it is that meets a schema, and the end behind it."""
+    """Write the rule of a text that meets a schema, and of the end behind it."""
     _only(schema.keys() - _ANNOTATIONS, {"enum", "const", "pattern", "minLength", "maxLength"})
     if (values := schema.get("enum", [schema["const"]] if "const" in schema else None)) is not None:
         return f"{name}: ({' | '.join(json.dumps(each) for each in values)}) {symbol(end)}"
@@ -119,7 +119,7 @@ def _text_rule(name: str, schema: Mapping[str, Any], end: str, symbol: Callable[
     head, *special = re.split(r"(\(\S.*? \| <\[\d+\]>\))", symbol(end), maxsplit=1)
     if not special:
         return f"{name}[suffix={json.dumps(end)}]: {name.upper()}\n{name.upper()}: {form}"
-    # The one token ends the text, which may not hold the same end written out.
+    # A special token ends the text, so the text may not hold the same end spelled with other tokens.
     written = re.escape(end).replace("\n", "n").replace("/", "\\/")
     return f"{name}: {name.upper()} {''.join(special)}\n{name.upper()}: ({form} & ~/(?s:.*{written}.*)/) {head}"
 
@@ -135,7 +135,7 @@ def _only(names: Iterable[str], known: Collection[str], has: str = "has") -> Non
 
 
 def _typed(text: str, kinds: Collection[str]) -> str:
-    """A value of one of these kinds as JSON; text as it is where it cannot be read as one."""
+    """Return a value of one of these kinds as JSON; a text that cannot be read as one stays a text."""
     plain = text.strip()
     try:
         value = loaded(_WORDS.get(plain, plain))
@@ -145,7 +145,7 @@ def _typed(text: str, kinds: Collection[str]) -> str:
 
 
 def python_arguments(text: str) -> str:
-    """The arguments of a Python call, (a=1, b='c'), as JSON. Raises NoCall."""
+    """Return the arguments of a Python call, (a=1, b='c'), as JSON. Raises NoCall."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # texts with a backslash, as paths
@@ -159,7 +159,7 @@ def python_arguments(text: str) -> str:
 
 
 def _python(text: str) -> Any:
-    """The value of a literal, of JSON or of Python."""
+    """Return the value of a literal of JSON or of Python."""
     try:
         return loaded(text)
     except NoCall:
@@ -170,7 +170,7 @@ _GEMMA_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([^\W\d][\w.$-]*)(?=\s*:)')
 
 
 def gemma_arguments(text: str, quote: str) -> str:
-    """The arguments of Gemma's calls, {a:1,b:<|"|>c<|"|>}, as JSON. Raises NoCall."""
+    """Return the arguments of Gemma's calls, {a:1,b:<|"|>c<|"|>}, as JSON. Raises NoCall."""
     parts = text.split(quote)
     parts[::2] = [_GEMMA_KEY.sub(lambda key: json.dumps(key[1]) if key[1] else key[0], part) for part in parts[::2]]
     parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]

@@ -25,10 +25,12 @@ SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
 
 @dataclass(frozen=True)
 class Calls:
-    """schemas   function -> JSON schema of its arguments.
-    parallel   whether there may be several calls.
-    special    special token -> its id, for those that occur in calls.
-    reasoning  as of `Trigger`.
+    """Describes the calls that a grammar allows.
+
+    schemas    function -> JSON schema of its arguments.
+    parallel   True if there may be several calls.
+    special    special token -> its id, for tokens that occur in calls.
+    reasoning  see `Trigger`.
     """
 
     schemas: Mapping[str, Any]
@@ -37,7 +39,7 @@ class Calls:
     reasoning: Seq[str] | None
 
     def symbol(self, text: str) -> str:
-        """The text in the grammar. A special token in it may be written out, or be the one token."""
+        """Write a text in the grammar. A special token in it may be spelled by other tokens, too."""
         parts = re.split(f"({'|'.join(map(re.escape, self.special)) or '$^'})", text)
         ids = [(json.dumps(part), self.special.get(part)) for part in parts if part]
         return " ".join(literal if token is None else f"({literal} | <[{token}]>)" for literal, token in ids)
@@ -51,14 +53,14 @@ class Calls:
         return json_symbol(calls_schema(self.schemas, arguments, self.parallel))
 
     def grammar(self, rules: Seq[str], *triggers: str, first: bool = False) -> Structured:
-        """Text with calls of these rules, which begin with a trigger."""
+        """Return the form of a text with calls of these rules, which begin with a trigger."""
         trigger = Trigger(triggers, first, self.parallel and not first, self.reasoning)
         return Structured(grammar="\n".join([*rules, SPACE]), trigger=trigger)
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How models of one kind write calls: one of `begin`, calls in a row, `end`. Here a call is
+    """Says how models of one kind write calls: one of `begin`, calls in a row, `end`. Here a call is
     {"name": ..., "arguments": {...}}; subclasses have other ones.
 
     begin      texts that begin calls. One that is `opening` stands for a model that leaves out the first.
@@ -124,7 +126,7 @@ class ToolFormat:
         return (yield from reply.member_call())
 
     def strict(self, calls: Calls) -> Structured:
-        """The form of a text whose calls meet their schemas."""
+        """Return the form of a text whose calls meet their schemas."""
         between = f"SPACE? {calls.symbol(self.separator)} SPACE?" if self.separator else "SPACE?"
         row = f"call ({between} call)*" if calls.parallel and (self.separator or self.opening) else "call"
         row = f'"[" SPACE? {row} SPACE? "]"' if self.listed else row
@@ -136,7 +138,7 @@ class ToolFormat:
         return calls.grammar([f"start: {' | '.join(starts)}", *self.rules(calls)], *triggers, first=bool(self.first))
 
     def rules(self, calls: Calls) -> list[str]:
-        """The grammar of a call, with its opening."""
+        """Return the grammar of a call, with its opening."""
         return [f"call: {calls.call(self.arguments)}"]
 
 

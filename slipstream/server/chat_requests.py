@@ -104,8 +104,7 @@ def conversation(service: Service, given: Mapping[str, Any]) -> Conversation:
 
 
 def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The texts of the system joined at the beginning, and neighbouring texts of the user joined, for a template that
-    takes no others."""
+    """Join the texts of the system at the beginning, and neighbouring texts of the user."""
     joined: list[dict[str, Any]] = []
     for each in sorted(messages, key=lambda message: message["role"] != "system"):
         if joined and joined[-1]["role"] == each["role"] and each["role"] in ("system", "user"):
@@ -116,7 +115,7 @@ def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _template_names(service: Service, given: Mapping[str, Any], use: ToolUse) -> dict[str, Any]:
-    """What the chat template reads besides the messages. `hints` of other endpoints are given if it reads them."""
+    """Collect the values that the chat template reads besides the messages. It gets only the `hints` that it reads."""
     known = frozenset[str]()
     with suppress(TemplateError):  # rendering it says what is wrong
         if service.tokenizer is not None:

@@ -48,7 +48,9 @@ class NoCall(Exception):
 
 
 class Reply:
-    """functions   those that may be called, by name, with the schemas of their arguments.
+    """Tells the parts of a text apart as it comes.
+
+    functions   name -> JSON schema of the arguments, for functions that may be called.
     read        the coroutine that reads content and calls.
     reasoning   (begin, end) of the reasoning that may come first; inside: whether the prompt has begun it already.
     most_calls  further ones are left out.

@@ -111,8 +111,9 @@ class ReplyFormat:
 
 
 def recognised(tokenizer: Any, template: str) -> tuple[ToolFormat | None, bool]:
-    """The format in which the chat template writes a sample of calls, found by reading it; and whether the template
-    joins arguments as text. A template that writes no calls, only how to call, is recognised by its signs."""
+    """Find the format in which the chat template writes a sample of calls, by reading it back. A template that writes
+    no calls, only how to call, is recognised by its signs. Returns the format, and whether the template joins arguments
+    as text."""
     answered = _turns(tokenizer, {"role": "assistant", "content": _SAID})
     harmony = next(each for each in FORMATS if each.final)
     if any(harmony.final + _SAID in turn for turn in answered):
@@ -136,8 +137,8 @@ def _sample(name: str, call_id: str, joins: bool) -> dict[str, Any]:
 
 
 def _turns(tokenizer: Any, *answer: dict[str, Any], **given: Any) -> list[str]:
-    """What the template writes for messages that answer a question: after it, and after its prompt. Empty if it refuses
-    them. given: what else it reads."""
+    """Render messages that answer a question. Returns the text after the question, and the text after its prompt; none
+    if the template refuses them. given: other values that it reads."""
     asked = [{"role": "user", "content": _ASKED}]
     try:
         prompt, text = (RequestChecks(tokenizer, 0, 0).chat_text(talk, **given) for talk in (asked, [*asked, *answer]))
@@ -147,7 +148,7 @@ def _turns(tokenizer: Any, *answer: dict[str, Any], **given: Any) -> list[str]:
 
 
 def _called(form: ToolFormat, turn: str) -> list[tuple[str, Any]]:
-    """The calls that a format reads in the text of a turn."""
+    """Return the calls that a format reads in the text of a turn."""
     reply = Reply(dict.fromkeys(_NAMES, _SCHEMA), form.read)
     reply.add(turn, True)
     try:
