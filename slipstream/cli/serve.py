@@ -45,7 +45,7 @@ class ServerOptions:
     port: int = option(8000, "Port; 0: any that is free.", min=0, max=65535)
     api_key: list[str] | None = option(None, f"Key that requests must name; repeatable. Also: {KEY}.")
     allowed_origins: list[str] | None = option(
-        None, "Origin of web pages that may ask, as http://localhost:3000; repeatable; '*': any."
+        None, "Origin of web pages that may ask, as http://localhost:3000; repeatable. '*': any."
     )
     served_model_name: str | None = option(None, "Name of the model in requests.", shown="--target")
     tool_format: str = option("auto", "How the model writes calls: hermes, qwen, ..., none (docs/server.md).")
@@ -71,6 +71,9 @@ class ServerOptions:
         one_of("metrics_prefix", self.metrics_prefix, METRICS_PREFIXES)
         if "" in self.keys:
             raise ParameterError("an API key is empty", fix="give one, or omit --api-key")
+        for origin in self.allowed_origins or ():
+            if origin not in ("*", "null") and (origin.partition("://")[2] == "" or origin.count("/") != 2):
+                raise ParameterError(f"the origin {origin!r} is none", fix="write http://localhost:3000, or '*'")
         if self.max_per_key and not self.keys:
             raise ParameterError("max_per_key is given, but no request names a key", fix="give --api-key")
 

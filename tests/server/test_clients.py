@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
+from slipstream.cli.serve import ServerOptions
+from slipstream.errors import ParameterError
 from slipstream.server import api_error
 from slipstream.server.app import create_app
 from slipstream.server.service import Service
@@ -137,6 +139,13 @@ def test_pages_of_allowed_origins_may_ask_and_others_may_not(talker: Host) -> No
         assert (asked.status_code == 200) == allowed
         for answered in (asked, page.get("/v1/models")):  # an error, too, must be readable
             assert ("access-control-allow-origin" in answered.headers) == allowed
+
+
+@pytest.mark.parametrize("origin", ["localhost:3000", "http://localhost:3000/", "http://a/b", ""])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    assert ServerOptions(allowed_origins=["*", "null", "http://localhost:3000", "app://page"])
+    with pytest.raises(ParameterError, match="origin"):
+        ServerOptions(allowed_origins=[origin])
 
 
 def test_head_is_answered_as_get_without_a_body(talker: Host) -> None:
