@@ -16,7 +16,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.stats import TokenLogprob
 from slipstream.engine.engine_thread import EngineThread
 from slipstream.engine.messages import Ask, Load, Report, Streams, Update
-from slipstream.engine.request_checks import Prompt
+from slipstream.engine.request_checks import Prompt, takes_params
 from slipstream.llm import LLM, Chunk, Completion
 
 
@@ -43,6 +43,7 @@ class AsyncLLM:
         """What the engine held after its last step."""
         return self.streams.load
 
+    @takes_params
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, rule: str | None = None, prediction: Prompt = ()
     ) -> AsyncGenerator[Chunk, None]:

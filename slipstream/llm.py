@@ -35,7 +35,7 @@ from slipstream.engine.draft_lengths import DraftLengths
 from slipstream.engine.engine import MOST_ROWS, Engine
 from slipstream.engine.engine_thread import Prepared
 from slipstream.engine.messages import Ask
-from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params
+from slipstream.engine.request_checks import Message, Prompt, RequestChecks, not_params, takes_params
 from slipstream.errors import ParameterError, UnsupportedModelError
 from slipstream.grammar.compiler import Grammars
 from slipstream.host.turns import Turns
@@ -221,6 +221,7 @@ class LLM:
         self._guarded = Guard(self.drafter, self.target)
         self.lengths = self._new_lengths()
 
+    @takes_params
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[Completion]:
@@ -268,6 +269,7 @@ class LLM:
             [replace(beam, text=self.text_of(beam.token_ids)) for beam in search.beams.best()] for search in searches
         ]
 
+    @takes_params
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, step by step. Closing the iterator early releases everything."""
         return self.follow(self.sequence(prompt, params))
@@ -283,6 +285,7 @@ class LLM:
             done = len(seq.drafted)
             yield Chunk(pieces, self.completion(seq) if seq.finish else None)
 
+    @takes_params
     def chat(self, messages: str | Seq[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation (a list of {"role", "content"}, or one user message) by the tokenizer's template."""
         return self.generate([self.chat_prompt(messages)], params)[0]

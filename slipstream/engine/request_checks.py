@@ -1,11 +1,13 @@
 """`RequestChecks`: prompts and parameters of requests, checked against one model before anything runs. Does not import
 torch: the process that answers HTTP checks requests, too."""
 
+import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import replace
+from functools import wraps
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -13,10 +15,12 @@ from slipstream.core.encoder import Encoder
 from slipstream.core.params import SamplingParams
 from slipstream.core.strict import check_text
 from slipstream.engine.beam_params import BeamParams
-from slipstream.errors import ParameterError, PromptError
+from slipstream.errors import OTHER_NAMES, ParameterError, PromptError, did_you_mean
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RequestChecks:
@@ -175,6 +179,27 @@ def _turns(messages: Any) -> list[Message]:
         if not isinstance(turn.get("role"), str):
             raise PromptError(f"message {i} of the conversation has no role: {dict(turn)!r:.60}", fix=fix)
     return turns
+
+
+def takes_params(method: Callable[P, T]) -> Callable[P, T]:
+    """Make a method refuse arguments that other programs have, with what to write instead."""
+    known = inspect.signature(method).parameters
+
+    @wraps(method)
+    def called(*given: P.args, **named: P.kwargs) -> T:
+        for name in named.keys() - known.keys():
+            meant = {"max_new_tokens": "max_tokens", "sampling_params": "params"}.get(name) or OTHER_NAMES.get(
+                name, name
+            )
+            fix = f"write it as {meant!r}" if meant in known else did_you_mean(name, known)
+            if meant in SamplingParams.__dataclass_fields__:
+                fix = f"write params=SamplingParams({meant}={named[name]!r})"
+            elif name == "stream":
+                fix = "write for chunk in llm.stream(prompt, params)"
+            raise ParameterError(f"{method.__name__} has no parameter {name!r}", fix=fix)
+        return method(*given, **named)
+
+    return called
 
 
 def not_params(given: Any, wanted: str = "SamplingParams") -> ParameterError:

@@ -64,8 +64,9 @@ def decoder_of(tokenizer: Any) -> Decode:
 
 
 def decoder_keeping(tokenizer: Any, markers: Seq[str]) -> Decode:
-    """As `decoder_of`, but with the special tokens that are among the markers."""
-    dropped = special_tokens(tokenizer).keys() - {tokenizer.convert_tokens_to_ids(marker) for marker in markers}
+    """Make a function as `decoder_of` does, which keeps the special tokens that occur in the markers."""
+    special = special_tokens(tokenizer).items()
+    dropped = {token for token, text in special if not any(text in marker for marker in markers)}
     return lambda ids: tokenizer.decode(
         [token for token in ids if token not in dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
     )

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from slipstream.core.stats import TokenLogprob
 from slipstream.errors import PromptError
+from slipstream.models.token_texts import part_of_character
 from slipstream.server.api_error import ApiError
 from slipstream.server.chat_requests import chat_generation
 from slipstream.server.fields import COMPLETIONS, count, flag, members, sampling_params
@@ -238,9 +239,10 @@ class ChatScript(ChoiceScript):
             return None
 
         def token(token_id: int, logprob: float) -> Object:
-            text = self.generation.service.token_text(token_id)
-            written = None if "\ufffd" in text else list(text.encode())  # of a part of a character they are unknown
-            return {"token": text, "logprob": logprob, "bytes": written}
+            service = self.generation.service
+            text = service.token_text(token_id)
+            part = part_of_character(service.tokenizer, token_id) if "\ufffd" in text else text.encode()
+            return {"token": text, "logprob": logprob, "bytes": None if part is None else list(part)}
 
         content = [
             token(each.id, each.logprob) | {"top_logprobs": [token(*top) for top in each.top]} for each in scores

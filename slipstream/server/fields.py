@@ -1,7 +1,7 @@
 """The fields of requests: one table for all endpoints.
 
-Each field in it is supported, or refused by name; any other field is refused, too. `null` and neutral values are
-ignored.
+Each field in it is supported, has no effect, or is refused by name; any other field is refused, too. `null` and
+neutral values are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from slipstream.core.parameter_declaration import DISTRIBUTION, declared
 from slipstream.core.params import SamplingParams, check_integer
 from slipstream.core.structured import Structured
 from slipstream.errors import ParameterError, RequestError, did_you_mean
-from slipstream.server.api_error import ApiError
+from slipstream.server.api_error import ApiError, has_no_effect
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = ENDPOINTS = ("completions", "chat", "responses", "messages")
 BOTH = (COMPLETIONS, CHAT)
@@ -31,7 +31,8 @@ class Field:
     these have the same name for the same thing.
 
     sampling  the field of `SamplingParams` that it sets; "" for others.
-    refused   why it is refused; "" if it is honoured.
+    refused   why it is refused; "" if it is not.
+    ignored   it has no effect, which the log says once.
     unset     neutral values, besides null.
     schema    JSON schema, for /docs.
     """
@@ -43,6 +44,7 @@ class Field:
     sampling: str = ""
     refused: str = ""
     unset: tuple[Any, ...] = ()
+    ignored: bool = False
 
 
 _NUMBER, _INTEGER, _BOOLEAN, _STRING = ({"type": kind} for kind in ("number", "integer", "boolean", "string"))
@@ -60,6 +62,10 @@ def _sampling(
 
 def _refused(names: str, why: str, where: tuple[str, ...], unset: tuple[Any, ...] = ()) -> list[Field]:
     return [Field(name, why, where=where, refused=why, unset=unset) for name in names.split()]
+
+
+def _ignored(names: str, *where: str) -> list[Field]:
+    return [Field(name, "Has no effect.", where=where, ignored=True) for name in names.split()]
 
 
 _TEXT_OR_OBJECTS = {"anyOf": [_STRING, _OBJECTS]}
@@ -102,8 +108,8 @@ FIELDS = (
     Field("top_logprobs", f"Number of alternatives, 0 to {MOST_TOP_LOGPROBS}; needs logprobs.", _INTEGER, (CHAT,)),
     Field("response_format", "text, json_object or json_schema.", _OBJECT, BOTH, unset=({"type": "text"},)),
     Field("text", "format: text, json_object or json_schema.", _OBJECT, (RESPONSES,)),
-    Field("output_config", "format: json_schema; effort: a value that the model's chat template reads.", _OBJECT,
-          (MESSAGES,), unset=({},)),
+    Field("output_config", "format: json_schema; effort: a value for the model's chat template, if it reads it.",
+          _OBJECT, (MESSAGES,), unset=({},)),
     Field("tools", "Functions that the answer may call: name, description, parameters.", _OBJECTS, (CHAT,),
           unset=([],)),
     Field("tools", "Functions that the answer may call.", _OBJECTS, (RESPONSES,), unset=([],)),
@@ -116,16 +122,20 @@ FIELDS = (
     Field("chat_template_kwargs", "Values that the model's chat template reads, such as enable_thinking.", _OBJECT,
           CHATS, unset=({},)),
     Field("reasoning_effort", "The same, for this one value.", _STRING, (CHAT,)),
-    Field("reasoning", "effort: a value that the model's chat template reads.", _OBJECT, (RESPONSES,), unset=({},)),
+    Field("reasoning", "effort: a value for the model's chat template, if it reads it.", _OBJECT, (RESPONSES,),
+          unset=({},)),
     Field("structured_outputs", "One of json, regex, choice, grammar, json_object.", _OBJECT),
     Field("speculation", "enabled, draft_tokens (most a step), rule.", _OBJECT),
     Field("prediction", "Text that the answer is expected to hold: draft tokens are copied from it.", _OBJECT),
     Field("statistics", "Add the decoding statistics of each choice to the answer.", _BOOLEAN, BOTH, unset=(False,)),
-    Field("user", "Has no effect.", _STRING, (*BOTH, RESPONSES)),
-    Field("safety_identifier", "Has no effect.", _STRING, (*BOTH, RESPONSES)),
+    Field("thinking", "enabled or disabled: a value of enable_thinking, where the model's chat template reads it.",
+          _OBJECT, (MESSAGES,)),
     Field("metadata", "Has no effect.", _OBJECT),
-    Field("prompt_cache_key", "Has no effect.", {}, (RESPONSES,)),
-    Field("cache_control", "Has no effect: prompts are cached anyway.", _OBJECT, (MESSAGES,)),
+    *_ignored("user safety_identifier prompt_cache_key prompt_cache_retention", *BOTH, RESPONSES),
+    *_ignored("verbosity", CHAT),
+    *_ignored("include client_metadata", RESPONSES),
+    *_ignored("context_management", RESPONSES, MESSAGES),
+    *_ignored("cache_control", MESSAGES),
     *_refused("best_of", "choices are not ranked: use n", (COMPLETIONS,), (1,)),
     *_refused("suffix", "the model continues a text, it does not fill gaps", (COMPLETIONS,), ("",)),
     *_refused("use_beam_search", "the server does not search beams: see LLM.beam_search", BOTH, (False,)),
@@ -146,16 +156,13 @@ FIELDS = (
     *_refused("chat_template", "the template is that of the model", (CHAT,)),
     *_refused("modalities", "the model reads and writes text", (CHAT,), (["text"],)),
     *_refused("audio web_search_options", "the model reads and writes text", (CHAT,)),
-    *_refused("verbosity", "the model has no such setting", (CHAT,)),
     *_refused("previous_response_id conversation prompt", "nothing is stored: send the whole input", (RESPONSES,)),
     *_refused("background", "nothing is stored", (RESPONSES,), (False,)),
-    *_refused("include", "there is nothing to include", (RESPONSES,), ([],)),
     *_refused("top_logprobs", "log-probabilities are part of chats", (RESPONSES,), (0,)),
     *_refused("truncation", "prompts are not cut: shorten the input", (RESPONSES,), ("disabled",)),
     *_refused("max_tool_calls", "tools are not run here", (RESPONSES,)),
-    *_refused("thinking", "use chat_template_kwargs", (MESSAGES,), ({"type": "disabled"}, {"type": "adaptive"})),
     *_refused("service_tier", "there is one tier", (MESSAGES,), ("auto", "standard_only")),
-    *_refused("container mcp_servers context_management", "tools are not run here", (MESSAGES,), ([],)),
+    *_refused("container mcp_servers", "tools are not run here", (MESSAGES,), ([],)),
     *_refused("speed inference_geo", "there is one engine", (MESSAGES,), ("standard",)),
 )  # fmt: skip
 
@@ -185,7 +192,10 @@ def given_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> dict[st
             continue
         if known[name].refused:
             raise ApiError(400, f"{name} is not supported: {known[name].refused}", name, "unsupported_field")
-        given[name] = value
+        if known[name].ignored:
+            has_no_effect(f"the field {name}")
+        else:
+            given[name] = value
     return given
 
 

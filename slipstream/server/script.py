@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from slipstream.server.api_error import ApiError, api_error
 from slipstream.server.fields import REQUIRED, Field, body_schema, fields_of, flag, given_fields
 from slipstream.server.generation import Choice, Generation, Part
-from slipstream.server.reply import ARGUMENTS, CALL, Call
+from slipstream.server.reply import ARGUMENTS, CALL, Call, no_number
 from slipstream.server.service import Service
 
 log = logging.getLogger("slipstream")
@@ -276,7 +276,7 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
         if len(read) > most:
             raise _too_large(most)
     try:
-        body = json.loads(read.decode("utf-8"), parse_constant=_refuse)
+        body = json.loads(read.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as fault:
         raise ApiError(400, f"the body is not JSON in UTF-8: {fault}", code="invalid_json") from fault
     if not isinstance(body, dict):
@@ -289,10 +289,6 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
 
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _check(field: str, value: Any, depth: int = 0) -> None:
