@@ -67,6 +67,10 @@ class RequestChecks:
     def longest(self) -> int:
         return self.context - 1 if self.encoder is None else self.encoder.context
 
+    def before(self, prompt: Seq[int]) -> Seq[int]:
+        """The tokens that an output follows."""
+        return prompt if self.encoder is None else self.encoder.start
+
     def room(self, prompt: int) -> int:
         """Most tokens of an output, after a prompt of so many."""
         return self.context - (prompt if self.encoder is None else len(self.encoder.start))

@@ -201,7 +201,8 @@ class Generation:
         return scores
 
     async def _run(self, choice: Choice, merged: asyncio.Queue[Part | Exception]) -> None:
-        metrics, text = self.service.metrics, self.service.text_stream(tuple(self.params.stop), self._marked)
+        metrics = self.service.metrics
+        text = self.service.text_stream(tuple(self.params.stop), choice.ask.ids, self._marked)
         reason, last, first = "abort", 0.0, 0.0
         started = began = 0.0
         try:
