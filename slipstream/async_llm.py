@@ -58,8 +58,8 @@ class AsyncLLM:
         Raises the errors of `LLM.generate`, for this request alone, and EngineError once the engine has stopped.
         """
         checks = self.llm.checks
-        params = checks.params(params or SamplingParams())
-        ids = await asyncio.to_thread(checks.prompt, prompt)  # a long text takes a while
+        params = await asyncio.to_thread(checks.params, params or SamplingParams())  # long texts take a while
+        ids = await asyncio.to_thread(checks.prompt, prompt)
         expected = await asyncio.to_thread(checks.prediction, prediction)
         output: list[Update] = []
         text = self.llm.text_stream(params, checks.before(ids))

@@ -51,7 +51,10 @@ class OutputText:
         """Add a token; returns the text that is complete with it."""
         self._ids.append(token)
         before, after = self._texts()
-        if after.endswith(REPLACEMENT) or not self._settled(after):
+        if after.endswith(REPLACEMENT):
+            return ""
+        further = () if self._stray is None else (*self._ids[self._begins[0] :], self._stray)
+        if further and not self._decode(further).startswith(after):  # a token that follows may change the text so far
             return ""
         if len(after) > len(before):
             self._begins.append(self._shown)
@@ -67,10 +70,6 @@ class OutputText:
     def _texts(self) -> tuple[str, str]:
         begin = self._begins[0]
         return self._decode(self._ids[begin : self._shown]), self._decode(self._ids[begin:])
-
-    def _settled(self, text: str) -> bool:
-        """Whether no further token can change `text`, the decoded end of the tokens."""
-        return self._stray is None or self._decode([*self._ids[self._begins[0] :], self._stray]).startswith(text)
 
 
 class StopSearch:

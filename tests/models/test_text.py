@@ -170,6 +170,27 @@ def test_the_text_of_a_token_has_its_space():
     assert [text(sentencepiece().convert_tokens_to_ids(token)) for token in ("</s>", "<0xE2>")] == ["</s>", REPLACEMENT]
 
 
+def test_what_may_begin_a_stop_string_is_looked_for_in_proportion_to_the_text(tokenizer, decode):
+    """And not to the length of the stop strings."""
+    looked = 0
+
+    class Counted(str):
+        def __getitem__(self, at):
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(at)
+
+        def startswith(self, *given):
+            nonlocal looked
+            looked += 1
+            return super().startswith(*given)
+
+    ids = tokenizer.encode(TEXT)
+    stop = [Counted("return " + end * 10_000) for end in "ab"]
+    assert "".join(streamed(decode, [[i] for i in ids], stop)) == TEXT
+    assert looked < 4 * len(stop) * len(ids)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_text_is_held_back_as_long_as_it_may_become_a_stop_string(seed):
     rng = random.Random(seed)
